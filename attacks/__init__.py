@@ -1,0 +1,1 @@
+"""One attack family, one file."""

@@ -1,0 +1,1 @@
+"""One defense mechanism, one file."""

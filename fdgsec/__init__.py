@@ -1,0 +1,3 @@
+"""fdgsec: privacy and security analysis of federated domain generalization."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Files that travel in the wheel: the bundled encoder and the report template."""

@@ -1,0 +1,1 @@
+"""Datasets, roles and partitions: everything between the disk and a client."""

@@ -1,0 +1,1 @@
+"""Ways to run one federation: in this process, or across machines."""

@@ -1,0 +1,1 @@
+"""Statistics that judge a guess: intervals, identification, images, distributions."""

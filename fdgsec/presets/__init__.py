@@ -1,0 +1,1 @@
+"""Settings as TOML: one file per paper setting, and the profile tables."""

@@ -1,0 +1,1 @@
+"""Guarantees: mechanisms, ledgers, audits."""
