@@ -13,7 +13,7 @@ def stream(seed: int, root: Root, *names: str | int) -> torch.Generator:
 
     `world` drives data and training, `secret` what an adversary must not know (defense noise, client sampling,
     derangements), `attack` the adversary's own coins. Equal arguments give equal draws on every platform.
-    Raises ValueError for an unknown root. """
+    Raises ValueError for an unknown root."""
     if root not in ("world", "secret", "attack"):
         raise ValueError(f"root must be 'world', 'secret' or 'attack'; got {root!r}.")
     key = "\x1f".join([str(seed), root, *(f"{type(name).__name__}:{name}" for name in names)])

@@ -2,7 +2,7 @@
 
 A *style* is a pair (mean, std) of per-channel statistics. Per image it is eq. (6) of CCST, over all pixels of all images
 eq. (8). Sums are kept as (count, mean, m2) in float64 and merged as in Chan, Golub & LeVeque (1983), so that a pooled
-style does not depend on batch size or order and never needs all feature maps at once. """
+style does not depend on batch size or order and never needs all feature maps at once."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ EPS = 1e-5
 class Moments:
     """Mergeable first and second moments, one row per image (or per group of images).
 
-    `count` is (n,) float64 pixels, `mean` and `m2` (the sum of squared deviations) are (n, C) float64. """
+    `count` is (n,) float64 pixels, `mean` and `m2` (the sum of squared deviations) are (n, C) float64."""
 
     count: Tensor
     mean: Tensor
@@ -54,7 +54,7 @@ class Moments:
     def style(self, *, unbiased: bool, eps: float = EPS) -> tuple[Tensor, Tensor]:
         """Give (mean, std), each (n, C) float64, with `eps` inside the root.
 
-        `unbiased` divides by count - 1 (per-image styles of every released code), otherwise by count (pooled ones). """
+        `unbiased` divides by count - 1 (per-image styles of every released code), otherwise by count (pooled ones)."""
         divisor = (self.count - 1).clamp_min(1) if unbiased else self.count
         return self.mean, (self.m2 / divisor.unsqueeze(1) + eps).sqrt()
 
@@ -87,10 +87,10 @@ def style_of(features: Tensor, *, unbiased: bool = True, eps: float = EPS) -> tu
 
 
 def adain(content: Tensor, mean: Tensor, std: Tensor, *, unbiased: bool = True, eps: float = EPS) -> Tensor:
-    """Give `content` the channel statistics `mean`, `std` (Huang & Belongie 2017, eq. 8; CCST eq. 4).
+    """Give `content` the channel statistics `mean`, `std` (Huang & Belongie 2017, eq. 8; CCST eq. 2).
 
     `content` is (N, C, H, W); `mean` and `std` are (N, C) or (C,). A constant channel becomes `mean`, never NaN.
-    Raises ValueError where the channels differ. """
+    Raises ValueError where the channels differ."""
     if mean.shape != std.shape or mean.shape[-1] != content.shape[1] or mean.ndim > 2:
         raise ValueError(
             f"mean and std must both be (C,) or (N, C) with C = {content.shape[1]}; "
@@ -106,7 +106,7 @@ def linear_statistic(mean: Tensor, std: Tensor, *, eps: float = EPS) -> Tensor:
     """Turn a style into the statistic that averages: (mu, sigma^2 - eps + mu^2), (..., 2C).
 
     A pooled biased style of equally large images is exactly the mean of the images' own statistics (each with its biased
-    variance); see `unbiased_to_biased` for per-image styles that divided by HW - 1. """
+    variance); see `unbiased_to_biased` for per-image styles that divided by HW - 1."""
     return torch.cat([mean, std.square() - eps + mean.square()], dim=-1)
 
 

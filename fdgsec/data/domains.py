@@ -23,7 +23,7 @@ class DomainDataset:
     `store` is (S, 3, H, W) uint8, possibly memory-mapped; `rows` (N,) names the rows of `store` that are in this set.
     `labels` and `domains` are (N,) int64 indices into `class_names` and `domain_names`; `ids` are unique strings
     (`domain/class/stem`); `attributes` are (N,) or (N, k) tensors known only for procedural data.
-    Raises DataError where sizes or ranges disagree. """
+    Raises DataError where sizes or ranges disagree."""
 
     name: str
     store: Tensor

@@ -1,0 +1,38 @@
+# Two commands on a fresh machine: `make attack` and `make test`. Real PACS is used where FDGSEC_DATA points to it.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ifneq ($(wildcard ../shared/data),)
+export FDGSEC_DATA ?= $(abspath ../shared/data)
+endif
+ifneq ($(wildcard ../shared/weights),)
+export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
+endif
+
+.PHONY: attack test lint types docs notebooks clean
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+attack: $(VENV)/installed
+	$(BIN)/fdgsec attack
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/installed
+	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+notebooks: $(VENV)/installed
+	$(BIN)/python notebooks/build.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

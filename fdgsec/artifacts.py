@@ -1,0 +1,233 @@
+"""What may be sent beside or as the model: frozen records of tensors, checked when made and again when loaded.
+
+On disk and on the network an artifact is a safetensors file whose header carries one JSON record (kind, schema, text
+fields). Nothing here can execute code on load."""
+
+import builtins
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fdgsec.errors import ArtifactError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Artifact:
+    """Tensors with names, of one kind; a subclass says which shapes and ranges are legal.
+
+    Raises ArtifactError when a float is not finite or a shape or range is wrong."""
+
+    kind: ClassVar[str] = "artifact"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, in a fixed order."""
+        return {spec.name: value for spec in fields(self) if isinstance(value := getattr(self, spec.name), Tensor)}
+
+    def __post_init__(self) -> None:
+        for name, value in self.tensors().items():
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                count = int((~torch.isfinite(value)).sum())
+                raise ArtifactError(f"{self.kind}.{name} has {count} values that are not finite; nothing was accepted.")
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes: what the tensors occupy, without header."""
+        return sum(value.numel() * value.element_size() for value in self.tensors().values())
+
+    def encode(self) -> "builtins.bytes":
+        """Serialise to safetensors with a JSON header; equal artifacts give equal bytes."""
+        header = {"fdgsec": json.dumps({"kind": self.kind, "schema": SCHEMA}, sort_keys=True)}
+        return save_tensors({name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}, header)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the encoded bytes."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def _expect(condition: bool, kind: str, expected: str, *values: Tensor) -> None:
+    if not condition:
+        came = ", ".join(str(tuple(value.shape)) for value in values)
+        raise ArtifactError(f"{kind} expects {expected}; got {came}.")
+
+
+def _not_negative(kind: str, name: str, value: Tensor) -> None:
+    if value.numel() and float(value.min()) < 0:
+        raise ArtifactError(f"{kind}.{name} must be >= 0; its smallest value is {float(value.min()):.4g}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleStatistics(Artifact):
+    """One client's pooled style: `mean` (C,) and `std` (C,) (CCST eq. 8)."""
+
+    kind: ClassVar[str] = "StyleStatistics"
+    mean: Tensor
+    std: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect(
+            self.mean.ndim == 1 and self.mean.shape == self.std.shape,
+            self.kind,
+            "mean (C,), std (C,)",
+            self.mean,
+            self.std,
+        )
+        _not_negative(self.kind, "std", self.std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleDistribution(Artifact):
+    """A client's distribution of image styles: centre and spread of means and stds, four (C,) vectors (StableFDG)."""
+
+    kind: ClassVar[str] = "StyleDistribution"
+    mean: Tensor
+    std: Tensor
+    mean_spread: Tensor
+    std_spread: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = (self.mean, self.std, self.mean_spread, self.std_spread)
+        _expect(self.mean.ndim == 1 and len({p.shape for p in parts}) == 1, self.kind, "four vectors (C,)", *parts)
+        _not_negative(self.kind, "std", self.std)
+        _not_negative(self.kind, "mean_spread", self.mean_spread)
+        _not_negative(self.kind, "std_spread", self.std_spread)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageStyles(Artifact):
+    """One style per image: `mean` (J, C) and `std` (J, C) (CCST eq. 7; FedAlign's pool)."""
+
+    kind: ClassVar[str] = "ImageStyles"
+    mean: Tensor
+    std: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect(
+            self.mean.ndim == 2 and self.mean.shape == self.std.shape,
+            self.kind,
+            "mean (J, C), std (J, C)",
+            self.mean,
+            self.std,
+        )
+        _not_negative(self.kind, "std", self.std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleBank(Artifact):
+    """Every client's styles, attributed: rows `mean`, `std` (R, C) and the owner of each row (CCST eqs. 9, 10).
+
+    `owner` (R,) int64 numbers the clients."""
+
+    kind: ClassVar[str] = "StyleBank"
+    mean: Tensor
+    std: Tensor
+    owner: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.mean.ndim == 2 and self.mean.shape == self.std.shape and self.owner.shape == self.mean.shape[:1]
+        _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
+        _not_negative(self.kind, "std", self.std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InterpolationStyle(Artifact):
+    """The one style that everybody receives: `mean` (C,), `std` (C,) (FISC)."""
+
+    kind: ClassVar[str] = "InterpolationStyle"
+    mean: Tensor
+    std: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _expect(
+            self.mean.ndim == 1 and self.mean.shape == self.std.shape,
+            self.kind,
+            "mean (C,), std (C,)",
+            self.mean,
+            self.std,
+        )
+        _not_negative(self.kind, "std", self.std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelState(Artifact):
+    """Network parameters and buffers by name; the global model is a message like any other."""
+
+    kind: ClassVar[str] = "ModelState"
+    state: Mapping[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state dict."""
+        return dict(self.state)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GeneratorState(ModelState):
+    """A generator's parameters (FedDAG)."""
+
+    kind: ClassVar[str] = "GeneratorState"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores(Artifact):
+    """Numbers that clients report about each other or themselves: `values` (n,)."""
+
+    kind: ClassVar[str] = "Scores"
+    values: Tensor
+
+
+KINDS: Mapping[str, type[Artifact]] = {
+    cls.kind: cls
+    for cls in (
+        StyleStatistics, StyleDistribution, ImageStyles, StyleBank, InterpolationStyle, ModelState, GeneratorState, Scores,
+    )
+}  # fmt: skip
+
+
+def decode(content: bytes, *, source: str = "artifact") -> Artifact:
+    """Rebuild an artifact from its bytes; `source` names it in errors.
+
+    Raises ArtifactError for anything that is not a legal artifact: foreign files, unknown kinds, missing tensors."""
+    try:
+        tensors = load_tensors(content)
+        length = int.from_bytes(content[:8], "little")
+        record = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fdgsec"])
+        kind = str(record["kind"])
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."
+        ) from error
+    if record.get("schema") != SCHEMA or kind not in KINDS:
+        raise ArtifactError(
+            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; known kinds: {', '.join(KINDS)}."
+        )
+    cls = KINDS[kind]
+    if issubclass(cls, ModelState):
+        return cls(state=tensors)
+    expected = {spec.name for spec in fields(cls)}
+    if set(tensors) != expected:
+        raise ArtifactError(f"{source} ({kind}) must hold {sorted(expected)}; got {sorted(tensors)}.")
+    return cls(**tensors)
+
+
+def per_image_rows(artifact: Artifact) -> tuple[Tensor, Tensor] | None:
+    """Give (mean, std) rows (R, C) of any artifact made of styles, else None."""
+    if isinstance(artifact, ImageStyles | StyleBank):
+        return artifact.mean, artifact.std
+    if isinstance(artifact, StyleStatistics | InterpolationStyle):
+        return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+    return None

@@ -1,0 +1,7 @@
+"""`python -m fdgsec.cli`."""
+
+import sys
+
+from fdgsec.cli import main
+
+sys.exit(main())

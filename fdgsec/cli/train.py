@@ -1,0 +1,59 @@
+"""`fdgsec train`: accuracy on the unseen domain."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fdgsec.cli import options as o
+from fdgsec.console import progress_bars
+from fdgsec.tables import print_report
+
+Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
+Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients per round.")]
+Keep = Annotated[str | None, typer.Option("--keep", help="Payloads in the transcript: artifacts, or models=all.")]
+
+
+def command(
+    method: Method = "fedavg",
+    dataset: o.Dataset = "shapes",
+    data_root: o.DataRoot = None,
+    encoder: o.Encoder = None,
+    backbone: o.Backbone = None,
+    norm: o.Norm = None,
+    pretrained: o.Pretrained = None,
+    preset: o.Preset = None,
+    partition: o.Partition = None,
+    clients: o.Clients = None,
+    heterogeneity: o.Heterogeneity = None,
+    rounds: o.Rounds = None,
+    participation: Participation = None,
+    target_domain: o.TargetDomain = None,
+    per_domain: o.PerDomain = None,
+    image_size: o.ImageSize = None,
+    seed: o.Seed = 0,
+    defense: o.Defenses = None,
+    set_: o.Settings = None,
+    allow_partial: o.AllowPartial = False,
+    keep: Keep = None,
+    out: o.Out = None,
+    as_json: o.AsJson = False,
+) -> int:
+    """Train a method's rounds and measure accuracy on the domain that no client has."""
+    from fdgsec.experiments import train as experiment
+
+    config = o.settings(
+        {
+            "dataset": dataset, "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained,
+            "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
+            "participation": participation, "target_domain": target_domain, "per_domain": per_domain,
+            "image_size": image_size, "seed": seed, "defenses": tuple(defense or ()), "allow_partial": allow_partial,
+            "keep": keep,
+        },
+        preset=preset, assignments=set_, defaults={"method": method, "target": method, "rounds": 10, "profile": "full"},
+    )  # fmt: skip
+    folder = out or Path("runs") / f"train-{method}-{dataset}-seed{seed}"
+    with progress_bars() as progress:
+        report = experiment.train(config, data_root=data_root, out=folder, progress=progress)
+    print_report(report, as_json=as_json, out=folder)
+    return 0

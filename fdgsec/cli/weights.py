@@ -1,0 +1,46 @@
+"""`fdgsec weights`: pretrained weights, with their hashes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fdgsec import weights
+from fdgsec.tables import print_weights
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Weights: list, import, fetch, path.")
+Name = Annotated[str, typer.Argument(help="A name from `fdgsec weights list`.")]
+File = Annotated[Path, typer.Argument(help="A .pth, .pt or .safetensors file.")]
+
+
+@app.command("list")
+def list_() -> int:
+    """List known weights and which are stored."""
+    print_weights(weights.listing())
+    return 0
+
+
+@app.command("import")
+def import_(name: Name, file: File) -> int:
+    """Check a file and store its weights."""
+    _echo(weights.import_file(name, file))
+    return 0
+
+
+@app.command()
+def fetch(name: Name) -> int:
+    """Download weights, check them and store them."""
+    _echo(weights.fetch(name))
+    return 0
+
+
+@app.command()
+def path(name: Name) -> int:
+    """Print where weights are stored."""
+    typer.echo(str(weights.locate(name)))
+    return 0
+
+
+def _echo(stored: weights.ImportedWeights) -> None:
+    published = "the published file" if stored.official else "not the published file, but its architecture fits"
+    typer.echo(f"{stored.name}: {stored.bytes} bytes, sha256 {stored.sha256} ({published})")

@@ -1,0 +1,168 @@
+"""Settings: one frozen dataclass, resolved from defaults, preset, profile and the command line, in that order."""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fdgsec.errors import UsageError
+from fdgsec.registry import suggestion
+
+T = TypeVar("T")
+Profile = Literal["quick", "full"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run's numbers; `None` means "the dataset's or the method's own default".
+
+    `method` and `options` say what is run; `per_domain` caps the images per domain; `rounds` 0 exchanges artifacts and
+    trains nothing."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    preset: str = ""
+    target: str = ""
+    dataset: str = "shapes"
+    image_size: int | None = None
+    per_domain: int | None = None
+    target_domain: str | None = None
+    partition: Literal["domain", "single-domain", "dirichlet", "lambda"] = "domain"
+    clients: int | None = None
+    heterogeneity: float = 0.1
+    allow_partial: bool = False
+    encoder: str = "mini"
+    backbone: str = "tiny"
+    norm: Literal["batch", "group"] = "batch"
+    pretrained: bool = False
+    rounds: int = 0
+    participation: float = 1.0
+    seed: int = 0
+    profile: Profile = "quick"
+    attacks: tuple[str, ...] = ()
+    attack_options: Mapping[str, Any] = field(default_factory=dict)
+    adversary: Literal["server", "client", "outsider"] = "server"
+    defenses: tuple[str, ...] = ()
+    keep: Literal["artifacts", "models=last", "models=all"] = "artifacts"
+    device: str = "auto"
+
+    def document(self) -> dict[str, Any]:
+        """Plain data, as written into the run directory."""
+        return dataclasses.asdict(self)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the settings."""
+        return hashlib.sha256(json.dumps(self.document(), sort_keys=True, default=str).encode()).hexdigest()
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML does, else as a string: 3, 0.1, true, [1, 2], overall, none."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
+    """Turn ["method.k=3", "rounds=5"] into nested settings. Raises UsageError for anything else."""
+    result: dict[str, Any] = {}
+    for item in items:
+        path, equals, text = item.partition("=")
+        if not equals or not path or any(not part for part in path.split(".")):
+            raise UsageError(f"--set expects name.option=value; got {item!r}.")
+        node = result
+        *parents, last = path.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = parse_value(text)
+    return result
+
+
+def presets() -> list[str]:
+    """The names of the bundled presets."""
+    files = resources.files("fdgsec.presets").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Read a bundled preset, or a TOML file by path. Raises UsageError for an unknown or broken one."""
+    path = Path(name)
+    bundled = name in presets()
+    if not bundled and not path.is_file():
+        raise UsageError(f"unknown preset {name!r}; {suggestion(name, presets())} (or give the path of a TOML file).")
+    text = resources.files("fdgsec.presets").joinpath(f"{name}.toml").read_text() if bundled else path.read_text()
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"preset {name} is not TOML: {error}.") from error
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay settings over each other, later ones winning, tables merged key by key."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            known = result.get(key)
+            result[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
+    """Make the frozen dataclass `cls` from plain settings, tables becoming nested dataclasses.
+
+    Raises UsageError, naming `where` and the option, for an unknown name or a value of the wrong type."""
+    hints = get_type_hints(cls)
+    known = {spec.name for spec in dataclasses.fields(cls) if spec.init}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise UsageError(f"{where} has no option {name!r}; {suggestion(name, sorted(known))}.")
+        values[name] = _fitted(hints[name], value, f"{where}.{name}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UsageError(f"{where}: {error}.") from error
+
+
+def _fitted(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        for option in get_args(kind):
+            try:
+                return _fitted(option, value, where)
+            except UsageError:
+                continue
+        raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return build(kind, value, where=where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    plain = origin or kind
+    if plain is Any or (
+        isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool))
+    ):
+        return value
+    raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_described(option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(option) for option in get_args(kind))
+    return "nothing" if kind is type(None) else getattr(kind, "__name__", str(kind))

@@ -1,0 +1,52 @@
+"""The reference engine: every client in this process, one after the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fdgsec.artifacts import Artifact, decode
+from fdgsec.engines.state import MemoryStates, StateStore
+from fdgsec.federation import Client, Inbox, Method, Reply, Request, Step, handle
+
+
+def _recoded(inbox: Inbox) -> Inbox:
+    return {name: _through_bytes(artifact) for name, artifact in inbox.items()}
+
+
+def _through_bytes(artifact: Artifact) -> Artifact:
+    return decode(artifact.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngine:
+    """Runs clients in order; with `recode` every artifact is encoded and decoded, so that tests see what a network sees.
+
+    A client's error ends the run as it is: in one process there is nobody else to go on with."""
+
+    members: Sequence[Client]
+    method: Method
+    seed: int
+    states: StateStore = field(default_factory=MemoryStates)
+    recode: bool = False
+
+    def clients(self) -> Sequence[str]:
+        """The names of all members."""
+        return [client.name for client in self.members]
+
+    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Do `step` on each named client, in the members' order."""
+        replies: dict[str, Reply] = {}
+        for client in self.members:
+            if client.name not in requests:
+                continue
+            request = requests[client.name]
+            if self.recode:
+                request = Request(clock=request.clock, model=request.model, inbox=_recoded(request.inbox))
+            reply, state = handle(self.method, client, step, request, self.states.read(client.name), self.seed)
+            self.states.write(client.name, state)
+            if self.recode:
+                reply = Reply(artifacts=_recoded(reply.artifacts), weight=reply.weight, metrics=reply.metrics)
+            replies[client.name] = reply
+        return replies, {}
+
+    def close(self) -> None:
+        """Nothing is held."""

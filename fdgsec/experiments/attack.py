@@ -1,0 +1,278 @@
+"""The verb `attack`: run (or reuse) a target, run every applicable attack with its controls, judge, report."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fdgsec.config import RunConfig, build, load_preset
+from fdgsec.console import Progressive
+from fdgsec.data.roles import Roles
+from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.experiments.figures import figures_of
+from fdgsec.experiments.laboratory import Laboratory, Observed, observe
+from fdgsec.experiments.train import accuracy_document, dataset_document, federate
+from fdgsec.experiments.world import (
+    World,
+    artifact_rows,
+    clients_of,
+    load_world,
+    method_of,
+    model_of,
+    releasing_all,
+    roles_of,
+)
+from fdgsec.features import encoder_named, statistics, warm
+from fdgsec.federation import Client, Method
+from fdgsec.html import render
+from fdgsec.metrics.controls import negative_controls, positive_control
+from fdgsec.metrics.images import PerceptualEncoder
+from fdgsec.metrics.judge import Judge, NullRow
+from fdgsec.registry import names, resolve, target_named
+from fdgsec.reports import AttackReport, AttackResult
+from fdgsec.rng import stream
+from fdgsec.runs import check_replaceable, environment, load_run, new_folder, run_key, save_run, stored_run
+from fdgsec.threats import ADVERSARIES, Adversary, Case, Knowledge, Observer, TargetFacts, Truth
+from fdgsec.wire import Transcript
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Scene:
+    """Everything that one report's attacks share."""
+
+    config: RunConfig
+    world: World
+    roles: Roles
+    laboratory: Laboratory
+    adversary: Adversary
+    knowledge: Knowledge
+    facts: TargetFacts
+    judge: Judge
+    progress: Progressive
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """An attack's result before the report-wide correction of its negative controls."""
+
+    result: AttackResult
+    nulls: Sequence[NullRow] = ()
+
+
+def attack(
+    config: RunConfig, *, data_root: Path | None, out: Path | None, fresh: bool, progress: Progressive
+) -> AttackReport:
+    """Attack `config.target` and hand over the report; with `out` also write the run directory.
+
+    Raises UsageError, DataError and MissingResourceError before anything is written."""
+    started = time.monotonic()
+    if out is not None:
+        check_replaceable(out)
+    observers = [_observer(name, config) for name in config.attacks or names("attacks")]
+    target = target_named(config.target)
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    encoder_named(config.encoder)
+    roles = roles_of(world, seed=config.seed)
+    clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    method.check(len(clients))
+    warm(
+        config.encoder, world.dataset, reuse=not fresh,
+        progress=lambda done, total: progress.update("style statistics", done, total),
+    )  # fmt: skip
+    observed, accuracy, reused = _target_run(config, world, method, clients, fresh=fresh, progress=progress)
+    scene = _scene(config, world, roles, method, clients, observed, target.releases, progress)
+    outcomes = []
+    for number, observer in enumerate(observers):
+        progress.update("attacks", number, len(observers))
+        outcomes.append(_attacked(observer, scene))
+    progress.update("attacks", len(observers), len(observers))
+    artifacts, traffic = artifact_rows(observed.transcript.rows)
+    report = AttackReport(
+        target=config.target, method=config.method, preset=config.preset,
+        dataset=dataset_document(world.dataset, roles.summary()), encoder=config.encoder,
+        backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
+        defenses=[], guarantees=[], accuracy=accuracy, attacks=_corrected(outcomes), artifacts=artifacts,
+        model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+    if out is not None:
+        write_report(report, out, config=config, transcript=observed.transcript)
+    return report
+
+
+def write_report(report: AttackReport, out: Path, *, config: RunConfig, transcript: Transcript) -> None:
+    """Write report.json, report.html, measurements.csv, the figures, the settings and the transcript, or nothing."""
+    document, page, table = report.json(), render(report), report.csv()
+    with new_folder(out) as draft:
+        (draft / "report.json").write_text(document)
+        (draft / "report.html").write_text(page)
+        (draft / "measurements.csv").write_text(table)
+        (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
+        for result in report.attacks:
+            for figure in result.figures:
+                if figure.png is not None:
+                    (draft / f"{result.name}-{figure.name}.png").write_bytes(figure.png)
+        transcript.save(draft)
+
+
+def _observer(name: str, config: RunConfig) -> Observer:
+    table: Mapping[str, Any] = load_preset(config.profile).get("attacks", {})
+    options = {**table.get(name, {}), **config.attack_options.get(name, {})}
+    observer: Observer = build(resolve("attacks", name), options, where=f"attack {name}")
+    return observer
+
+
+def _target_run(
+    config: RunConfig,
+    world: World,
+    method: Method,
+    clients: Sequence[Client],
+    *,
+    fresh: bool,
+    progress: Progressive,
+) -> tuple[Observed, Mapping[str, object] | None, bool]:
+    decisive = replace(config, attacks=(), attack_options={}, adversary="server")
+    key = run_key(decisive.sha256, world.dataset.content_sha256, encoder_named(config.encoder).fingerprint)
+    folder = stored_run(key)
+    data = {client.name: client.data for client in clients}
+    if folder.exists() and not fresh:
+        transcript, states, facts = load_run(folder)
+        accuracy = facts["accuracy"]
+        assert accuracy is None or isinstance(accuracy, dict)
+        return Observed(transcript=transcript, states=states, clients=data), accuracy, True
+    accuracy = None
+    if config.rounds:
+        trained = federate(method, clients, model_of(config, len(world.dataset.class_names)), config, progress)
+        accuracy = {**accuracy_document(trained.model, world.unseen(), {}), "round": trained.kept_round}
+        observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
+    else:
+        observed = observe(method, clients, seed=config.seed, name="run")
+    kept = {name: {k: v for k, v in state.items() if k == "shared_rows"} for name, state in observed.states.items()}
+    save_run(folder, observed.transcript, kept, {"accuracy": accuracy})
+    return observed, accuracy, False
+
+
+def _scene(
+    config: RunConfig,
+    world: World,
+    roles: Roles,
+    method: Method,
+    clients: Sequence[Client],
+    observed: Observed,
+    releases: frozenset[str],
+    progress: Progressive,
+) -> _Scene:
+    adversary = ADVERSARIES[config.adversary]
+    sources = world.sources
+    knows = adversary.knows
+    auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
+    knowledge = Knowledge(
+        statistics=lambda dataset: statistics(config.encoder, dataset),
+        encoder=config.encoder,
+        class_names=world.dataset.class_names,
+        domain_names=world.dataset.domain_names,
+        auxiliary=auxiliary if "auxiliary" in knows else None,
+        unseen=world.unseen() if "unseen" in knows else None,
+        own=clients[0].data if "own data" in knows else None,
+    )
+    laboratory = Laboratory(
+        method=method, releasing_all=releasing_all(method), roles=roles, sources=sources, clients=clients,
+        adversary=adversary, encoder=config.encoder, seed=config.seed, run=observed,
+    )  # fmt: skip
+    facts = TargetFacts(
+        artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
+        classes=len(world.dataset.class_names), profile=config.profile,
+    )  # fmt: skip
+    perceptual = (PerceptualEncoder(encoder_named("mini")),)
+    return _Scene(
+        config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
+        facts=facts, judge=Judge(perceptual=perceptual), progress=progress,
+    )  # fmt: skip
+
+
+def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
+    """Run one attack with its controls; what it cannot do is a reason, not an error."""
+    started = time.monotonic()
+    adversary = scene.adversary
+    described: dict[str, object] = {
+        "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps, "knows": list(adversary.knows),
+    }  # fmt: skip
+    reason = _obstacle(observer, scene)
+    if reason:
+        return _Outcome(result=AttackResult(name=observer.name, adversary=described, status="skipped", reason=reason))
+    seed = scene.config.seed
+    try:
+        cases, truths = _cases(observer, scene)
+        if not cases:
+            reason = "the target and the data give no case to attack (too few images for every request)"
+            return _Outcome(
+                result=AttackResult(name=observer.name, adversary=described, status="skipped", reason=reason)
+            )
+        guess = observer.run(cases, scene.knowledge, stream(seed, "attack", observer.name))
+        measurements = scene.judge.measure(guess, cases, truths, stream(seed, "world", "judge", observer.name))
+        figures = figures_of(guess, cases, truths, rng=stream(seed, "world", "figures", observer.name))
+        null = observer.shuffled(cases, scene.knowledge, stream(seed, "attack", observer.name, "shuffled"))
+        nulls = scene.judge.null(null, cases, truths, stream(seed, "world", "null", observer.name))
+        plant = observer.plant(scene.knowledge, stream(seed, "attack", observer.name, "plant"))
+        won = observer.run(plant.cases, plant.knowledge, stream(seed, "attack", observer.name, "planted"))
+        positive = positive_control(plant, won, scene.judge, stream(seed, "world", "planted", observer.name))
+    except FdgsecError as error:
+        result = AttackResult(
+            name=observer.name, adversary=described, status="failed", reason=str(error),
+            seconds=time.monotonic() - started,
+        )  # fmt: skip
+        return _Outcome(result=result)
+    result = AttackResult(
+        name=observer.name, adversary=described, status="done", seconds=time.monotonic() - started, figures=figures,
+        positive=positive, measurements=measurements,
+    )  # fmt: skip
+    return _Outcome(result=result, nulls=nulls)
+
+
+def _obstacle(observer: Observer, scene: _Scene) -> str:
+    if not observer.reads & scene.facts.artifact_kinds:
+        released = ", ".join(sorted(scene.facts.artifact_kinds))
+        return f"reads {', '.join(sorted(observer.reads))}; {scene.config.target} releases {released}"
+    lacking = observer.needs - set(scene.adversary.knows)
+    if lacking:
+        return f"needs {', '.join(sorted(lacking))}; the adversary {scene.adversary.name} does not know that"
+    return ""
+
+
+def _cases(observer: Observer, scene: _Scene) -> tuple[list[Case], list[Truth]]:
+    pairs = [pair for request in observer.plan(scene.facts) for pair in scene.laboratory.cases(request)]
+    return [case for case, _ in pairs], [truth for _, truth in pairs]
+
+
+def _corrected(outcomes: Sequence[_Outcome]) -> list[AttackResult]:
+    """Judge the negative controls of all attacks together: Bonferroni over the rows of the report."""
+    comparisons = sum(len(outcome.nulls) for outcome in outcomes)
+    return [
+        replace(outcome.result, negative=negative_controls(outcome.nulls, comparisons=comparisons))
+        for outcome in outcomes
+    ]
+
+
+def dry_run(config: RunConfig) -> list[tuple[str, str]]:
+    """Say for each attack whether it would run, or why not, without loading any data."""
+    target = target_named(config.target)
+    knows = set(ADVERSARIES[config.adversary].knows)
+    rows = []
+    for name in config.attacks or names("attacks"):
+        observer = _observer(name, config)
+        if not observer.reads & target.releases:
+            rows.append((name, f"skipped: reads {', '.join(sorted(observer.reads))}"))
+        elif observer.needs - knows:
+            rows.append((name, f"skipped: needs {', '.join(sorted(observer.needs - knows))}"))
+        else:
+            rows.append((name, "runs"))
+    return rows
+
+
+def check_method_has_target(config: RunConfig) -> None:
+    """Raise UsageError where a target's method does not take part in an exchange."""
+    if target_named(config.target).releases == frozenset({"ModelState"}) and not config.rounds:
+        raise UsageError(f"{config.target} releases only models; give --rounds 1 or more.")

@@ -1,0 +1,312 @@
+"""Executes the observed runs that attacks ask for, and keeps the truth away from them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.data.roles import Roles
+from fdgsec.engines.local import LocalEngine
+from fdgsec.engines.state import MemoryStates
+from fdgsec.features import statistics
+from fdgsec.federation import Client, Driver, Method, State
+from fdgsec.rng import stream
+from fdgsec.threats import Adversary, Case, Request, Truth, View
+from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
+
+MEMBERS_ASKED = 150
+"""Candidates of each kind per membership case: as many non-members as the quick profile holds out per domain."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observed:
+    """One run: what crossed the wire, and (for the judge) what each client remembers and which images it holds."""
+
+    transcript: Transcript
+    states: Mapping[str, State]
+    clients: Mapping[str, DomainDataset]
+
+
+Cases = list[tuple[Case, Truth]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Laboratory:
+    """One target on one federation, watched by one adversary.
+
+    `clients` are the run's real clients; further runs draw from `roles`. `releasing_all` is the method that releases one
+    style per image, or None for methods that release none."""
+
+    method: Method
+    releasing_all: Method | None
+    roles: Roles
+    sources: Sequence[int]
+    clients: Sequence[Client]
+    adversary: Adversary
+    encoder: str
+    seed: int
+    defenses: Sequence[SendsDefended] = ()
+    guards: Sequence[Guard] = ()
+    run: Observed | None = None
+    memo: dict[Request, Cases] = field(default_factory=dict)
+
+    def cases(self, request: Request) -> Cases:
+        """Execute `request` (once) and give its cases with their truths, in a fixed order."""
+        if request not in self.memo:
+            self.memo[request] = self._kinds()[request.kind](request)
+        return self.memo[request]
+
+    def _kinds(self) -> Mapping[str, Callable[[Request], Cases]]:
+        return {
+            "released": self._released,
+            "as_if_released": self._as_if_released,
+            "add_one_record": self._add_one_record,
+            "resampled_clients": self._resampled_clients,
+            "halves": self._halves,
+        }
+
+    def _coins(self, *names: str | int) -> torch.Generator:
+        return stream(self.seed, "world", "laboratory", *names)
+
+    def exchange(self, data: Sequence[DomainDataset], *, name: str, method: Method | None = None) -> Observed:
+        """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
+        takes part as "client:0" with its own images."""
+        members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
+        if "client:0" in self.adversary.parties:
+            members.insert(0, Client(name="client:0", data=self.clients[0].data))
+        return observe(
+            method or self._fitting(len(members)), members, seed=self.seed, name=name,
+            defenses=self.defenses, guards=self.guards,
+        )  # fmt: skip
+
+    def _fitting(self, members: int) -> Method:
+        """Shrink options that count clients (CCST's k) so that a small observed run is legal."""
+        k = getattr(self.method, "k", None)
+        return self.method if k is None or k <= members else replace(self.method, k=members)  # type: ignore[type-var]
+
+    def _view(self, observed: Observed) -> View:
+        return self.adversary.view(observed.transcript)
+
+    def _others(self, domain: int) -> DomainDataset:
+        """Images of a domain that the adversary does not hold as auxiliary ones."""
+        return join([self.roles.federation.of_domain(domain), self.roles.held_out.of_domain(domain)])
+
+    def _domain_name(self, domain: int) -> str:
+        return str(self.roles.federation.domain_names[domain])
+
+    def _released(self, request: Request) -> Cases:
+        observed = self.run or observe(
+            self.method, self.clients, seed=self.seed, name="run", defenses=self.defenses, guards=self.guards
+        )
+        victims = [client for client in self.clients if client.name not in self.adversary.parties]
+        shown = {client.name: _shown(client.data, observed.states[client.name]) for client in victims}
+        gallery = self._gallery([images for images in shown.values() if images is not None], request.gallery)
+        position = {} if gallery is None else {name: index for index, name in enumerate(gallery.ids)}
+        result: Cases = []
+        for client in victims:
+            images = shown[client.name]
+            case = Case(
+                request="released", views=(self._view(observed),), victim=client.name, records=len(client.data),
+                slice={"domain": self._domain_of(client.data)}, candidates=gallery,
+            )  # fmt: skip
+            if images is None:
+                majority = torch.bincount(client.data.domains).argmax().reshape(1)
+                truth = Truth(domains=majority, statistic=self._pooled_statistic(client.data))
+            else:
+                rows = torch.tensor([position[name] for name in images.ids], dtype=torch.int64)
+                truth = self._truth_of(images, rows)
+            result.append((case, truth))
+        return result
+
+    def _domain_of(self, data: DomainDataset) -> str:
+        found = torch.unique(data.domains)
+        return self._domain_name(int(found[0])) if len(found) == 1 else "mixed"
+
+    def _gallery(self, shown: Sequence[DomainDataset], size: int) -> DomainDataset | None:
+        if not shown or not size:
+            return None
+        true = join(shown)
+        known = set(true.ids)
+        pool = join([self._others(domain) for domain in self.sources])
+        rest = torch.tensor([i for i, name in enumerate(pool.ids) if name not in known], dtype=torch.int64)
+        rng = self._coins("gallery", size)
+        extra = rest[torch.randperm(len(rest), generator=rng)[: max(size - len(true), 0)]]
+        everything = join([true, pool.subset(extra)])
+        return everything.subset(torch.randperm(len(everything), generator=rng))
+
+    def _truth_of(self, images: DomainDataset, rows: Tensor) -> Truth:
+        return Truth(
+            rows=rows, images=images.pixels(), labels=images.labels, domains=images.domains,
+            statistic=self._image_statistic(images),
+        )  # fmt: skip
+
+    def _image_statistic(self, images: DomainDataset) -> Tensor:
+        moments = statistics(self.encoder, images)
+        return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
+
+    def _pooled_statistic(self, images: DomainDataset) -> Tensor:
+        return self._image_statistic(images).mean(0, keepdim=True)
+
+    def _as_if_released(self, request: Request) -> Cases:
+        result: Cases = []
+        if self.releasing_all is None:
+            return result
+        for domain in self.sources:
+            images = _stratified(
+                self._others(domain), request.per_class, self._coins("as-if", domain, request.per_class)
+            )
+            method = self.releasing_all
+            observed = self.exchange([images], name=f"as-if:{domain}:{request.per_class}", method=method)
+            shown = _shown(images, observed.states["client:1"])
+            assert shown is not None
+            order = torch.randperm(len(images), generator=self._coins("as-if-order", domain, request.per_class))
+            gallery = images.subset(order)
+            position = {name: index for index, name in enumerate(gallery.ids)}
+            case = Case(
+                request="as_if_released", views=(self._view(observed),), victim="client:1", records=len(images),
+                slice={"domain": self._domain_name(domain)}, candidates=gallery,
+            )  # fmt: skip
+            rows = torch.tensor([position[name] for name in shown.ids], dtype=torch.int64)
+            result.append((case, self._truth_of(shown, rows)))
+        return result
+
+    def _add_one_record(self, request: Request) -> Cases:
+        result: Cases = []
+        for domain in self.sources:
+            holds = self.roles.federation.of_domain(domain)
+            pool = self.roles.held_out.of_domain(domain)
+            order = torch.randperm(len(pool), generator=self._coins("add-one", domain))
+            gallery = pool.subset(torch.randperm(len(pool), generator=self._coins("add-one-gallery", domain)))
+            position = {name: index for index, name in enumerate(gallery.ids)}
+            before = self._view(self.exchange([holds], name=f"add-one:{domain}:before"))
+            for number, index in enumerate(order[: request.count]):
+                record = pool.subset(index.reshape(1))
+                after = self._view(self.exchange([join([holds, record])], name=f"add-one:{domain}:{number}"))
+                case = Case(
+                    request="add_one_record", views=(before, after), victim="client:1", records=len(holds),
+                    slice={"domain": self._domain_name(domain)}, candidates=gallery,
+                )  # fmt: skip
+                result.append((case, self._truth_of(record, torch.tensor([position[record.ids[0]]]))))
+        return result
+
+    def _resampled_clients(self, request: Request) -> Cases:
+        result: Cases = []
+        for domain in self.sources:
+            holds = self.roles.federation.of_domain(domain)
+            outside = self.roles.held_out.of_domain(domain)
+            if request.records > len(holds):
+                continue
+            drawn: list[DomainDataset] = []
+            for number in range(request.count):
+                rng = self._coins("resampled", domain, request.records, number)
+                drawn.append(holds.subset(torch.randperm(len(holds), generator=rng)[: request.records]))
+            observed = self.exchange(drawn, name=f"resampled:{domain}:{request.records}")
+            view = self._view(observed)
+            for number, data in enumerate(drawn):
+                rng = self._coins("resampled-candidates", domain, request.records, number)
+                asked = min(MEMBERS_ASKED, len(data), len(outside))
+                inside = data.subset(torch.randperm(len(data), generator=rng)[:asked])
+                outsiders = outside.subset(torch.randperm(len(outside), generator=rng)[:asked])
+                order = torch.randperm(2 * asked, generator=rng)
+                case = Case(
+                    request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
+                    slice={"domain": self._domain_name(domain), "n_per_client": request.records},
+                    candidates=join([inside, outsiders]).subset(order),
+                )  # fmt: skip
+                truth = Truth(
+                    members=order < asked, domains=torch.tensor([domain]), statistic=self._pooled_statistic(data)
+                )
+                result.append((case, truth))
+        return result
+
+    def _halves(self, request: Request) -> Cases:
+        groups = [[domain] for domain in self.sources] if request.scheme != "domain" else [list(self.sources)]
+        return [pair for group in groups for pair in self._halves_of(request, group)]
+
+    def _halves_of(self, request: Request, domains: list[int]) -> Cases:
+        pools = [self.roles.federation.of_domain(domain) for domain in domains]
+        records = request.records or max(2, min(20, min(len(pool) for pool in pools) // 8))
+        firsts, seconds = [], []
+        for number in range(request.count):
+            pool = pools[number % len(pools)]
+            rng = self._coins("halves", request.scheme, *domains, number)
+            chosen = (
+                _skewed(pool, 2 * records, rng) if request.scheme == "dirichlet" else _uniform(pool, 2 * records, rng)
+            )
+            firsts.append(pool.subset(chosen[:records]))
+            seconds.append(pool.subset(chosen[records:]))
+        order = torch.randperm(request.count, generator=self._coins("halves-order", request.scheme, *domains))
+        slices: dict[str, str | int] = {"clients": request.scheme, "n_per_client": records}
+        if len(domains) == 1:
+            slices["domain"] = self._domain_name(domains[0])
+        view_a = self._view(self.exchange(firsts, name=f"halves:{request.scheme}:{domains}:A"))
+        view_b = self._view(
+            self.exchange([seconds[int(i)] for i in order], name=f"halves:{request.scheme}:{domains}:B")
+        )
+        place = {int(client): position for position, client in enumerate(order)}
+        result: Cases = []
+        for half, view in (("A", view_a), ("B", view_b)):
+            for number in range(request.count):
+                case = Case(
+                    request="halves", views=(view,), victim=f"client:{number + 1}", records=records,
+                    slice={**slices, "half": half},
+                )  # fmt: skip
+                result.append((case, Truth(partner=place[number] if half == "A" else None)))
+        return result
+
+
+def observe(
+    method: Method,
+    members: Sequence[Client],
+    *,
+    seed: int,
+    name: str,
+    defenses: Sequence[SendsDefended] = (),
+    guards: Sequence[Guard] = (),
+) -> Observed:
+    """Exchange artifacts among `members` without training, and write down everything."""
+    states = MemoryStates()
+    wire = Wire(
+        secret=lambda message, number: stream(
+            seed, "secret", "defense", name, message.round, message.stage, message.sender, message.receiver, number
+        ),
+        defenses=defenses,
+        guards=guards,
+    )
+    engine = LocalEngine(members=members, method=method, seed=seed, states=states)
+    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(None)
+    return Observed(
+        transcript=wire.transcript,
+        states=states.states,
+        clients={client.name: client.data for client in members},
+    )
+
+
+def _shown(data: DomainDataset, state: State) -> DomainDataset | None:
+    """The images behind the rows that a client released, in row order; None for pooled releases."""
+    return data.subset(state["shared_rows"]) if "shared_rows" in state else None
+
+
+def _stratified(data: DomainDataset, per_class: int, rng: torch.Generator) -> DomainDataset:
+    order = torch.randperm(len(data), generator=rng)
+    if per_class:
+        kept = [order[data.labels[order] == label][:per_class] for label in range(len(data.class_names))]
+        order = torch.cat(kept)
+    return data.subset(order.sort().values)
+
+
+def _uniform(pool: DomainDataset, count: int, rng: torch.Generator) -> Tensor:
+    return torch.randperm(len(pool), generator=rng)[:count]
+
+
+def _skewed(pool: DomainDataset, count: int, rng: torch.Generator, *, concentration: float = 0.3) -> Tensor:
+    """Draw images whose classes follow proportions from Dirichlet(concentration), without replacement, shuffled."""
+    classes = len(pool.class_names)
+    gamma = torch._standard_gamma(torch.full((classes,), concentration), generator=rng)
+    share = (gamma + 1e-12)[pool.labels]
+    per_class = torch.bincount(pool.labels, minlength=classes).clamp_min(1)
+    weight = share / per_class[pool.labels]
+    chosen = torch.multinomial(weight, count, replacement=False, generator=rng)
+    return chosen[torch.randperm(count, generator=rng)]

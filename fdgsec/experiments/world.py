@@ -1,0 +1,139 @@
+"""From settings to the things that a run needs: data, roles, clients, method, model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fdgsec.artifacts import ModelState
+from fdgsec.config import RunConfig, build
+from fdgsec.console import Progressive
+from fdgsec.data.catalog import dataset_entry, load_dataset
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.partition import lodo, partition
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.errors import UsageError
+from fdgsec.federation import Blueprint, Client, GlobalModel, Method
+from fdgsec.models import build_classifier
+from fdgsec.registry import resolve
+from fdgsec.rng import stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class World:
+    """The data side of a run: all images, who may know which, the sources and the unseen domain."""
+
+    dataset: DomainDataset
+    target: int
+    sources: tuple[int, ...]
+
+    @property
+    def target_name(self) -> str:
+        """The unseen domain's name."""
+        return str(self.dataset.domain_names[self.target])
+
+    def unseen(self) -> DomainDataset:
+        """All images of the unseen domain."""
+        return self.dataset.of_domain(self.target)
+
+    def seen(self) -> DomainDataset:
+        """All images of the source domains."""
+        return self.dataset.subset(self.dataset.domains != self.target)
+
+
+def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> World:
+    """Load the dataset and find the unseen domain. Raises DataError, DatasetNotFoundError or UsageError."""
+    entry = dataset_entry(config.dataset)
+    dataset = load_dataset(
+        config.dataset,
+        data_root=data_root,
+        image_size=config.image_size,
+        allow_partial=config.allow_partial,
+        per_domain=_cap(config, entry.drawn),
+        seed=config.seed,
+        progress=progress.update,
+    )
+    target = dataset.domain_index(config.target_domain or entry.target_domain)
+    lodo(dataset, target)  # raises where nothing would be left to train on or to test
+    present = torch.unique(dataset.domains).tolist()
+    return World(dataset=dataset, target=target, sources=tuple(d for d in present if d != target))
+
+
+def _cap(config: RunConfig, drawn: int) -> int | None:
+    """A procedural dataset has as many images as are asked for, so a cap must not enlarge it."""
+    return config.per_domain if not drawn or config.per_domain is None else min(config.per_domain, drawn)
+
+
+def roles_of(world: World, *, seed: int) -> Roles:
+    """Split into federation, held-out and auxiliary images before anything is partitioned (DESIGN 3)."""
+    return split_roles(world.dataset, rng=stream(seed, "world", "roles"))
+
+
+def clients_of(
+    data: DomainDataset, config: RunConfig, *, validation: Mapping[str, DomainDataset] | None = None
+) -> list[Client]:
+    """Partition the source images over clients. Raises UsageError for an empty client or an impossible scheme."""
+    parts = partition(
+        data,
+        config.partition,
+        rng=stream(config.seed, "world", "partition"),
+        clients=config.clients,
+        alpha=config.heterogeneity,
+        lam=config.heterogeneity,
+    )
+    for part in parts:
+        if not len(part.data):
+            raise UsageError(
+                f"{part.name} is empty under partition {config.partition!r}; use fewer clients or more data."
+            )
+    held = validation or {}
+    return [Client(name=part.name, data=part.data, validation=held.get(part.name)) for part in parts]
+
+
+def method_of(config: RunConfig) -> Method:
+    """Make the method with its options; the run's encoder is the method's where it has one."""
+    cls = resolve("methods", config.method)
+    options: dict[str, Any] = dict(config.options)
+    if "encoder" in getattr(cls, "__dataclass_fields__", {}):
+        options.setdefault("encoder", config.encoder)
+    method: Method = build(cls, options, where="method")
+    return method
+
+
+def releasing_all(method: Method) -> Method | None:
+    """The variant of a method that releases one style per image, or None where it pools."""
+    if getattr(method, "style", None) == "single":
+        return replace(method, styles_per_client="all", k=1)  # type: ignore[type-var]
+    return None
+
+
+def model_of(config: RunConfig, classes: int) -> GlobalModel:
+    """Initialise the global model. Raises WeightsUnavailableError for pretrained weights that are not stored."""
+    blueprint = Blueprint(backbone=config.backbone, classes=classes, norm=config.norm)
+    network = build_classifier(
+        config.backbone, classes, norm=config.norm, pretrained=config.pretrained,
+        rng=stream(config.seed, "world", "initialisation"),
+    )  # fmt: skip
+    state = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    return GlobalModel(blueprint=blueprint, state=ModelState(state=state))
+
+
+def artifact_rows(rows: Sequence[Any]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Split transcript rows into artifacts (listed one by one) and model traffic (summed by stage)."""
+    artifacts = [
+        {key: getattr(row, key) for key in ("round", "stage", "sender", "receiver", "kind", "bytes", "sha256")}
+        for row in rows
+        if row.kind not in ("ModelState", "GeneratorState", "Scores")
+    ]
+    traffic: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.kind in ("ModelState", "GeneratorState", "Scores"):
+            entry = traffic.setdefault((row.stage, row.kind), [0, 0])
+            entry[0], entry[1] = entry[0] + 1, entry[1] + row.bytes
+    models = [
+        {"stage": stage, "kind": kind, "messages": count, "bytes": size}
+        for (stage, kind), (count, size) in traffic.items()
+    ]
+    return artifacts, models

@@ -1,0 +1,92 @@
+"""Per-image channel statistics, computed once per image in a process and once per dataset on a machine."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fdgsec.cache import cache_root, write_atomic
+from fdgsec.data.domains import DomainDataset
+from fdgsec.encoders import StyleEncoder, image_moments, load_encoder
+from fdgsec.styles import Moments
+
+Progress = Callable[[int, int], None]
+CHUNK = 128  # images copied out of the (perhaps memory-mapped) store at a time
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Table:
+    """Statistics of the rows of one pixel store under one encoder, filled as they are asked for."""
+
+    known: Tensor
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def fill(self, rows: Tensor, found: Moments) -> None:
+        self.count[rows], self.mean[rows], self.m2[rows] = found.count, found.mean, found.m2
+        self.known[rows] = True
+
+    def read(self, rows: Tensor) -> Moments:
+        return Moments(count=self.count[rows], mean=self.mean[rows], m2=self.m2[rows])
+
+
+_TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder) -> statistics; dropped with the store
+
+
+@lru_cache(maxsize=4)
+def encoder_named(name: str) -> StyleEncoder:
+    """Load an encoder once per process."""
+    return load_encoder(name)
+
+
+def _table(dataset: DomainDataset, encoder: StyleEncoder) -> _Table:
+    key = (id(dataset.store), encoder.fingerprint)
+    if key not in _TABLES:
+        size, channels = dataset.store.shape[0], encoder.channels
+        _TABLES[key] = _Table(
+            known=torch.zeros(size, dtype=torch.bool),
+            count=torch.zeros(size, dtype=torch.float64),
+            mean=torch.zeros(size, channels, dtype=torch.float64),
+            m2=torch.zeros(size, channels, dtype=torch.float64),
+        )
+        weakref.finalize(dataset.store, _TABLES.pop, key, None)
+    return _TABLES[key]
+
+
+def statistics(name: str, dataset: DomainDataset, *, progress: Progress | None = None) -> Moments:
+    """Give one row of float64 moments per image of `dataset` under the encoder called `name`.
+
+    `progress(done, total)` counts the images that still had to be encoded."""
+    encoder = encoder_named(name)
+    table = _table(dataset, encoder)
+    missing = torch.unique(dataset.rows[~table.known[dataset.rows]])
+    if len(missing):
+        done = 0
+        for rows in missing.split(CHUNK):
+            table.fill(rows, image_moments(encoder, dataset.store[rows]))
+            done += len(rows)
+            if progress is not None:
+                progress(done, len(missing))
+    return table.read(dataset.rows)
+
+
+def warm(name: str, dataset: DomainDataset, *, reuse: bool, progress: Progress | None = None) -> bool:
+    """Have the statistics of all of `dataset` ready, from disk where `reuse` allows; say whether they came from there.
+
+    Whatever was computed is stored for the next run; numbers are the same bytes either way."""
+    encoder = encoder_named(name)
+    path = cache_root() / "features" / f"{encoder.fingerprint[:16]}-{dataset.content_sha256[:32]}.safetensors"
+    if reuse and path.exists():
+        stored = load(path.read_bytes())
+        _table(dataset, encoder).fill(
+            dataset.rows, Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
+        )
+        return True
+    found = statistics(name, dataset, progress=progress)
+    write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}))
+    return False

@@ -1,0 +1,327 @@
+"""The round loop, once, for every method and every engine.
+
+One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate. docs/design.md walks eight methods through
+it on paper. Steps are pure functions of a method; what a client must remember is its `state`, a dict of tensors that
+the engine stores; what the server must remember is `server`, the same. Every artifact crosses the wire."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import Artifact, ModelState, Scores
+from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.models import Classifier, build_classifier
+from fdgsec.rng import stream
+from fdgsec.wire import SERVER, Message, Wire
+
+State = Mapping[str, Tensor]
+Inbox = Mapping[str, Artifact]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Client:
+    """One participant: its name ("client:0"), training images, and validation images split off before augmentation."""
+
+    name: str
+    data: DomainDataset
+    validation: DomainDataset | None = None
+
+    @property
+    def number(self) -> int:
+        """The 3 of "client:3"."""
+        return int(self.name.partition(":")[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Which round of how many, and who takes part."""
+
+    round: int
+    rounds: int
+    participants: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blueprint:
+    """How to build the network that a state fits into."""
+
+    backbone: str
+    classes: int
+    norm: Literal["batch", "group"] = "batch"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GlobalModel:
+    """The model that the federation trains: a blueprint and a state."""
+
+    blueprint: Blueprint
+    state: ModelState
+
+    def module(self) -> Classifier:
+        """Build the network and load the state."""
+        plan = self.blueprint
+        network = build_classifier(plan.backbone, plan.classes, norm=plan.norm, rng=stream(0, "world", "blueprint"))
+        network.load_state_dict(dict(self.state.state))
+        return network
+
+    def with_state(self, state: Mapping[str, Tensor]) -> "GlobalModel":
+        """The same blueprint with another state."""
+        return GlobalModel(blueprint=self.blueprint, state=ModelState(state=dict(state)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Update:
+    """What a client sends after training: artifacts by name (among them "model"), its weight, and local metrics."""
+
+    artifacts: Mapping[str, Artifact]
+    weight: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """A federated method in running order; each step is pure, options are frozen fields, nothing is kept on self."""
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """When clients share artifacts beside the model: never, once before round 0, or every round."""
+        ...
+
+    @property
+    def reviews(self) -> Literal["none", "before", "after"]:
+        """Whether clients judge models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
+        ...
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError for options that `clients` clients cannot meet."""
+        ...
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Make what the client sends beside the model."""
+        ...
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Turn what clients shared into what each receiver gets."""
+        ...
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """Train locally."""
+        ...
+
+    def exhibits(
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+    ) -> Mapping[str, Inbox]:
+        """Choose what each reviewer receives: peers' models (review before) or the new global model (after)."""
+        ...
+
+    def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
+        """Judge what was received on the client's own data."""
+        ...
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        """Make the next global model."""
+        ...
+
+    def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
+        """Learn from a review that came after aggregation."""
+        ...
+
+
+Step = Literal["share", "fit", "review"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Request:
+    """What the server asks of one client in one step."""
+
+    clock: Clock
+    model: GlobalModel | None
+    inbox: Inbox
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reply:
+    """What one client answers: artifacts by name, and for `fit` its weight and metrics."""
+
+    artifacts: Inbox
+    weight: float = 1.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Runs steps on clients, wherever they are."""
+
+    def clients(self) -> Sequence[str]:
+        """The names of the reachable clients."""
+        ...
+
+    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Have each named client do `step`; give replies and, for those that failed, the reason."""
+        ...
+
+    def close(self) -> None:
+        """Let go of whatever the engine holds."""
+        ...
+
+
+class ClientFailedError(FdgsecError):
+    """A client did not finish a step (exit 1)."""
+
+
+def handle(
+    method: Method, client: Client, step: Step, request: Request, state: State, seed: int
+) -> tuple[Reply, State]:
+    """Do one step for one client: the code that every engine runs where the client's data are."""
+    clock = request.clock
+    rng = stream(seed, "world", step, clock.round, client.name)
+    if step == "share":
+        artifacts, state = method.share(client, model=request.model, state=state, clock=clock, rng=rng)
+        return Reply(artifacts=artifacts), state
+    if request.model is None:
+        raise ValueError(f"step {step!r} needs a model.")
+    if step == "fit":
+        update, state = method.fit(client, model=request.model, inbox=request.inbox, state=state, clock=clock, rng=rng)
+        return Reply(artifacts=update.artifacts, weight=update.weight, metrics=update.metrics), state
+    scores = method.review(client, model=request.model, inbox=request.inbox, state=state, rng=rng)
+    return Reply(artifacts={"scores": scores}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What one round did, for progress lines and curves."""
+
+    round: int
+    rounds: int
+    metrics: Mapping[str, Mapping[str, float]]
+    server: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """The server's side of the round loop; it never knows which engine it drives."""
+
+    method: Method
+    engine: Engine
+    wire: Wire
+    seed: int
+    rounds: int
+    participation: float = 1.0
+    on_round: Callable[[RoundReport, GlobalModel], None] | None = None
+
+    def run(self, model: GlobalModel | None) -> GlobalModel | None:
+        """Run `rounds` rounds and give the final model; rounds = 0 exchanges artifacts and trains nothing.
+
+        Raises UsageError for options that the clients cannot meet, ClientFailedError where a client fails."""
+        names = list(self.engine.clients())
+        self.method.check(len(names))
+        if self.rounds and model is None:
+            raise UsageError("training needs a model; none was given.")
+        server: State = {}
+        inboxes: Mapping[str, Inbox] = {}
+        for number in range(max(self.rounds, 1)):
+            clock = Clock(round=number, rounds=self.rounds, participants=self._participants(names, number))
+            if self.method.shares == "every" or (self.method.shares == "once" and number == 0):
+                everyone = (
+                    clock
+                    if self.method.shares == "every"
+                    else Clock(round=0, rounds=self.rounds, participants=tuple(names))
+                )
+                inboxes, server = self._exchange(everyone, model, server)
+            if self.rounds and model is not None:
+                model, server = self._train(clock, model, inboxes, server)
+        return model
+
+    def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
+        count = max(int(self.participation * len(names)), 1)
+        order = torch.randperm(len(names), generator=stream(self.seed, "secret", "participants", number))
+        return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
+
+    def _ask(self, step: Step, requests: Mapping[str, Request]) -> Mapping[str, Reply]:
+        replies, failures = self.engine.ask(step, requests)
+        if failures:
+            raise ClientFailedError(
+                "; ".join(f"{name} failed in {step}: {reason}" for name, reason in failures.items())
+            )
+        return replies
+
+    def _upload(self, clock: Clock, stage: str, sender: str, artifacts: Inbox) -> Inbox:
+        return {
+            name: self.wire.send(
+                Message(round=clock.round, stage=stage, sender=sender, receiver=SERVER, artifact=artifact)
+            )
+            for name, artifact in artifacts.items()
+        }
+
+    def _deliver(self, clock: Clock, stage: str, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
+        return {
+            receiver: {
+                name: self.wire.send(
+                    Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
+                )
+                for name, artifact in inbox.items()
+            }
+            for receiver, inbox in inboxes.items()
+        }
+
+    def _exchange(self, clock: Clock, model: GlobalModel | None, server: State) -> tuple[Mapping[str, Inbox], State]:
+        requests = {name: Request(clock=clock, model=model, inbox={}) for name in clock.participants}
+        replies = self._ask("share", requests)
+        shared = {name: self._upload(clock, "share", name, reply.artifacts) for name, reply in replies.items()}
+        rng = stream(self.seed, "secret", "combine", clock.round)
+        combined, server = self.method.combine(shared, server=server, clock=clock, rng=rng)
+        return self._deliver(clock, "combine", combined), server
+
+    def _train(
+        self, clock: Clock, model: GlobalModel, inboxes: Mapping[str, Inbox], server: State
+    ) -> tuple[GlobalModel, State]:
+        requests = {}
+        for name in clock.participants:
+            sent = self._deliver(clock, "model", {name: {"model": model.state}})[name]["model"]
+            received = GlobalModel(blueprint=model.blueprint, state=ModelState(state=sent.tensors()))
+            requests[name] = Request(clock=clock, model=received, inbox=inboxes.get(name, {}))
+        replies = self._ask("fit", requests)
+        updates = {
+            name: Update(
+                artifacts=self._upload(clock, "update", name, reply.artifacts),
+                weight=reply.weight,
+                metrics=reply.metrics,
+            )
+            for name, reply in replies.items()
+        }
+        scores: Mapping[str, Scores] = {}
+        if self.method.reviews == "before":
+            scores = self._review(clock, updates, model, server)
+        model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
+        if self.method.reviews == "after":
+            server = self.method.weigh(self._review(clock, updates, model, server), server=server, clock=clock)
+        if self.on_round is not None:
+            metrics = {name: update.metrics for name, update in updates.items()}
+            report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
+            self.on_round(report, model)
+        return model, server
+
+    def _review(
+        self, clock: Clock, updates: Mapping[str, Update], model: GlobalModel, server: State
+    ) -> Mapping[str, Scores]:
+        rng = stream(self.seed, "secret", "exhibits", clock.round)
+        exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
+        delivered = self._deliver(clock, "exhibit", exhibits)
+        requests = {name: Request(clock=clock, model=model, inbox=inbox) for name, inbox in delivered.items()}
+        scores: dict[str, Scores] = {}
+        for name, reply in self._ask("review", requests).items():
+            received = self._upload(clock, "review", name, reply.artifacts)["scores"]
+            if not isinstance(received, Scores):
+                raise ClientFailedError(f"{name} answered a review with {received.kind}; Scores were expected.")
+            scores[name] = received
+        return scores

@@ -1,0 +1,195 @@
+"""What the command line prints: rich tables on a terminal, the same rows as plain text elsewhere, or JSON."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fdgsec.cache import cache_root
+from fdgsec.config import RunConfig, presets
+from fdgsec.data.catalog import DATASETS, locate
+from fdgsec.data.domains import DomainDataset
+from fdgsec.encoders import ENCODERS
+from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.models import BACKBONES
+from fdgsec.registry import ATTACKS, METHODS, TARGETS, names, resolve
+from fdgsec.reports import AttackReport, AttackResult, Measurement
+from fdgsec.runs import environment
+from fdgsec.weights import WeightStatus, listing
+
+Rows = Sequence[Sequence[str]]
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=180)
+
+
+def _print(title: str, columns: Sequence[str], rows: Rows) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*row)
+    _console().print(table)
+
+
+def number(value: float | None) -> str:
+    """Three significant places, or nothing."""
+    return "" if value is None else f"{value:.3g}" if abs(value) < 1e-2 and value else f"{value:.3f}"
+
+
+def interval(row: Measurement) -> str:
+    """[low, high], or nothing."""
+    return "" if row.low is None or row.high is None else f"[{number(row.low)}, {number(row.high)}]"
+
+
+def described(row: Measurement) -> str:
+    """The slice in words."""
+    return ", ".join(f"{key} {value}" for key, value in row.slice.items())
+
+
+def controls_of(result: AttackResult) -> str:
+    """How many controls passed, e.g. "1/1 won, 9/9 silent"."""
+    won = sum(control.passed for control in result.positive)
+    silent = sum(control.passed for control in result.negative)
+    return f"{won}/{len(result.positive)} planted won, {silent}/{len(result.negative)} shuffled silent"
+
+
+def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
+    """Print a report: the document, or a table per attack."""
+    if as_json:
+        print(report.json(), end="")
+        return
+    console = _console()
+    console.print(
+        f"target {report.target}, dataset {report.dataset['name']} ({report.dataset['images']} images), encoder "
+        f"{report.encoder}, seed {report.seed}, profile {report.profile}{', run reused' if report.reused else ''}",
+        highlight=False,
+    )
+    if report.accuracy is not None:
+        values = {key: report.accuracy[key] for key in ("value", "low", "high")}
+        value, low, high = (float(str(entry)) for entry in values.values())
+        console.print(
+            f"accuracy on the unseen domain {report.accuracy['unseen_domain']}: {value:.3f} "
+            f"[{low:.3f}, {high:.3f}], n = {report.accuracy['n']}",
+            highlight=False,
+        )
+    for result in report.attacks:
+        if result.status == "done":
+            rows = [
+                (
+                    row.name,
+                    described(row),
+                    row.unavailable or number(row.value),
+                    interval(row),
+                    number(row.chance),
+                    str(row.n),
+                    row.verdict,
+                )
+                for row in result.measurements
+            ]
+            title = f"{result.name} by {result.adversary.get('name')}; controls: {controls_of(result)}; {result.seconds:.1f} s"
+            _print(title, ("measurement", "slice", "value", "95% interval", "chance", "n", "verdict"), rows)
+        else:
+            console.print(f"{result.name}: {result.status}: {result.reason}\n", highlight=False)
+    console.print(f"written to {out}: report.html, report.json, measurements.csv", highlight=False)
+
+
+def print_stored(run: Path, *, as_json: bool) -> None:
+    """Print a stored report.json. Raises UsageError where there is none."""
+    path = run if run.is_file() else run / "report.json"
+    if not path.is_file():
+        raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
+    text = path.read_text()
+    if as_json:
+        print(text, end="")
+        return
+    try:
+        document = json.loads(text)
+        rows = [
+            (attack["name"], row["name"], ", ".join(f"{k} {v}" for k, v in row["slice"].items()), number(row["value"]),
+             "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]), row["verdict"])
+            for attack in document["attacks"] for row in attack["measurements"]
+        ]  # fmt: skip
+        title = f"{path}: {document['target']} on {document['dataset']['name']}, encoder {document['encoder']}"
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a report of schema 1: {type(error).__name__} {error}.") from error
+    _print(title, ("attack", "measurement", "slice", "value", "95% interval", "chance", "verdict"), rows)
+
+
+def print_dry_run(config: RunConfig, rows: Sequence[tuple[str, str]]) -> None:
+    """Print which attacks would run."""
+    _print(
+        f"{config.target} on {config.dataset}, profile {config.profile}, adversary {config.adversary}",
+        ("attack", "plan"),
+        rows,
+    )
+
+
+def print_dataset(dataset: DomainDataset) -> None:
+    """Print counts per domain and class."""
+    rows = []
+    for index, domain in enumerate(dataset.domain_names):
+        counts = torch.bincount(dataset.labels[dataset.domains == index], minlength=len(dataset.class_names)).tolist()
+        rows.append((domain, *(str(count) for count in counts), str(sum(counts))))
+    title = (
+        f"{dataset.name}: {len(dataset)} images, {dataset.image_size[0]} px, manifest sha256 {dataset.manifest_sha256}"
+    )
+    _print(title, ("domain", *dataset.class_names, "all"), rows)
+
+
+def print_weights(rows: Sequence[WeightStatus]) -> None:
+    """Print which weights are stored."""
+    _print(
+        "weights",
+        ("name", "what", "stored", "sha256"),
+        [(r.name, r.what, "yes" if r.stored else "no", r.sha256 or "") for r in rows],
+    )
+
+
+def _summary(group: str, name: str) -> str:
+    text = resolve(group, name).__doc__ or ""
+    return text.splitlines()[0] if text else ""
+
+
+def _datasets() -> Rows:
+    rows = []
+    for name, entry in DATASETS.items():
+        try:
+            where = "bundled" if entry.files is None else str(locate(name))
+        except FdgsecError:
+            where = "not found"
+        rows.append((name, entry.target_domain, str(entry.image_size), where))
+    return rows
+
+
+LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
+    "targets": (("target", "method", "releases"), lambda: [(n, t.method, t.summary) for n, t in TARGETS.items()]),
+    "methods": (("method", "what"), lambda: [(n, _summary("methods", n)) for n in names("methods")]),
+    "attacks": (("attack", "what"), lambda: [(n, _summary("attacks", n)) for n in names("attacks")]),
+    "defenses": (("defense", "what"), lambda: [(n, _summary("defenses", n)) for n in names("defenses")]),
+    "datasets": (("dataset", "unseen domain", "px", "where"), _datasets),
+    "encoders": (("encoder",), lambda: [(n,) for n in ENCODERS]),
+    "backbones": (("backbone",), lambda: [(n,) for n in BACKBONES]),
+    "presets": (("preset",), lambda: [(n,) for n in presets()]),
+}
+
+
+def print_list(what: str) -> None:
+    """Print one of LISTS."""
+    columns, rows = LISTS[what]
+    _print(what, columns, rows())
+
+
+def print_doctor() -> None:
+    """Print what this machine has."""
+    facts = [(key, str(value)) for key, value in environment().items()]
+    facts += [("cache", str(cache_root())), ("methods", ", ".join(METHODS)), ("attacks", ", ".join(ATTACKS))]
+    facts += [(f"dataset {row[0]}", row[3]) for row in _datasets()]
+    facts += [(f"weights {row.name}", "stored" if row.stored else "not stored") for row in listing()]
+    _print("doctor", ("what", "found"), facts)

@@ -1,0 +1,295 @@
+"""Who attacks, what they see, what they know, what they are asked, and what they may answer.
+
+An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
+from the laboratory to the judge and never through here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import ImageStyles, InterpolationStyle, StyleBank, StyleStatistics
+from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import UsageError
+from fdgsec.styles import Moments
+from fdgsec.wire import SERVER, Message, Transcript
+
+KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "auxiliary", "unseen", "own data")
+"""What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
+labelled auxiliary images of the victims' domains; images of the unseen domain; its own training images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The messages that one adversary could see, in order."""
+
+    messages: tuple[Message, ...]
+
+    def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
+        """Find the style rows (R, C) of `victim`: its own upload, else its rows of a bank; None if neither was seen."""
+        number = int(victim.partition(":")[2])
+        for message in self.messages:
+            artifact = message.artifact
+            if message.sender == victim and isinstance(artifact, ImageStyles):
+                return artifact.mean, artifact.std
+            if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
+                return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+            if isinstance(artifact, StyleBank):
+                mine = artifact.owner == number
+                return artifact.mean[mine], artifact.std[mine]
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Who attacks: the parties it is, the links it taps, and what it knows beside the transcript."""
+
+    name: str
+    parties: tuple[str, ...]
+    taps: Literal["own", "all"]
+    knows: tuple[str, ...]
+
+    def view(self, transcript: Transcript) -> View:
+        """Keep the messages whose sender or receiver is this adversary, or all of them when it taps every link."""
+        return View(
+            messages=tuple(
+                message
+                for message in transcript.messages()
+                if self.taps == "all" or message.sender in self.parties or message.receiver in self.parties
+            )
+        )
+
+
+ADVERSARIES: Mapping[str, Adversary] = {
+    "server": Adversary(
+        name="server", parties=(SERVER,), taps="own",
+        knows=("encoder", "transform", "class names", "client sizes", "auxiliary", "unseen"),
+    ),
+    "client": Adversary(
+        name="client", parties=("client:0",), taps="own",
+        knows=("encoder", "transform", "class names", "own data", "unseen"),
+    ),
+    "outsider": Adversary(name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen")),
+}  # fmt: skip
+
+
+class Statistics(Protocol):
+    """The public encoder's per-image channel statistics, computed once per image."""
+
+    def __call__(self, dataset: DomainDataset) -> Moments:
+        """Give one row of moments per image of `dataset`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it."""
+
+    statistics: Statistics
+    encoder: str
+    class_names: Sequence[str]
+    domain_names: Sequence[str]
+    auxiliary: DomainDataset | None
+    unseen: DomainDataset | None
+    own: DomainDataset | None
+
+    def public_images(self) -> DomainDataset:
+        """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""
+        images = self.auxiliary if self.auxiliary is not None else self.own
+        if images is None:
+            raise UsageError("this attack needs auxiliary images; the adversary knows none (see --adversary).")
+        return images
+
+
+RequestKind = Literal["released", "as_if_released", "add_one_record", "resampled_clients", "halves"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Observed runs of the target that an attack asks for; the laboratory executes and caches them.
+
+    released: the run as it is, per client, with a gallery of `gallery` candidate images that contains every released one.
+    as_if_released: what clients holding non-auxiliary images would have released, one row per image.
+    add_one_record: per domain `count` pairs of runs with n and n + 1 records.
+    resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates.
+    halves: `count` clients whose data are cut in two disjoint halves, each half released once."""
+
+    kind: RequestKind
+    count: int = 0
+    records: int = 0
+    gallery: int = 0
+    per_class: int = 0
+    scheme: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
+
+    `slice` says which population the case belongs to ({"domain": "photo", "n_per_client": 40}); `records` is the number
+    of images behind the release where the adversary knows it. Candidates carry pixels, no label that matters, and come
+    in an order that says nothing."""
+
+    request: RequestKind
+    views: tuple[View, ...]
+    victim: str
+    slice: Mapping[str, str | int]
+    records: int | None = None
+    candidates: DomainDataset | None = None
+
+    def released(self, run: int = 0) -> tuple[Tensor, Tensor]:
+        """The victim's style rows (R, C) in float64 as seen in run `run`. Raises UsageError when none were seen."""
+        styles = self.views[run].styles(self.victim)
+        if styles is None:
+            raise UsageError(f"the adversary saw no style of {self.victim}.")
+        return styles[0].to(torch.float64), styles[1].to(torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What only the judge knows about a case; fields that do not apply are None.
+
+    `members` (candidates,) bool; `rows` (R,) index into the candidates of the image behind each released row;
+    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows; `statistic` (R, 2C) the linear statistic
+    of the records; `partner` the number of the case (within its slice) that comes from the same client."""
+
+    members: Tensor | None = None
+    rows: Tensor | None = None
+    images: Tensor | None = None
+    labels: Tensor | None = None
+    domains: Tensor | None = None
+    statistic: Tensor | None = None
+    partner: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an attack says about one case (`case` indexes the cases); `slice` adds to the case's own."""
+
+    kind: ClassVar[str] = "answer"
+    case: int
+    slice: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Answer):
+    """For each released row a distance to each candidate, (R, G): the smallest is the best guess.
+
+    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains"."""
+
+    kind: ClassVar[str] = "ranking"
+    distances: Tensor
+    of: Literal["rows", "partner"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership(Answer):
+    """For each candidate a score, (G,): larger says member."""
+
+    kind: ClassVar[str] = "membership"
+    scores: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Answer):
+    """For each released row a predicted class or domain, (R,) int64, with the number of classes."""
+
+    kind: ClassVar[str] = "labels"
+    predicted: Tensor
+    of: Literal["labels", "domains"]
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Answer):
+    """For each record the recovered statistic, (R, D), and what the adversary would guess without the release, (D,)."""
+
+    kind: ClassVar[str] = "recovered"
+    statistic: Tensor
+    without: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstructions(Answer):
+    """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
+
+    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
+    another image of the same domain, B4 the generator fed noise."""
+
+    kind: ClassVar[str] = "reconstructions"
+    images: Tensor
+    controls: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Answer):
+    """A number that theory or the attack's own bookkeeping predicts: descriptive, never evidence."""
+
+    kind: ClassVar[str] = "prediction"
+    name: str
+    value: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """A positive control: cases on which information was planted, their truth, and what the attack must reach."""
+
+    cases: Sequence[Case]
+    truths: Sequence[Truth]
+    knowledge: Knowledge
+    measurement: str
+    at_least: float
+
+
+Guess = Sequence[Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """What an attack may know of its target before it runs: public settings, never data."""
+
+    artifact_kinds: frozenset[str]
+    clients: int
+    images_per_client: int
+    classes: int
+    profile: Literal["quick", "full"]
+
+
+class Observer(Protocol):
+    """An attack that reads. Options are its own frozen fields; nothing is kept between calls."""
+
+    name: ClassVar[str]
+    reads: ClassVar[frozenset[str]]
+    """Artifact kinds it can read; one of them must be released."""
+    needs: ClassVar[frozenset[str]]
+    """Entries of KNOWLEDGE that it cannot do without."""
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Name the observed runs that the attack wants."""
+        ...
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer the cases from views and knowledge alone."""
+        ...
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer once more with every artifact exchanged for another of the same slice: the negative control."""
+        ...
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Make cases with planted information on which the attack must win: the positive control."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """A promise in numbers: (epsilon, delta) for one record or one client, by which mechanism, under what."""
+
+    epsilon: float
+    delta: float
+    unit: Literal["record", "client"]
+    mechanism: str
+    assumptions: tuple[str, ...] = ()

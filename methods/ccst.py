@@ -1,0 +1,185 @@
+"""CCST: federated domain generalization via cross-client style transfer.
+
+Chen, Jiang, Dou & Chen, WACV 2023, https://arxiv.org/abs/2210.00912. AdaIN is eq. (2), the style extractor eq. (4), the
+image generator G eq. (5), a single image's style eq. (6), a client's bank eq. (7), the overall style eq. (8), the
+broadcast banks eqs. (9) and (10), local stylisation Algorithm 1. Extends methods/fedavg.py, which trains afterwards.
+
+Shares, once, before round 0: per client either one overall style (2C numbers) or J = ceil(n / 32) single-image styles; the
+server sends all of them to every client, attributed to their owners.
+Differs from the paper: images are stylised at the size they have, not at 512 px; the encoder is `mini` unless the AdaIN
+VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set together by the preset
+`ccst-released`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor, to_pil_image
+
+from fdgsec.artifacts import Artifact, ImageStyles, StyleBank, StyleStatistics
+from fdgsec.data.domains import as_float
+from fdgsec.errors import UsageError
+from fdgsec.features import encoder_named, statistics
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.styles import adain
+from fdgsec.training import TrainingSet
+
+STYLISED_AT_ONCE = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class CCST(FedAvg):
+    """CCST with its options; the defaults are the paper's.
+
+    `k` is the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client`
+    is J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
+    (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylised images as JPEG
+    (`jpeg_quality`), and validates on stylised training images (`leaky_validation`)."""
+
+    style: Literal["overall", "single"] = "overall"
+    k: int = 3
+    encoder: str = "mini"
+    styles_per_client: int | Literal["all"] | None = None
+    eps: float = 1e-5
+    single_unbiased: bool = True
+    overall_unbiased: bool = False
+    style_per_batch: bool = False
+    jpeg_quality: int | None = None
+    leaky_validation: bool = False
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """Styles, once, before round 0."""
+        return "once"
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError where K is not in 1..N."""
+        super().check(clients)
+        if not 1 <= self.k <= clients:
+            raise UsageError(
+                f"ccst draws k = {self.k} of the {clients} clients' styles without replacement; k must lie in "
+                f"1..{clients} (--set method.k={min(max(self.k, 1), clients)})."
+            )
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Section 3.2.1: the overall style (eq. 8), or J single styles (eqs. 6, 7).
+
+        Raises UsageError for a client without images."""
+        if not len(client.data):
+            raise UsageError(
+                f"{client.name} has no images; a style needs at least one. Use fewer clients or more data."
+            )
+        if self.style == "overall":
+            mean, std = (
+                statistics(self.encoder, client.data).pooled().style(unbiased=self.overall_unbiased, eps=self.eps)
+            )
+            return {"style": StyleStatistics(mean=mean[0].float(), std=std[0].float())}, state
+        rows = torch.randperm(len(client.data), generator=rng)[: self._styles_of(len(client.data))]
+        mean, std = statistics(self.encoder, client.data.subset(rows)).style(
+            unbiased=self.single_unbiased, eps=self.eps
+        )
+        return {"styles": ImageStyles(mean=mean.float(), std=std.float())}, {**state, "shared_rows": rows}
+
+    def _styles_of(self, images: int) -> int:
+        if self.styles_per_client == "all":
+            return images
+        return min(images, -(-images // 32) if self.styles_per_client is None else self.styles_per_client)
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Section 3.2.2: concatenate all styles (eqs. 9, 10) and send the bank to everybody."""
+        rows = [(int(name.partition(":")[2]), *_rows(inbox)) for name, inbox in shared.items()]
+        bank = StyleBank(
+            mean=torch.cat([mean for _, mean, _ in rows]),
+            std=torch.cat([std for _, _, std in rows]),
+            owner=torch.cat([torch.full((mean.shape[0],), number) for number, mean, _ in rows]),
+        )
+        return {name: {"bank": bank} for name in shared}, server
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        """Algorithm 1, made once and remembered: every image K times, in its own style or in another client's."""
+        if "stylised_images" not in state:
+            bank = inbox["bank"]
+            if not isinstance(bank, StyleBank):
+                raise TypeError(f"ccst trains with a StyleBank; {client.name} received a {bank.kind}.")
+            made = self.stylised(client, bank, rng)
+            state = {**state, "stylised_images": made.images, "stylised_labels": made.labels}
+            if self.leaky_validation:
+                state = _with_leaky_split(state, rng)
+        return TrainingSet(images=state["stylised_images"], labels=state["stylised_labels"]), state
+
+    def stylised(self, client: Client, bank: StyleBank, rng: torch.Generator) -> TrainingSet:
+        """Algorithm 1: D has K entries per image, image by image; an own draw keeps the original (lines 5, 6)."""
+        owners = torch.unique(bank.owner)
+        count = len(client.data)
+        draws = torch.stack([owners[torch.randperm(len(owners), generator=rng)[: self.k]] for _ in range(count)])
+        styles = self._style_rows(bank, draws, rng)
+        images = client.data.pixels().repeat_interleave(self.k, dim=0)
+        foreign = (draws.flatten() != client.number).nonzero().flatten()
+        for chunk in foreign.split(STYLISED_AT_ONCE):
+            images[chunk] = self.generate(images[chunk], bank.mean[styles[chunk]], bank.std[styles[chunk]])
+        return TrainingSet(images=images, labels=client.data.labels.repeat_interleave(self.k))
+
+    def _style_rows(self, bank: StyleBank, draws: Tensor, rng: torch.Generator) -> Tensor:
+        """Choose one row of the bank for each drawn client (line 8); per content batch where the released code does."""
+        chosen = torch.empty(draws.numel(), dtype=torch.int64)
+        flat = draws.flatten()
+        for owner in torch.unique(flat):
+            rows = (bank.owner == owner).nonzero().flatten()
+            picks = rows[torch.randint(0, len(rows), (draws.numel(),), generator=rng)]
+            if self.style_per_batch:  # one style for all contents of a batch of 32
+                picks = picks[(torch.arange(draws.numel()) // (STYLISED_AT_ONCE * self.k)) * STYLISED_AT_ONCE * self.k]
+            chosen[flat == owner] = picks[flat == owner]
+        return chosen
+
+    @torch.inference_mode()
+    def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """G of eq. (5): encode, AdaIN to the style, decode; uint8 (n, 3, H, W) in and out."""
+        encoder = encoder_named(self.encoder)
+        content = encoder.encode(as_float(pixels))
+        images = encoder.decode(adain(content, mean.to(content), std.to(content), eps=self.eps))
+        result = (images[..., : pixels.shape[2], : pixels.shape[3]].clamp(0, 1) * 255).round().to(torch.uint8)
+        return (
+            result if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in result])
+        )
+
+    def validation_set(self, client: Client, state: State) -> TrainingSet | None:
+        """Originals split off before augmentation, or (released code) a tenth of the stylised images."""
+        if not self.leaky_validation or "leaky_images" not in state:
+            return super().validation_set(client, state)
+        return TrainingSet(images=state["leaky_images"], labels=state["leaky_labels"])
+
+
+def _rows(inbox: Inbox) -> tuple[Tensor, Tensor]:
+    artifact: Artifact = next(iter(inbox.values()))
+    if isinstance(artifact, StyleStatistics):
+        return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+    if isinstance(artifact, ImageStyles):
+        return artifact.mean, artifact.std
+    raise TypeError(f"ccst combines StyleStatistics or ImageStyles; got {artifact.kind}.")
+
+
+def _with_leaky_split(state: State, rng: torch.Generator) -> State:
+    order = torch.randperm(len(state["stylised_labels"]), generator=rng)
+    cut = len(order) // 10
+    held, kept = order[:cut], order[cut:]
+    images, labels = state["stylised_images"], state["stylised_labels"]
+    split = {"stylised_images": images[kept], "stylised_labels": labels[kept]}
+    return {**state, **split, "leaky_images": images[held], "leaky_labels": labels[held]}
+
+
+def _through_jpeg(image: Tensor, quality: int) -> Tensor:
+    buffer = BytesIO()
+    to_pil_image(image).save(buffer, format="JPEG", quality=quality)
+    decoded: Tensor = pil_to_tensor(Image.open(buffer))
+    return decoded

@@ -1,0 +1,125 @@
+"""FedAvg: communication-efficient learning of deep networks from decentralized data.
+
+McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629. Algorithm 1: clients train E local epochs from the global
+model; the server averages.
+
+Shares: the model. With `select="validation"` also, after each aggregation, how many of its validation images each client
+gets right, from which the server picks the round to keep (what CCST section 4.2 does).
+Differs from the paper: the last short batch of one record is skipped (batch norm has no variance there)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import ModelState, Scores
+from fdgsec.errors import UsageError
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.training import CrossEntropy, Plan, TrainingSet, epochs, predictions
+
+
+def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Average float entries with `weights` (which sum to 1), copy integer counters from the first state.
+
+    Sums run in float64, so that the order of clients does not matter beyond rounding."""
+    result: dict[str, Tensor] = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            total = sum(weight * state[name].to(torch.float64) for weight, state in zip(weights, states, strict=True))
+            result[name] = torch.as_tensor(total).to(first.dtype)
+        else:
+            result[name] = first.clone()
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg:
+    """FedAvg with its local plan; other methods extend the steps that they change.
+
+    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code)."""
+
+    plan: Plan = field(default_factory=Plan)
+    weights: Literal["size", "uniform"] = "size"
+    select: Literal["last", "validation"] = "last"
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """Nothing beside the model."""
+        return "never"
+
+    @property
+    def reviews(self) -> Literal["none", "before", "after"]:
+        """After aggregation, where the round is chosen on validation images."""
+        return "after" if self.select == "validation" else "none"
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError where there is nobody to train."""
+        if clients < 1:
+            raise UsageError("a federation needs at least one client; got none.")
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Send nothing."""
+        return {}, state
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Hand out nothing."""
+        return {}, server
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        """Train on the client's own images."""
+        return TrainingSet.of(client.data), state
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """ClientUpdate of Algorithm 1: a fresh optimiser, E epochs of minibatch steps from the global model."""
+        data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
+        network = model.module()
+        metrics = epochs(network, data, CrossEntropy(), self.plan, rng)
+        weight = 1.0 if self.weights == "uniform" else float(len(client.data))
+        sent = ModelState(state={name: value.detach().clone() for name, value in network.state_dict().items()})
+        return Update(artifacts={"model": sent}, weight=weight, metrics=metrics), state
+
+    def exhibits(
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+    ) -> Mapping[str, Inbox]:
+        """Show every client the new global model."""
+        return {name: {"model": model.state} for name in updates}
+
+    def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
+        """Count validation images and how many of them the received model gets right."""
+        data = self.validation_set(client, state)
+        if data is None or not len(data):
+            return Scores(values=torch.zeros(2))
+        received = model.with_state(inbox["model"].tensors()).module()
+        correct = int((predictions(received, data.images) == data.labels).sum())
+        return Scores(values=torch.tensor([float(correct), float(len(data))]))
+
+    def validation_set(self, client: Client, state: State) -> TrainingSet | None:
+        """Validation images: originals, split off before any augmentation."""
+        return None if client.validation is None else TrainingSet.of(client.validation)
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        """w = sum_i (n_i / n) w_i over the participants."""
+        total = sum(update.weight for update in updates.values())
+        weights = [update.weight / total for update in updates.values()]
+        states = [update.artifacts["model"].tensors() for update in updates.values()]
+        return model.with_state(averaged(states, weights)), server
+
+    def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
+        """Remember the mean source-validation accuracy of this round (mean over clients, as CCST selects)."""
+        counted = [score.values for score in scores.values() if float(score.values[1]) > 0]
+        if not counted:
+            return server
+        accuracy = torch.stack([values[0] / values[1] for values in counted]).mean()
+        return {**server, "validation_accuracy": accuracy}

@@ -1,0 +1,328 @@
+import copy
+import functools
+import math
+from pathlib import Path
+from typing import cast
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision.models
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.errors import UsageError
+from fdgsec.models import BACKBONES, Classifier, Norm, build_classifier, state_to_vector, vector_to_state
+from fdgsec.rng import stream
+
+TORCHVISION = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121")
+
+# Opacus hooks the first convolution, whose input (the images) needs no gradient
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing when gradients are computed:UserWarning")
+
+
+def images(count: int, *, size: int = 64, seed: int = 0) -> Tensor:
+    return torch.rand(count, 3, size, size, generator=stream(seed, "world", "images"))
+
+
+@functools.cache
+def _published(backbone: str) -> nn.Module:
+    """Torchvision's own network, with every float entry away from its initial value (norms and their statistics too)."""
+    with torch.device("meta"):
+        network = cast(nn.Module, torchvision.models.get_model(backbone, weights=None, num_classes=1000))
+    network.to_empty(device="cpu")
+    rng = stream(7, "world", backbone)
+    for name, tensor in network.state_dict().items():
+        if not tensor.is_floating_point():
+            tensor.zero_()
+        elif name.endswith("running_var") or (name.endswith("weight") and tensor.ndim == 1):
+            tensor.uniform_(0.5, 1.5, generator=rng)
+        else:
+            tensor.normal_(generator=rng).mul_(0.1 if tensor.ndim == 1 else math.sqrt(2 / tensor[0].numel()))
+    return network
+
+
+def published(backbone: str) -> nn.Module:
+    return copy.deepcopy(_published(backbone))
+
+
+def head_of(network: nn.Module) -> tuple[Tensor, Tensor]:
+    last = [module for module in network.modules() if isinstance(module, nn.Linear | nn.Conv2d)][-1]
+    assert last.bias is not None
+    return last.weight.detach().flatten(1), last.bias.detach()
+
+
+def with_published_weights(backbone: str, norm: Norm, network: nn.Module, folder: Path) -> Classifier:
+    path = folder / "weights.safetensors"
+    safetensors.torch.save_file(network.state_dict(), path)
+    built = build_classifier(backbone, 1000, norm=norm, pretrained=True, weights_path=path, rng=stream(0, "world"))
+    built.head.load_state_dict(dict(zip(("weight", "bias"), head_of(network), strict=True)))
+    return built
+
+
+def normalised(pictures: Tensor) -> Tensor:
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    return (pictures - mean[:, None, None]) / std[:, None, None]
+
+
+@pytest.mark.parametrize("backbone", TORCHVISION)
+def test_batch_norm_model_gives_the_logits_of_torchvision_with_the_same_weights(backbone, tmp_path):
+    network = published(backbone)
+    if backbone == "squeezenet1_0":
+        setattr(network.get_submodule("classifier"), "2", nn.Identity())  # the documented difference: a linear head
+    model = with_published_weights(backbone, "batch", network, tmp_path)
+    pictures = images(2)
+
+    with torch.inference_mode():
+        ours, theirs = model.eval()(pictures), network.eval()(normalised(pictures))
+
+    assert float(theirs.std()) > 1e-3
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("backbone", TORCHVISION)
+def test_group_norm_model_is_torchvision_with_each_batch_norm_exchanged(backbone, tmp_path):
+    network = published(backbone)
+    model = with_published_weights(backbone, "group", network, tmp_path)
+    exchange_norms(network)
+    if backbone == "squeezenet1_0":
+        setattr(network.get_submodule("classifier"), "2", nn.Identity())
+    pictures = images(2)
+
+    with torch.inference_mode():
+        ours, theirs = model.eval()(pictures), network.eval()(normalised(pictures))
+
+    assert float(theirs.std()) > 1e-3
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+
+
+def exchange_norms(network: nn.Module) -> None:
+    for name, norm in [(name, m) for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)]:
+        group = nn.GroupNorm(math.gcd(32, norm.num_features), norm.num_features, eps=norm.eps)
+        group.load_state_dict({"weight": norm.weight, "bias": norm.bias})
+        parent, _, child = name.rpartition(".")
+        setattr(network.get_submodule(parent), child, group)
+
+
+def relative_difference(actual: Tensor, expected: Tensor) -> float:
+    return float((actual - expected).norm() / expected.norm().clamp_min(1e-12))
+
+
+def gradients_one_by_one(model: Classifier, pictures: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    rows = []
+    for position in range(len(pictures)):
+        loss = functional.cross_entropy(model(pictures[position : position + 1]), labels[position : position + 1])
+        rows.append(torch.autograd.grad(loss, list(model.parameters())))
+    return {name: torch.stack(parts) for (name, _), *parts in zip(model.named_parameters(), *rows, strict=True)}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
+    model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world", backbone))
+    assert not ModuleValidator.validate(model, strict=False)
+    pictures, labels = images(2), torch.tensor([0, 3])
+    expected = gradients_one_by_one(model, pictures, labels)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    hooked = GradSampleModule(copy.deepcopy(model))
+    optimiser = DPOptimizer(
+        torch.optim.SGD(hooked.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=1e6, expected_batch_size=2
+    )
+
+    functional.cross_entropy(hooked(pictures), labels).backward()
+    samples = {name.removeprefix("_module."): vars(parameter) for name, parameter in hooked.named_parameters()}
+    found = {name: cast(Tensor, attributes["grad_sample"]).clone() for name, attributes in samples.items()}
+    optimiser.step()
+
+    assert found.keys() == expected.keys()
+    for name, gradients in expected.items():
+        assert relative_difference(found[name], gradients) < 1e-4, name
+    for name, parameter in hooked.named_parameters():
+        own = name.removeprefix("_module.")
+        # old - new loses the digits that a parameter has above its gradient: fp32 has 1.2e-7 of them
+        lost = 1e-6 * float(before[own].norm())
+        assert float((before[own] - parameter.detach() - expected[own].mean(0)).norm()) < lost + 1e-4 * float(
+            expected[own].mean(0).norm()
+        ), name
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_group_norm_model_works_nowhere_in_place_and_keeps_no_statistics(backbone):
+    model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world"))
+
+    assert not [name for name, module in model.named_modules() if getattr(module, "inplace", False)]
+    assert not [module for module in model.modules() if isinstance(module, nn.BatchNorm2d | nn.Dropout)]
+    assert dict(model.state_dict()).keys() == dict(model.named_parameters()).keys()
+
+
+def test_a_group_norm_model_treats_every_record_alone():
+    model = build_classifier("tiny", 5, norm="group", rng=stream(0, "world")).train()
+    pictures = images(4)
+
+    torch.testing.assert_close(model(pictures)[1:2], model(pictures[1:2]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_the_head_times_the_features_is_the_forward_pass(backbone):
+    model = build_classifier(backbone, 5, rng=stream(0, "world")).eval()
+    pictures = images(2)
+
+    with torch.no_grad():
+        features, logits = model.features(pictures), model(pictures)
+
+    assert features.shape == (2, model.features_width)
+    torch.testing.assert_close(logits, features @ model.head.weight.T + model.head.bias, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "width"),
+    [
+        ("resnet18", 512),
+        ("resnet50", 2048),
+        ("mobilenet_v3_large", 1280),
+        ("squeezenet1_0", 512),
+        ("densenet121", 1024),
+    ],
+)
+def test_features_have_the_published_width_and_the_body_five_parts(backbone, width):
+    model = build_classifier(backbone, 7, rng=stream(0, "world"))
+
+    assert (model.features_width, model.classes, model.backbone, model.norm) == (width, 7, backbone, "batch")
+    assert [name for name, _ in model.body.named_children()] == ["stem", "stage1", "stage2", "stage3", "stage4"]
+
+
+def test_resnet_stages_halve_the_map_and_double_the_channels():
+    model = build_classifier("resnet18", 7, rng=stream(0, "world")).eval()
+    maps, shapes = model.normalise(images(1)), []
+
+    for _, part in model.body.named_children():
+        maps = part(maps)
+        shapes.append(tuple(maps.shape[1:]))
+
+    assert shapes == [(64, 16, 16), (64, 16, 16), (128, 8, 8), (256, 4, 4), (512, 2, 2)]
+
+
+@pytest.mark.parametrize("backbone", TORCHVISION)
+def test_parameters_follow_the_laws_of_torchvisions_constructor(backbone):
+    with torch.random.fork_rng(devices=[]):
+        theirs = torchvision.models.get_model(backbone, weights=None, num_classes=5)
+    ours = build_classifier(backbone, 5, rng=stream(3, "world"))
+
+    large = [parameter.detach() for parameter in ours.parameters() if parameter.numel() >= 5000]
+    expected = [parameter.detach() for parameter in theirs.parameters() if parameter.numel() >= 5000]
+    assert [parameter.shape for parameter in large] == [parameter.shape for parameter in expected]
+    for mine, their in zip(large, expected, strict=True):
+        # the std of 5000 draws errs by 1%, so 6% is six times that; uniform draws stay below 1.8 std, normal ones do not
+        assert float(mine.std()) == pytest.approx(float(their.std()), rel=0.06)
+        assert bool((mine.abs() < 2 * mine.std()).all()) == bool((their.abs() < 2 * their.std()).all())
+    vectors = [parameter for name, parameter in ours.named_parameters() if parameter.ndim == 1 and name != "head.bias"]
+    assert all(set(vector.detach().unique().tolist()) <= {0.0, 1.0} for vector in vectors)
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "tiny"])
+def test_equal_streams_give_equal_models_and_others_do_not(backbone):
+    first, same, other = (build_classifier(backbone, 5, rng=stream(seed, "world")).state_dict() for seed in (0, 0, 1))
+
+    assert all(torch.equal(first[key], same[key]) for key in first)
+    assert not torch.equal(state_to_vector(first), state_to_vector(other))
+
+
+def test_one_stream_gives_a_new_model_each_time():
+    rng = stream(0, "world")
+
+    first, second = (build_classifier("tiny", 5, rng=rng).state_dict() for _ in range(2))
+
+    assert not torch.equal(first["body.stem.0.weight"], second["body.stem.0.weight"])
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_building_and_training_leave_the_global_stream_alone(backbone):
+    before = torch.random.get_rng_state()
+
+    model = build_classifier(backbone, 5, rng=stream(0, "world")).train()
+    model(images(2)).sum().backward()
+
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_tiny_is_small_and_reads_32_pixels():
+    model = build_classifier("tiny", 7, norm="group", rng=stream(0, "world"))
+
+    assert sum(parameter.numel() for parameter in model.parameters()) <= 150_000
+    assert model(images(2, size=32)).shape == (2, 7)
+    assert model.maps(images(2, size=32)).shape == (2, 96, 4, 4)
+
+
+def test_the_normalisation_is_not_part_of_the_state():
+    model = build_classifier("tiny", 5, rng=stream(0, "world"))
+
+    assert not [key for key in model.state_dict() if key.startswith("normalise")]
+
+
+def test_pretrained_weights_leave_the_head_to_the_stream(tmp_path):
+    network = published("squeezenet1_0")
+    path = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(network.state_dict(), path)
+
+    loaded = build_classifier("squeezenet1_0", 5, pretrained=True, weights_path=path, rng=stream(0, "world"))
+    fresh = build_classifier("squeezenet1_0", 5, rng=stream(0, "world"))
+
+    assert torch.equal(loaded.body.get_parameter("stem.0.weight"), network.get_parameter("features.0.weight"))
+    assert torch.equal(loaded.head.weight, fresh.head.weight)
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_a_state_survives_the_way_through_a_vector_bit_for_bit(norm):
+    state = build_classifier("mobilenet_v3_large", 5, norm=norm, rng=stream(0, "world")).state_dict()
+    reordered = {
+        key: torch.zeros_like(state[key]) if state[key].is_floating_point() else state[key] for key in sorted(state)
+    }
+
+    back = vector_to_state(state_to_vector(state), reordered)
+
+    assert list(back) == sorted(state)
+    assert all(torch.equal(back[key], state[key]) and back[key].dtype == state[key].dtype for key in state)
+
+
+def test_mixed_precision_survives_and_integers_come_from_the_pattern():
+    state = {"b": torch.tensor([[1.5, -2.0]], dtype=torch.float16), "a": torch.tensor([0.1]), "n": torch.tensor(3)}
+
+    vector = state_to_vector(state)
+    back = vector_to_state(vector, {**state, "n": torch.tensor(9)})
+
+    assert torch.equal(vector, torch.tensor([0.1, 1.5, -2.0]))
+    assert torch.equal(back["b"], state["b"])
+    assert back["b"].dtype == torch.float16
+    assert int(back["n"]) == 9
+
+
+def test_a_state_made_from_a_vector_shares_no_memory_with_it():
+    vector = torch.tensor([1.0, 2.0])
+
+    back = vector_to_state(vector, {"a": torch.zeros(2)})
+    vector.zero_()
+
+    assert torch.equal(back["a"], torch.tensor([1.0, 2.0]))
+
+
+def test_a_vector_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"must be \(2,\).*got \(3,\)"):
+        vector_to_state(torch.zeros(3), {"a": torch.zeros(2)})
+
+
+def test_bad_requests_are_refused_with_what_to_do(tmp_path):
+    rng = stream(0, "world")
+    with pytest.raises(UsageError, match="Did you mean 'resnet18'"):
+        build_classifier("resnet81", 5, rng=rng)
+    with pytest.raises(UsageError, match="norm must be 'batch' or 'group'; got 'layer'"):
+        build_classifier("tiny", 5, norm="layer", rng=rng)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="classes must be at least 1; got 0"):
+        build_classifier("tiny", 0, rng=rng)
+    with pytest.raises(UsageError, match="tiny has no pretrained weights"):
+        build_classifier("tiny", 5, pretrained=True, rng=rng)
+    with pytest.raises(UsageError, match="pretrained is off"):
+        build_classifier("resnet18", 5, weights_path=tmp_path, rng=rng)
+    with pytest.raises(ValueError, match=r"images must be float \(N, 3, H, W\)"):
+        build_classifier("tiny", 5, rng=rng)(torch.zeros(1, 3, 32, 32, dtype=torch.uint8))

@@ -1,0 +1,131 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fdgsec.artifacts import Artifact, ModelState, StyleBank, StyleStatistics
+from fdgsec.errors import ArtifactError
+from fdgsec.rng import stream
+from fdgsec.threats import ADVERSARIES
+from fdgsec.wire import Message, Transcript, Wire
+
+
+def style(value: float) -> StyleStatistics:
+    return StyleStatistics(mean=torch.full((2,), value), std=torch.ones(2))
+
+
+def message(sender: str, receiver: str, artifact: Artifact) -> Message:
+    return Message(round=0, stage="share", sender=sender, receiver=receiver, artifact=artifact)
+
+
+def wire(**settings: object) -> Wire:
+    return Wire(secret=lambda m, n: stream(0, "secret", m.sender, n), **settings)  # type: ignore[arg-type]
+
+
+class Doubling:
+    def on_message(self, message: Message, rng: torch.Generator) -> Artifact:
+        assert isinstance(message.artifact, StyleStatistics)
+        return StyleStatistics(mean=message.artifact.mean * 2, std=message.artifact.std)
+
+
+def exchanged() -> Transcript:
+    carrier = wire()
+    carrier.send(message("client:0", "server", style(1.0)))
+    carrier.send(message("client:1", "server", style(2.0)))
+    bank = StyleBank(mean=torch.ones(2, 2), std=torch.ones(2, 2), owner=torch.tensor([0, 1]))
+    for receiver in ("client:0", "client:1"):
+        carrier.send(message("server", receiver, bank))
+    return carrier.transcript
+
+
+def test_server_sees_every_style_and_a_client_only_its_own_and_the_bank():
+    transcript = exchanged()
+
+    server = ADVERSARIES["server"].view(transcript)
+    client = ADVERSARIES["client"].view(transcript)
+
+    assert [m.sender for m in server.messages] == ["client:0", "client:1", "server", "server"]
+    assert [(m.sender, m.receiver) for m in client.messages] == [("client:0", "server"), ("server", "client:0")]
+
+
+def test_a_client_reads_the_others_styles_from_the_bank():
+    view = ADVERSARIES["client"].view(exchanged())
+
+    found = view.styles("client:1")
+
+    assert found is not None
+    assert found[0].shape == (1, 2)
+
+
+def test_defenses_change_what_leaves_a_client_before_it_is_written_down():
+    carrier = wire(defenses=[Doubling()])
+
+    received = carrier.send(message("client:0", "server", style(1.0)))
+
+    written = next(carrier.transcript.messages()).artifact
+    assert isinstance(received, StyleStatistics)
+    assert received.mean.tolist() == [2.0, 2.0]
+    assert written.sha256 == received.sha256
+
+
+def test_the_server_does_not_defend_again_what_it_sends_on():
+    carrier = wire(defenses=[Doubling()])
+
+    received = carrier.send(message("server", "client:0", style(1.0)))
+
+    assert isinstance(received, StyleStatistics)
+    assert received.mean.tolist() == [1.0, 1.0]
+
+
+def test_a_guard_refuses_before_anything_is_written_down():
+    def refuse(message: Message) -> None:
+        raise ArtifactError("too large")
+
+    carrier = wire(guards=[refuse])
+    with pytest.raises(ArtifactError, match="too large"):
+        carrier.send(message("client:0", "server", style(1.0)))
+
+    assert carrier.transcript.rows == []
+
+
+def test_models_leave_a_row_but_no_payload_by_default():
+    carrier = wire()
+    carrier.send(message("client:0", "server", ModelState(state={"w": torch.ones(3)})))
+
+    assert [(row.kind, row.bytes) for row in carrier.transcript.rows] == [("ModelState", 12)]
+    assert carrier.transcript.payloads == {}
+
+
+def test_a_transcript_survives_the_disk_and_stores_each_payload_once(tmp_path: Path):
+    transcript = exchanged()
+    transcript.save(tmp_path)
+
+    again = Transcript.load(tmp_path)
+
+    assert again.sha256 == transcript.sha256
+    assert len(list((tmp_path / "payloads").iterdir())) == 3  # two styles, one bank sent twice
+
+
+def test_an_altered_line_breaks_the_chain(tmp_path: Path):
+    exchanged().save(tmp_path)
+    index = tmp_path / "transcript.jsonl"
+    lines = index.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), "sender": "client:7"})
+    index.write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(ArtifactError, match="line 2 breaks the hash chain"):
+        Transcript.load(tmp_path)
+
+
+def test_an_altered_payload_is_noticed(tmp_path: Path):
+    transcript = exchanged()
+    transcript.save(tmp_path)
+    (tmp_path / "payloads" / f"{transcript.rows[0].sha256}.safetensors").write_bytes(style(9.0).encode())
+
+    with pytest.raises(ArtifactError, match="altered"):
+        Transcript.load(tmp_path)
+
+
+def test_equal_exchanges_have_equal_hashes():
+    assert exchanged().sha256 == exchanged().sha256
