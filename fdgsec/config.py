@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fdgsec.errors import UsageError
-from fdgsec.registry import suggestion
+from fdgsec.registry import DEFENSES, suggestion, target_named
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
@@ -90,13 +90,14 @@ def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
 def presets() -> list[str]:
     """The names of the bundled presets."""
     files = resources.files("fdgsec.presets").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return [name for name in names if name not in get_args(Profile)]
 
 
 def load_preset(name: str) -> dict[str, Any]:
     """Read a bundled preset, or a TOML file by path. Raises UsageError for an unknown or broken one."""
     path = Path(name)
-    bundled = name in presets()
+    bundled = name in presets() or name in get_args(Profile)
     if not bundled and not path.is_file():
         raise UsageError(f"unknown preset {name!r}; {suggestion(name, presets())} (or give the path of a TOML file).")
     text = resources.files("fdgsec.presets").joinpath(f"{name}.toml").read_text() if bundled else path.read_text()
@@ -166,3 +167,57 @@ def _described(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(repr(option) for option in get_args(kind))
     return "nothing" if kind is type(None) else getattr(kind, "__name__", str(kind))
+
+
+def resolve_settings(
+    given: Mapping[str, Any],
+    *,
+    preset: str | None,
+    assignments: Sequence[str] = (),
+    defaults: Mapping[str, Any],
+    method: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Lay defaults, preset, what was `given` (None: not given) and --set assignments over each other, later ones winning.
+
+    `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
+    loaded = load_preset(preset) if preset else {}
+    foreign = set(loaded) - {"method", "run", "attacks"}
+    if foreign:
+        raise UsageError(f"preset {preset} has tables {sorted(foreign)}; [method], [run] and [attacks] are known.")
+    extra = parse_assignments(assignments)
+    options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
+    chosen = merged(loaded.get("attacks", {}), extra.pop("attacks", {}))
+    stated = {key: value for key, value in given.items() if value is not None}
+    tables = {"options": options, "preset": preset or "", "attack_options": chosen}
+    run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
+    if "encoder" in options and given.get("encoder") is None:
+        run["encoder"] = options["encoder"]
+    for text in run.get("defenses", ()):
+        name = str(text).partition(":")[0]
+        if name not in DEFENSES:
+            known = suggestion(name, DEFENSES) if DEFENSES else "no defense is available in this version"
+            raise UsageError(f"unknown defense {name!r}; {known}.")
+    return build(RunConfig, run, where="run")
+
+
+def attack_settings(
+    target: str,
+    given: Mapping[str, Any],
+    *,
+    profile: str = "quick",
+    preset: str | None = None,
+    assignments: Sequence[str] = (),
+) -> RunConfig:
+    """Settings of the verb `attack`: the profile's table first; a preset's rounds are for `train` and do not apply here.
+
+    Raises UsageError for an unknown target or profile, or for a target that releases nothing without training."""
+    named = target_named(target)
+    if profile not in get_args(Profile):
+        raise UsageError(f"unknown profile {profile!r}; {suggestion(profile, get_args(Profile))}.")
+    defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
+    config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
+    if given.get("rounds") is None and preset is not None:
+        config = dataclasses.replace(config, rounds=0)
+    if named.releases == frozenset({"ModelState"}) and not config.rounds:
+        raise UsageError(f"{target} releases only models; give --rounds 1 or more.")
+    return config

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import load_preset
+from fdgsec.config import attack_settings
 from fdgsec.console import progress_bars
-from fdgsec.registry import target_named
 from fdgsec.tables import print_dry_run, print_report
 
 Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
@@ -49,22 +48,17 @@ def command(
     """Run (or reuse) a target, attack what it sends, and report every number with interval and chance."""
     from fdgsec.experiments import attack as experiment
 
-    named = target_named(target)
-    table = load_preset(profile)["run"] if profile in ("quick", "full") else {}
-    config = o.settings(
+    config = attack_settings(
+        target,
         {
             "dataset": dataset, "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained,
             "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
             "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed,
-            "profile": profile, "attacks": tuple(attack or ()), "adversary": adversary,
-            "defenses": tuple(defense or ()), "allow_partial": allow_partial,
+            "attacks": tuple(attack or ()), "adversary": adversary, "defenses": tuple(defense or ()),
+            "allow_partial": allow_partial,
         },
-        preset=preset, assignments=set_, defaults={**table, "method": named.method, "target": target},
-        method=named.options,
+        profile=profile, preset=preset, assignments=set_ or (),
     )  # fmt: skip
-    if rounds is None and preset is not None:  # a preset's rounds are for `train`; the exchange needs none
-        config = o.without_rounds(config)
-    experiment.check_method_has_target(config)
     if dry_run:
         print_dry_run(config, experiment.dry_run(config))
         return 0

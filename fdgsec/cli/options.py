@@ -1,15 +1,9 @@
-"""The options that several verbs share, and how they become settings."""
+"""The options that several verbs share."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from fdgsec.config import RunConfig, build, load_preset, merged, parse_assignments
-from fdgsec.errors import UsageError
-from fdgsec.registry import DEFENSES, suggestion
 
 Dataset = Annotated[str, typer.Option("--dataset", help="A dataset by name (`fdgsec list datasets`).")]
 DataRoot = Annotated[
@@ -38,40 +32,3 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="name.option=v
 AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Go on with an incomplete dataset.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; replaced only if fdgsec wrote it.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the document instead of the table.")]
-
-
-def settings(
-    given: Mapping[str, Any],
-    *,
-    preset: str | None,
-    assignments: Sequence[str] | None,
-    defaults: Mapping[str, Any],
-    method: Mapping[str, Any] | None = None,
-) -> RunConfig:
-    """Lay defaults, preset, the command line and --set over each other, later ones winning.
-
-    Raises UsageError for anything that is not a setting."""
-    loaded = load_preset(preset) if preset else {}
-    foreign = set(loaded) - {"method", "run", "attacks"}
-    if foreign:
-        raise UsageError(f"preset {preset} has tables {sorted(foreign)}; [method], [run] and [attacks] are known.")
-    extra = parse_assignments(assignments or [])
-    options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
-    chosen = extra.pop("attacks", {})
-    run = merged(
-        defaults, loaded.get("run", {}), {key: value for key, value in given.items() if value is not None},
-        extra.pop("run", {}), extra, {"options": options, "preset": preset or "", "attack_options": chosen},
-    )  # fmt: skip
-    if "encoder" in options and given.get("encoder") is None:
-        run["encoder"] = options["encoder"]
-    for text in run.get("defenses", ()):
-        name = str(text).partition(":")[0]
-        if name not in DEFENSES:
-            known = suggestion(name, DEFENSES) if DEFENSES else "no defense is available in this version"
-            raise UsageError(f"unknown defense {name!r}; {known}.")
-    return build(RunConfig, run, where="run")
-
-
-def without_rounds(config: RunConfig) -> RunConfig:
-    """The same settings, exchanging artifacts only."""
-    return replace(config, rounds=0)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.config import resolve_settings
 from fdgsec.console import progress_bars
 from fdgsec.tables import print_report
 
@@ -42,7 +43,7 @@ def command(
     """Train a method's rounds and measure accuracy on the domain that no client has."""
     from fdgsec.experiments import train as experiment
 
-    config = o.settings(
+    config = resolve_settings(
         {
             "dataset": dataset, "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained,
             "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
@@ -50,7 +51,7 @@ def command(
             "image_size": image_size, "seed": seed, "defenses": tuple(defense or ()), "allow_partial": allow_partial,
             "keep": keep,
         },
-        preset=preset, assignments=set_, defaults={"method": method, "target": method, "rounds": 10, "profile": "full"},
+        preset=preset, assignments=set_ or (), defaults={"method": method, "target": method, "rounds": 10, "profile": "full"},
     )  # fmt: skip
     folder = out or Path("runs") / f"train-{method}-{dataset}-seed{seed}"
     with progress_bars() as progress:

@@ -10,7 +10,7 @@ from typing import Any
 from fdgsec.config import RunConfig, build, load_preset
 from fdgsec.console import Progressive
 from fdgsec.data.roles import Roles
-from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.errors import FdgsecError
 from fdgsec.experiments.figures import figures_of
 from fdgsec.experiments.laboratory import Laboratory, Observed, observe
 from fdgsec.experiments.train import accuracy_document, dataset_document, federate
@@ -271,8 +271,3 @@ def dry_run(config: RunConfig) -> list[tuple[str, str]]:
             rows.append((name, "runs"))
     return rows
 
-
-def check_method_has_target(config: RunConfig) -> None:
-    """Raise UsageError where a target's method does not take part in an exchange."""
-    if target_named(config.target).releases == frozenset({"ModelState"}) and not config.rounds:
-        raise UsageError(f"{config.target} releases only models; give --rounds 1 or more.")

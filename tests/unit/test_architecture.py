@@ -43,7 +43,7 @@ def test_imports_point_downwards_only(path: Path):
         assert foreign == []
         assert siblings <= allowed
         assert not [name for name in imports if under(name, *upper)]
-    elif not under(module, *upper):
+    elif module != "fdgsec" and not under(module, *upper):  # the package itself is the facade: lazy imports only
         assert not [name for name in imports if under(name, *LEAVES, *upper)]
     elif under(module, "fdgsec.experiments"):
         assert not [name for name in imports if under(name, *LEAVES, "fdgsec.cli")]
