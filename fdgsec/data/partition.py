@@ -1,0 +1,299 @@
+"""Who holds what: which domains are seen, how their images are spread over clients, and what is kept for validation.
+
+Partitions map the domain of every image to one array of image indices per client:
+
+- `one_domain_per_client`: CCST (Chen et al., WACV 2023) and FedDAG; every source domain is one client.
+- `single_domain`: StableFDG's single-domain clients (Park et al., NeurIPS 2023) and FedAlign's uniform split.
+- `dirichlet_domain`: StableFDG's multi-domain clients, `cap=True`; FedAlign with alpha > 0, `cap=False`.
+- `lambda_split`: Bai et al., ICLR 2024, https://openreview.net/forum?id=wprSv7ichW, as their code; used by FISC.
+
+Deviations: every function refuses to leave a client empty, and redrawing (Dirichlet) ends after a fixed number."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fdgsec.data.apportion import apportion
+from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import UsageError
+from fdgsec.rng import child, integer_seed
+
+Scheme = Literal["domain", "single-domain", "dirichlet", "lambda"]
+_Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientData:
+    """One client's images; `name` is the party that it is on the wire (`client:0`)."""
+
+    name: str
+    data: DomainDataset
+
+
+@dataclass(frozen=True, kw_only=True)
+class DomainSplit:
+    """Positions of the images of seen domains, of whole domains kept for selection, and of the unseen domain."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+
+def lodo(dataset: DomainDataset, target: int | str) -> DomainSplit:
+    """Leave one domain out: `target` is the test set, all else is seen, and no domain is kept for selection.
+
+    Raises UsageError where nothing is left to train on or to test, DataError for an unknown domain."""
+    return _split(dataset, validation=None, test=dataset.domain_index(target))
+
+
+def ltdo(dataset: DomainDataset, *, validation: int | str, test: int | str) -> DomainSplit:
+    """Leave two domains out: models are selected on `validation` and tested on `test`, of which neither is trained on.
+
+    Raises UsageError where the two are one or nothing is left, DataError for an unknown domain."""
+    return _split(dataset, validation=dataset.domain_index(validation), test=dataset.domain_index(test))
+
+
+def _split(dataset: DomainDataset, *, validation: int | None, test: int) -> DomainSplit:
+    is_test = dataset.domains == test
+    is_validation = torch.zeros_like(is_test) if validation is None else dataset.domains == validation
+    split = DomainSplit(
+        train=(~is_test & ~is_validation).nonzero().flatten(),
+        validation=(is_validation & ~is_test).nonzero().flatten(),
+        test=is_test.nonzero().flatten(),
+    )
+    parts = {"train": split.train, "test": split.test} if validation is None else vars(split)
+    if empty := [part for part, positions in parts.items() if not len(positions)]:
+        raise UsageError(f"{dataset.name} has no image for {' and '.join(empty)} when it is tested on domain {test}.")
+    return split
+
+
+def split_validation(
+    dataset: DomainDataset, *, rng: torch.Generator, fraction: float = 0.1
+) -> tuple[DomainDataset, DomainDataset]:
+    """Split (training, validation) images of one client, or of all of them, before any augmentation.
+
+    Each (domain, class) cell gives its share, to the nearest image that keeps the total at `fraction`; validation may be
+    empty for a handful of images. Raises UsageError where `fraction` is not in [0, 1)."""
+    if not 0 <= fraction < 1:
+        raise UsageError(f"the validation fraction must lie in [0, 1); got {fraction}.")
+    cells = dataset.domains * len(dataset.class_names) + dataset.labels
+    found, counts = np.unique(cells.numpy(), return_counts=True)
+    chosen = torch.zeros(len(dataset), dtype=torch.bool)
+    quotas = apportion(counts.tolist(), math.floor(fraction * len(dataset) + 0.5))
+    for cell, quota in zip(found.tolist(), quotas, strict=True):
+        members = (cells == cell).nonzero().flatten()
+        order = torch.randperm(len(members), generator=child(rng, "validation", int(cell)))
+        chosen[members[order[:quota]]] = True
+    return dataset.subset(~chosen), dataset.subset(chosen)
+
+
+def one_domain_per_client(domain_ids: Tensor) -> list[Tensor]:
+    """Give each domain that has images to a client of its own, in the order of the domains."""
+    return [(domain_ids == domain).nonzero().flatten() for domain in _present(domain_ids)]
+
+
+def single_domain(domain_ids: Tensor, clients_per_domain: int, *, rng: torch.Generator) -> list[Tensor]:
+    """Shuffle each domain and cut it into `clients_per_domain` equal chunks, of which the last takes the rest.
+
+    Raises UsageError where a domain has fewer images than clients."""
+    _require_clients(clients_per_domain)
+    parts: list[Tensor] = []
+    for shuffled in _shuffled(domain_ids, rng):
+        size = len(shuffled) // clients_per_domain
+        parts += shuffled.tensor_split([size * client for client in range(1, clients_per_domain)])
+    return _occupied(parts)
+
+
+def dirichlet_domain(
+    domain_ids: Tensor,
+    clients: int,
+    *,
+    rng: torch.Generator,
+    alpha: float,
+    cap: bool,
+    min_samples: int = 1,
+    attempts: int = 1000,
+) -> list[Tensor]:
+    """Spread every domain over all clients in proportions drawn from Dir(alpha, ..., alpha).
+
+    With `cap` a client that already holds its even share of all images gets nothing of the next domain. The whole draw
+    is repeated until the smallest client has `min_samples`. Raises UsageError after `attempts` of them."""
+    _require_clients(clients)
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise UsageError(f"alpha must be positive and finite; got {alpha}.")
+    if min_samples * clients > len(domain_ids):
+        need = f"{clients} clients with at least {min_samples} images each need {clients * min_samples}"
+        raise UsageError(f"{need}; there are {len(domain_ids)}: use fewer clients or a smaller min_samples.")
+    draws = np.random.default_rng(integer_seed(child(rng, "proportions")))
+    shuffled = _shuffled(domain_ids, rng)
+    best = 0
+    for _ in range(attempts):
+        counts = _dirichlet_counts([len(part) for part in shuffled], clients, draws, alpha, cap)
+        best = max(best, int(counts.sum(axis=1).min()))
+        if counts.sum(axis=1).min() >= min_samples:
+            return _occupied(_cut(shuffled, counts))
+    raise UsageError(
+        f"no Dirichlet split (alpha={alpha}) of {len(domain_ids)} images over {clients} clients left every client "
+        f"{min_samples} images in {attempts} draws (the best left {best}); raise alpha or use fewer clients."
+    )
+
+
+def _dirichlet_counts(
+    sizes: Sequence[int], clients: int, draws: np.random.Generator, alpha: float, cap: bool
+) -> _Counts:
+    """Draw one table (clients, domains) of image counts."""
+    counts = np.zeros((clients, len(sizes)), dtype=np.int64)
+    for domain, size in enumerate(sizes):
+        proportions = draws.dirichlet(np.full(clients, alpha))
+        if cap:
+            proportions[counts.sum(axis=1) >= sum(sizes) / clients] = 0.0
+        reached = np.cumsum(proportions)
+        if reached[-1] == 0.0:  # every client that has room drew a proportion below the smallest float
+            return np.zeros_like(counts)
+        counts[:, domain] = np.diff((reached / reached[-1] * size).astype(np.int64), prepend=0)
+    return counts
+
+
+def lambda_split(domain_ids: Tensor, clients: int, *, lam: float, seed: int, strict: bool = False) -> list[Tensor]:
+    """Mix domains over clients by `lam`: 0 keeps them apart, 1 gives every client the same mixture.
+
+    Equals the authors' splitter index by index for the same `seed`. Theirs hands the images that rounding leaves over to
+    clients 0, 1, ..., and so lets a few stray ones into them even at 0; `strict` hands them to the domain's own clients
+    first. Raises UsageError for `lam` outside [0, 1]."""
+    _require_clients(clients)
+    if not 0 <= lam <= 1:
+        raise UsageError(f"lambda must lie in [0, 1]; got {lam}.")
+    draws = np.random.default_rng(seed)
+    sizes = np.bincount(domain_ids.numpy()).astype(np.int64)
+    # an empty domain draws nothing: the unseen one may be left out without shifting the others
+    shuffled = [torch.from_numpy(draws.permutation(np.flatnonzero(domain_ids.numpy() == d))) for d in range(len(sizes))]
+    return _occupied(_cut(shuffled, _lambda_counts(sizes, clients, lam, strict)))
+
+
+def _lambda_counts(sizes: _Counts, clients: int, lam: float, strict: bool) -> _Counts:
+    """Tabulate (clients, domains) how many images each client gets of each domain."""
+    domains = len(sizes)
+    if np.count_nonzero(sizes) <= clients:
+        shards = _shards(sizes, clients)
+        own = np.repeat(np.arange(domains), shards)[:, None] == np.arange(domains)
+        inverse = np.divide(1.0, shards, out=np.zeros(domains), where=shards > 0)
+        quotas = sizes * (inverse * own * (1 - lam) + 1 / clients * lam)  # this order: another rounds differently
+    else:
+        whole = _whole_domains(sizes, clients)
+        own = whole > 0
+        quotas = sizes / clients * lam + whole * (1 - lam)
+    counts: _Counts = np.floor(quotas).astype(np.int64)
+    for domain, leftover in enumerate(sizes - counts.sum(axis=0)):
+        order = np.argsort(~own[:, domain], kind="stable") if strict else np.arange(clients)
+        counts[order[:leftover], domain] += 1
+    return counts
+
+
+def _shards(sizes: _Counts, clients: int) -> _Counts:
+    """Count the clients that each domain is the main one of: one more, again and again, where they are fullest."""
+    shards: _Counts = (sizes > 0).astype(np.int64)
+    while shards.sum() < clients:
+        shards[np.argmax(sizes / np.maximum(shards, 1))] += 1
+    return shards
+
+
+def _whole_domains(sizes: _Counts, clients: int) -> npt.NDArray[np.float64]:
+    """Give whole domains, the largest first, each to the client that has the fewest images so far."""
+    whole = np.zeros((clients, len(sizes)))
+    for domain in np.argsort(sizes)[::-1]:
+        whole[np.argmin(whole.sum(axis=1)), domain] = sizes[domain]
+    return whole
+
+
+def partition(
+    dataset: DomainDataset,
+    scheme: Scheme,
+    *,
+    rng: torch.Generator,
+    clients: int | None = None,
+    alpha: float = 0.5,
+    cap: bool = True,
+    min_samples: int | None = None,
+    lam: float = 0.0,
+    strict: bool = False,
+) -> list[ClientData]:
+    """Spread the images of the seen domains over `client:0`, `client:1`, ... by the named scheme.
+
+    `clients` absent means one per domain for `domain`, else two (FedAlign's number). `alpha`, `cap` and `min_samples`
+    belong to `dirichlet`; `min_samples` absent means StableFDG's 70, less for small data. `lam` and `strict` belong to
+    `lambda`. Raises UsageError for an unknown scheme or a number of clients that it cannot serve."""
+    ids = dataset.domains
+    domains = len(_present(ids))
+    if scheme not in get_args(Scheme):
+        raise UsageError(f"unknown partition {scheme!r}; the known ones are {', '.join(get_args(Scheme))}.")
+    if not domains:
+        raise UsageError(f"{dataset.name} has no image left to spread over clients.")
+    number = _client_count(scheme, domains, clients)
+    if scheme == "domain":
+        parts = one_domain_per_client(ids)
+    elif scheme == "single-domain":
+        parts = single_domain(ids, number // domains, rng=rng)
+    elif scheme == "dirichlet":
+        least = stablefdg_minimum(len(ids), number) if min_samples is None else min_samples
+        parts = dirichlet_domain(ids, number, rng=rng, alpha=alpha, cap=cap, min_samples=least)
+    else:
+        parts = lambda_split(ids, number, lam=lam, seed=integer_seed(child(rng, "lambda")), strict=strict)
+    return [ClientData(name=f"client:{i}", data=dataset.subset(part)) for i, part in enumerate(parts)]
+
+
+def _client_count(scheme: Scheme, domains: int, clients: int | None) -> int:
+    """Settle how many clients a scheme serves. Raises UsageError where it cannot serve `clients`."""
+    if clients is None:
+        return domains if scheme == "domain" else 2 * domains
+    rule = {"domain": f"exactly {domains} clients", "single-domain": f"a multiple of {domains} clients"}
+    if (scheme == "domain" and clients != domains) or (scheme == "single-domain" and clients % domains):
+        raise UsageError(f"partition {scheme!r} of {domains} domains takes {rule[scheme]}; got {clients}.")
+    return clients
+
+
+def stablefdg_minimum(images: int, clients: int) -> int:
+    """The 70 images that StableFDG's released code asks of its smallest client, or 35% of an even share if fewer."""
+    return max(1, min(70, int(0.35 * images / clients)))
+
+
+def _require_clients(clients: int) -> None:
+    if clients < 1:
+        raise UsageError(f"a partition needs at least 1 client; got {clients}.")
+
+
+def _present(domain_ids: Tensor) -> list[int]:
+    """List the domains that have images, in order."""
+    return domain_ids.bincount().nonzero().flatten().tolist()
+
+
+def _shuffled(domain_ids: Tensor, rng: torch.Generator) -> list[Tensor]:
+    """Shuffle the positions of each domain's images, by a stream of its own."""
+    found = zip(_present(domain_ids), one_domain_per_client(domain_ids), strict=True)
+    return [part[torch.randperm(len(part), generator=child(rng, "shuffle", domain))] for domain, part in found]
+
+
+def _cut(shuffled: Sequence[Tensor], counts: _Counts) -> list[Tensor]:
+    """Cut each domain's images in sequence, client after client, by a (clients, domains) table of counts."""
+    ends = counts.cumsum(axis=0)
+    return [
+        torch.cat([images[stop - count : stop] for images, count, stop in zip(shuffled, row, last, strict=True)])
+        for row, last in zip(counts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _occupied(parts: list[Tensor]) -> list[Tensor]:
+    """Raise UsageError where a client would have nothing to train on."""
+    for client, part in enumerate(parts):
+        if not len(part):
+            total = sum(map(len, parts))
+            raise UsageError(
+                f"client:{client} would hold no image: {total} images do not reach {len(parts)} clients this way; "
+                "use fewer clients, or another partition."
+            )
+    return parts
