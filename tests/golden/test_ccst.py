@@ -125,7 +125,7 @@ def test_adain_output_has_the_banks_statistics_before_the_decoder(clients: list[
 
 @pytest.mark.parametrize("k", [0, 4])
 def test_k_outside_the_number_of_clients_is_refused(clients: list[Client], k: int):
-    with pytest.raises(UsageError, match="k must lie in 1..3"):
+    with pytest.raises(UsageError, match=r"k must lie in 1\.\.3"):
         bank_of(CCST(k=k), clients)
 
 

@@ -1,0 +1,151 @@
+"""Bad input: one line on stderr that says what is wrong, exit 2 or 3, and nothing half-written."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fdgsec.cli import main
+
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+
+
+def jpeg(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> Path:
+    root = tmp_path / "data"
+    for d, domain in enumerate(DOMAINS):
+        for c, name in enumerate(CLASSES):
+            folder = root / "PACS" / domain / name
+            folder.mkdir(parents=True)
+            for i in range(4):
+                (folder / f"pic_{i:03d}.jpg").write_bytes(jpeg(100 * d + 10 * c + i))
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FDGSEC_DATA", raising=False)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
+    given = main(arguments)
+    captured = capsys.readouterr()
+
+    assert given == code
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1, captured.err
+    assert captured.err.startswith("fdgsec: ")
+    for word in words:
+        assert word in captured.err
+
+
+SHAPES = ["--dataset", "shapes", "--per-domain", "21", "--image-size", "32"]
+
+TABLE = [
+    ("unknown target", ["attack", "--target", "ccst-overal", *SHAPES], 2, ("ccst-overal", "ccst-overall")),
+    ("unknown attack", ["attack", *SHAPES, "--attack", "membershp"], 2, ("membershp", "membership")),
+    ("unknown encoder", ["attack", *SHAPES, "--encoder", "vgg91"], 2, ("vgg91", "vgg19")),
+    ("unknown dataset", ["attack", "--dataset", "pcas"], 2, ("pcas",)),
+    ("unknown adversary", ["attack", *SHAPES, "--adversary", "sever"], 2, ("sever",)),
+    ("unknown profile", ["attack", *SHAPES, "--profile", "fast"], 2, ("fast", "quick")),
+    ("unknown option", ["attack", "--targt", "x"], 2, ("--targt",)),
+    ("unknown verb", ["atack"], 2, ("atack",)),
+    ("unknown method option", ["attack", *SHAPES, "--set", "method.kk=2"], 2, ("kk", "k")),
+    ("unknown attack option", ["attack", *SHAPES, "--set", "attacks.membership.counnt=2"], 2, ("counnt",)),
+    ("assignment without value", ["attack", *SHAPES, "--set", "method.k"], 2, ("method.k",)),
+    ("wrong type", ["attack", *SHAPES, "--set", "method.k=many"], 2, ("method.k", "many")),
+    ("k larger than the number of clients", ["attack", *SHAPES, "--set", "method.k=4"], 2, ("k = 4", "1..3")),
+    ("k of zero", ["attack", *SHAPES, "--set", "method.k=0"], 2, ("k = 0",)),
+    ("a style that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("not finite",)),
+    ("more clients than images", ["attack", *SHAPES, "--partition", "single-domain", "--clients", "300"], 2, ("client",)),
+    ("too many clients for one domain each", ["attack", *SHAPES, "--clients", "9"], 2, ("9",)),
+    ("unknown domain", ["attack", *SHAPES, "--target-domain", "etching"], 2, ("etching", "sketch")),
+    ("models alone without rounds", ["attack", "--target", "fedavg", *SHAPES], 2, ("--rounds",)),
+    ("unknown defense", ["attack", *SHAPES, "--defense", "magic:p=1"], 2, ("magic",)),
+    ("unknown preset", ["train", "--method", "ccst", "--preset", "ccst-papr", *SHAPES], 2, ("ccst-papr", "ccst-paper")),
+    ("unknown method", ["train", "--method", "fedavgg", *SHAPES], 2, ("fedavgg", "fedavg")),
+    ("unknown backbone", ["train", *SHAPES, "--backbone", "resnet19"], 2, ("resnet19",)),
+    ("unknown list", ["list", "atacks"], 2, ("atacks", "attacks")),
+    ("missing weights", ["attack", *SHAPES, "--encoder", "vgg19"], 3, ("adain_vgg", "fdgsec weights import")),
+    ("missing pretrained weights", ["train", *SHAPES, "--backbone", "resnet18", "--pretrained"], 3, ("resnet18",)),
+    ("unknown weights", ["weights", "path", "resnet181"], 2, ("resnet181", "resnet18")),
+    ("report of nothing", ["report", "nowhere"], 2, ("nowhere", "report.json")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_bad_usage_is_one_line(
+    arguments: list[str], code: int, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "out"
+    extra = ["--out", str(out)] if arguments[0] in ("attack", "train") else []
+
+    refused([*arguments, *extra], capsys, code, *words)
+
+    assert not out.exists()
+
+
+def attack_on(root: Path, out: Path) -> list[str]:
+    return ["attack", "--dataset", "pacs", "--data-root", str(root), "--attack", "differencing", "--out", str(out)]
+
+
+def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    refused(attack_on(tmp_path / "nothing", tmp_path / "out"), capsys, 3, "PACS", str(tmp_path / "nothing"))
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_incomplete_dataset_is_refused_with_what_is_missing(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    refused(attack_on(pacs, tmp_path / "out"), capsys, 2, "--allow-partial")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_truncated_archive_is_refused(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    archive = tmp_path / "pacs.zip"
+    with zipfile.ZipFile(archive, "w") as target:
+        for file in sorted((pacs / "PACS").rglob("*.jpg")):
+            target.write(file, file.relative_to(pacs))
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+
+    refused([*attack_on(archive, tmp_path / "out"), "--allow-partial"], capsys, 2, "pacs.zip")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corrupt_image_is_refused_by_name(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (pacs / "PACS" / "photo" / "dog" / "pic_002.jpg").write_bytes(b"not an image")
+
+    refused([*attack_on(pacs, tmp_path / "out"), "--allow-partial"], capsys, 2, "pic_002.jpg")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_foreign_class_folder_is_refused_by_name(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (pacs / "PACS" / "photo" / "dog").rename(pacs / "PACS" / "photo" / "wolf")
+
+    refused(attack_on(pacs, tmp_path / "out"), capsys, 2, "wolf")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_other_peoples_files_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter.tex").write_text("years of work")
+
+    refused(["attack", *SHAPES, "--out", str(out)], capsys, 2, "thesis")
+
+    assert [file.name for file in out.iterdir()] == ["chapter.tex"]
