@@ -223,6 +223,10 @@ class Driver:
         """Run `rounds` rounds and give the final model; rounds = 0 exchanges artifacts and trains nothing.
 
         Raises UsageError for options that the clients cannot meet, ClientFailedError where a client fails."""
+        if self.rounds < 0 or not 0 < self.participation <= 1:
+            raise UsageError(
+                f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
+            )
         names = list(self.engine.clients())
         self.method.check(len(names))
         if self.rounds and model is None:
@@ -243,7 +247,7 @@ class Driver:
         return model
 
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
-        count = max(int(self.participation * len(names)), 1)
+        count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
         order = torch.randperm(len(names), generator=stream(self.seed, "secret", "participants", number))
         return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
 
@@ -300,11 +304,13 @@ class Driver:
             for name, reply in replies.items()
         }
         scores: Mapping[str, Scores] = {}
+        held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
         if self.method.reviews == "before":
-            scores = self._review(clock, updates, model, server)
+            scores = self._review(clock, updates, model, server, held=held)
         model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
         if self.method.reviews == "after":
-            server = self.method.weigh(self._review(clock, updates, model, server), server=server, clock=clock)
+            reviews = self._review(clock, updates, model, server, held=held)
+            server = self.method.weigh(reviews, server=server, clock=clock)
         if self.on_round is not None:
             metrics = {name: update.metrics for name, update in updates.items()}
             report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
@@ -312,12 +318,12 @@ class Driver:
         return model, server
 
     def _review(
-        self, clock: Clock, updates: Mapping[str, Update], model: GlobalModel, server: State
+        self, clock: Clock, updates: Mapping[str, Update], model: GlobalModel, server: State, *, held: GlobalModel
     ) -> Mapping[str, Scores]:
         rng = stream(self.seed, "secret", "exhibits", clock.round)
         exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
         delivered = self._deliver(clock, "exhibit", exhibits)
-        requests = {name: Request(clock=clock, model=model, inbox=inbox) for name, inbox in delivered.items()}
+        requests = {name: Request(clock=clock, model=held, inbox=inbox) for name, inbox in delivered.items()}
         scores: dict[str, Scores] = {}
         for name, reply in self._ask("review", requests).items():
             received = self._upload(clock, "review", name, reply.artifacts)["scores"]

@@ -39,6 +39,10 @@ class Plan:
             or (self.steps is not None and self.steps < 1)
         ):
             raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {self}.")
+        if not 0 <= self.flip <= 1 or (self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1):
+            raise UsageError(
+                f"a plan needs crop = (low, high) with 0 < low <= high <= 1, and flip in [0, 1]; got {self}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +55,11 @@ class Precision:
 
 # Measured offline with benchmarks/training_speed.py; never decided by a timing at run time (DESIGN 6.2).
 PRECISION: Mapping[tuple[str, str], Precision] = {
-    ("cpu", "resnet18"): Precision(dtype="bfloat16", channels_last=True),
-    ("cpu", "resnet50"): Precision(dtype="bfloat16", channels_last=True),
-    ("cpu", "densenet121"): Precision(dtype="bfloat16", channels_last=True),
+    ("cpu", "resnet18"): Precision(dtype="float32", channels_last=True),
+    ("cpu", "resnet50"): Precision(dtype="float32", channels_last=True),
+    ("cpu", "densenet121"): Precision(dtype="float32", channels_last=True),
     ("cpu", "mobilenet_v3_large"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "squeezenet1_0"): Precision(dtype="bfloat16", channels_last=True),
+    ("cpu", "squeezenet1_0"): Precision(dtype="float32", channels_last=True),
     ("cpu", "tiny"): Precision(dtype="float32", channels_last=True),
     ("cuda", "*"): Precision(dtype="bfloat16", channels_last=True),
 }
@@ -119,13 +123,12 @@ class TrainingSet:
 def augment(images: Tensor, plan: Plan, rng: torch.Generator) -> Tensor:
     """Crop, resize and mirror a float batch, each image with its own draw (RandomResizedCrop of CCST's released code)."""
     count, _, height, width = images.shape
-    if plan.crop is None and plan.flip == 0:
-        return images
-    scale = torch.ones(count, 2)
-    if plan.crop is not None:
-        area = torch.empty(count).uniform_(plan.crop[0], plan.crop[1], generator=rng)
-        aspect = torch.empty(count).uniform_(-0.2877, 0.2877, generator=rng).exp().sqrt()  # ratio 3/4 .. 4/3
-        scale = torch.stack([area.sqrt() * aspect, area.sqrt() / aspect], 1).clamp_max(1.0)
+    if plan.crop is None:  # mirrored without resampling, hence exactly
+        mirrored = (torch.rand(count, generator=rng) < plan.flip).to(images.device)
+        return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
+    area = torch.empty(count).uniform_(plan.crop[0], plan.crop[1], generator=rng)
+    aspect = torch.empty(count).uniform_(-0.2877, 0.2877, generator=rng).exp().sqrt()  # ratio 3/4 .. 4/3
+    scale = torch.stack([area.sqrt() * aspect, area.sqrt() / aspect], 1).clamp_max(1.0)
     shift = (torch.rand(count, 2, generator=rng) * 2 - 1) * (1 - scale)
     mirror = torch.where(torch.rand(count, generator=rng) < plan.flip, -1.0, 1.0)
     theta = torch.zeros(count, 2, 3)
@@ -153,7 +156,7 @@ def epochs(
 ) -> dict[str, float]:
     """Train `model` in place and give {"loss": mean, "steps": count}.
 
-    Batches are drawn by reshuffling every epoch; a last short batch is kept unless it holds one record (batch norm).
+    Batches are drawn by reshuffling every epoch; a last short batch is kept unless one record is left over (batch norm).
     Raises UsageError for an empty set."""
     if not len(data):
         raise UsageError("a client has no training images; every client needs at least one.")
@@ -167,7 +170,7 @@ def epochs(
     while plan.steps is None or step < plan.steps:
         order = torch.randperm(len(data), generator=rng)
         for records in order.split(plan.batch_size):
-            if len(records) == 1 and len(data) > 1:
+            if len(records) == 1 < min(len(data), plan.batch_size):
                 continue
             pixels = as_float(data.images[records].to(device))
             images = augment(pixels, plan, rng).contiguous(memory_format=layout)
@@ -189,7 +192,7 @@ def epochs(
 
 def _steps_per_epoch(records: int, batch_size: int) -> int:
     full, rest = divmod(records, batch_size)
-    return full + (1 if rest > 1 or (rest == 1 and records == 1) else 0)
+    return full + (1 if rest > 1 or rest == records else 0)
 
 
 def _autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:

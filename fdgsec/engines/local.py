@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fdgsec.artifacts import Artifact, decode
+from fdgsec.artifacts import Artifact, ModelState, decode
 from fdgsec.engines.state import MemoryStates, StateStore
-from fdgsec.federation import Client, Inbox, Method, Reply, Request, Step, handle
+from fdgsec.federation import Client, GlobalModel, Inbox, Method, Reply, Request, Step, handle
 
 
 def _recoded(inbox: Inbox) -> Inbox:
@@ -14,6 +14,12 @@ def _recoded(inbox: Inbox) -> Inbox:
 
 def _through_bytes(artifact: Artifact) -> Artifact:
     return decode(artifact.encode())
+
+
+def _recoded_model(model: GlobalModel | None) -> GlobalModel | None:
+    if model is None:
+        return None
+    return GlobalModel(blueprint=model.blueprint, state=ModelState(state=_through_bytes(model.state).tensors()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +46,12 @@ class LocalEngine:
                 continue
             request = requests[client.name]
             if self.recode:
-                request = Request(clock=request.clock, model=request.model, inbox=_recoded(request.inbox))
-            reply, state = handle(self.method, client, step, request, self.states.read(client.name), self.seed)
-            self.states.write(client.name, state)
+                model = _recoded_model(request.model)
+                request = Request(clock=request.clock, model=model, inbox=_recoded(request.inbox))
+            before = self.states.read(client.name)
+            reply, state = handle(self.method, client, step, request, before, self.seed)
+            if not state or state is not before:  # stylised images need not be stored again in every round
+                self.states.write(client.name, state)
             if self.recode:
                 reply = Reply(artifacts=_recoded(reply.artifacts), weight=reply.weight, metrics=reply.metrics)
             replies[client.name] = reply

@@ -46,7 +46,7 @@ def _tracing(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> li
     for answer in guess:
         merged = {**cases[answer.case].slice, **answer.slice}
         key = (str(merged.get("domain", "all")), int(merged.get("n_per_client", 0)))
-        if isinstance(answer, Prediction) and answer.name == "theory_auc":
+        if isinstance(answer, Prediction) and answer.name == "theory_auc" and answer.slice.get("line") != "dimension":
             theory[key] = answer.value
         asked = truths[answer.case].members
         if isinstance(answer, Membership) and asked is not None and "test" not in answer.slice:
@@ -78,7 +78,7 @@ def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[
         )
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("true positive rate")
-    caption = "Pooled over re-drawn clients; likelihood-ratio scores whitened on auxiliary images of the same domain."
+    caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on auxiliary images alone."
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
 
 

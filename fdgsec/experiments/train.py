@@ -135,14 +135,17 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     model = model_of(config, len(world.dataset.class_names))
     trained = federate(method, clients, model, config, progress)
     artifacts, traffic = artifact_rows(trained.transcript.rows)
+    accuracy: dict[str, object] | None = None
+    if config.rounds:
+        measured = accuracy_document(trained.model, world.unseen(), validation)
+        accuracy = {**measured, "round": trained.kept_round}
     report = AttackReport(
         target=config.target or config.method, method=config.method, preset=config.preset,
         dataset=dataset_document(world.dataset, {"train": {c.name: len(c.data) for c in clients}}),
         encoder=str(getattr(method, "encoder", "none")), backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=[], guarantees=[],
-        accuracy={**accuracy_document(trained.model, world.unseen(), validation), "round": trained.kept_round},
-        attacks=[], artifacts=artifacts, model_traffic=traffic, transcript_sha256=trained.transcript.sha256,
-        environment=environment(), seconds=time.monotonic() - started,
+        accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
+        transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
         with new_folder(out) as draft:

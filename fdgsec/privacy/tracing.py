@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -127,6 +128,29 @@ def likelihood_ratio(u: Tensor, v: Tensor, *, records: int, reference: int | Non
     return out / (2 * spread_out) - member / (2 * spread_in) + v.shape[-1] / 2 * math.log(spread_out / spread_in)
 
 
+def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+    """How far `u` (..., D) lies in the direction of each `v` (..., G, D), in its standard deviations for a non-member.
+
+    (u.v - |v|^2/(n_ref+1)) / (|v| sqrt(1/n + 1/(n_ref+1))): standard Gaussian for every non-member however unusual it is,
+    so that without a release the AUC is 1/2 for *any* two sets of candidates. The likelihood ratio also asks how unusual
+    v is; where the same few non-members meet every client, that answer is the same each time and passes for evidence.
+    Raises ValueError for fewer than two records."""
+    if records < 2:
+        raise ValueError(f"the mean of {records} record is the record; a score needs at least 2.")
+    pull = 0.0 if reference is None else 1 / (reference + 1)
+    length: Tensor = torch.linalg.vector_norm(v, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    along = (v @ u.unsqueeze(-1)).squeeze(-1) / length
+    return (along - pull * length) / math.sqrt(1 / records + pull)
+
+
+class TracingTest(Protocol):
+    """A test for membership in a mean: likelihood_ratio or standardised_score."""
+
+    def __call__(self, u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+        """Score candidates `v` (..., G, D) against a release `u` (..., D): (..., G), larger says member."""
+        ...
+
+
 def separation(dimension: float, *, records: int, reference: int | None = None, noise: float = 0.0) -> float:
     """Distance d' between members and non-members in standard deviations: sqrt(D / (n + n^2/n_ref + n^2 s^2)).
 
@@ -174,6 +198,7 @@ def held_out_dimension(reference: Tensor, *, others: Sequence[Tensor] = (), fold
 def simulated_aucs(
     population: Whitening,
     *,
+    test: TracingTest,
     records: Sequence[int],
     reference: int,
     others: Sequence[int] = (),
@@ -182,7 +207,7 @@ def simulated_aucs(
     clients: int = 6,
     candidates: int = 60,
 ) -> list[float]:
-    """What the test with an *estimated* whitening reaches on Gaussian records of `population`, for each size in `records`.
+    """What `test` with an *estimated* whitening reaches on Gaussian records of `population`, for each size in `records`.
 
     Each of `refits` times a whitening is fitted on `reference` fresh records (correlations also on `others`, as in
     fit_whitening) and meets `clients` clients with up to `candidates` members and as many non-members; the mean AUC
@@ -198,8 +223,6 @@ def simulated_aucs(
             fresh = population.draw(clients, shown, rng=rng)
             rest = math.sqrt(size - shown) * (population.draw(clients, rng=rng) - population.centre)
             release = population.centre + ((members - population.centre).sum(1) + rest) / size
-            scores = likelihood_ratio(
-                whiten(release), whiten(torch.cat([members, fresh], 1)), records=size, reference=reference
-            )
+            scores = test(whiten(release), whiten(torch.cat([members, fresh], 1)), records=size, reference=reference)
             areas_of_size += [auc(row[:shown], row[shown:]) for row in scores]
     return [sum(found) / len(found) for found in areas]

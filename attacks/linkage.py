@@ -1,0 +1,154 @@
+"""Linkage: do two releases come from the same client, though no image is in both?
+
+A client's images are cut in two halves and each half is released once, under new names: what a second session of the
+same federation, or another federation with the same members, would see. Each A half is linked to the nearest B half in
+whitened distance between the linear statistics t = (mu, sigma^2 + mu^2). Three populations of clients:
+
+`iid`: clients of one domain that all draw from the same distribution. There is nothing that could tell them apart, so
+nobody should win; a hit rate above 1/N here would mean that the halves are not disjoint, not that clients are linkable.
+`dirichlet`: clients of one domain with skewed label shares (Dirichlet .3): a link is made by the labels.
+`domain`: single-domain clients of several domains: domains are told apart, clients within one are not, so the expected
+rate is about domains/N."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import StyleStatistics
+from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.privacy.tracing import Whitening, fit_whitening
+from fdgsec.styles import Moments, linear_statistic
+from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linkage:
+    """Link halves of clients across two releases by whitened distance; `clients` per population."""
+
+    name: ClassVar[str] = "linkage"
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "ImageStyles"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    clients: int = 30
+    schemes: tuple[str, ...] = ("iid", "dirichlet", "domain")
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for the halves of re-drawn clients, one population each."""
+        return [Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank, for each A half, the B halves of its population."""
+        return _linked(cases, knowledge, None)
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank after every A half took the release of another A half of its population."""
+        return _linked(cases, knowledge, rng)
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Twelve clients, each with its own mean ten times as far from the others' as its halves from each other."""
+        clients, size, channels, auxiliary = 12, 15, 24, 120
+        own = torch.randn(clients, channels, generator=rng, dtype=torch.float64).repeat_interleave(2 * size, dim=0)
+        centre = torch.cat([torch.zeros(auxiliary, channels, dtype=torch.float64), 4 * own])
+        mean = centre + torch.randn(len(centre), channels, generator=rng, dtype=torch.float64)
+        variance = 0.5 + torch.rand(len(centre), channels, generator=rng, dtype=torch.float64)
+        moments = planted_moments(mean, variance)
+        nothing = torch.zeros(len(centre), dtype=torch.int64)
+        images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+        order = torch.randperm(clients, generator=rng)
+        cases, truths = [], []
+        for half in ("A", "B"):
+            for number in range(clients):
+                client = number if half == "A" else int(order[number])
+                start = auxiliary + client * 2 * size + (size if half == "B" else 0)
+                pooled_mean, pooled_std = moments.rows(torch.arange(start, start + size)).pooled().style(unbiased=False)
+                artifact = StyleStatistics(mean=pooled_mean[0].float(), std=pooled_std[0].float())
+                cases.append(
+                    Case(
+                        request="halves", views=(upload(artifact),), victim="client:0", records=size,
+                        slice={"clients": "planted", "half": half},
+                    )
+                )  # fmt: skip
+                place = int((order == number).nonzero())
+                truths.append(Truth(partner=place if half == "A" else None))
+        planted = replace(
+            knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
+            auxiliary=images.subset(torch.arange(auxiliary)),
+        )  # fmt: skip
+        return Plant(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.9)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Space:
+    """Where releases are compared: `whiten` applied to t with its second half taken about `about` (C,)."""
+
+    about: Tensor
+    whiten: Whitening
+
+    def __call__(self, statistic: Tensor) -> Tensor:
+        """Whiten statistics (..., 2C). About 0, mu and sigma^2 + mu^2 are nearly collinear and whiten badly."""
+        first, second = statistic.chunk(2, dim=-1)
+        return self.whiten(torch.cat([first, second - 2 * self.about * first + self.about.square()], dim=-1))
+
+
+def _records(moments: Moments) -> Tensor:
+    """The per-image statistic t, (N, 2C), of which a pooled release is the mean."""
+    return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
+
+
+def _space(knowledge: Knowledge) -> _Space:
+    """Fit the whitening on how public images of one domain differ, all domains' residuals together.
+
+    Halves of one client differ as means of such images do, whatever separates the domains."""
+    images = knowledge.public_images()
+    records = _records(knowledge.statistics(images))
+    about = records[:, : records.shape[1] // 2].mean(0)
+    first, second = records.chunk(2, dim=1)
+    records = torch.cat([first, second - 2 * about * first + about.square()], dim=1)
+    for domain in images.domains.unique():
+        mine = images.domains == domain
+        records[mine] -= records[mine].mean(0)
+    return _Space(about=about, whiten=fit_whitening(records))
+
+
+def _populations(cases: Sequence[Case]) -> Mapping[tuple[tuple[str, str | int], ...], list[int]]:
+    """Sort the cases by slice, the half aside; numbers keep their order."""
+    found: dict[tuple[tuple[str, str | int], ...], list[int]] = {}
+    for number, case in enumerate(cases):
+        if case.request == "halves":
+            where = tuple(sorted((key, value) for key, value in case.slice.items() if key != "half"))
+            found.setdefault(where, []).append(number)
+    return found
+
+
+def _linked(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator | None) -> list[Ranking]:
+    """Rank the B halves for every A half; with `rng` the A halves' releases go round a random ring first."""
+    answers: list[Ranking] = []
+    populations = _populations(cases)
+    space = _space(knowledge) if populations else None
+    for numbers in populations.values():
+        assert space is not None
+        halves = {half: [n for n in numbers if cases[n].slice.get("half") == half] for half in ("A", "B")}
+        if not halves["A"] or not halves["B"]:
+            continue
+        # an image's share of a release is linear in t, so rows of single images are averaged
+        placed = {
+            half: torch.stack([space(linear_statistic(*cases[n].released()).mean(0)) for n in mine])
+            for half, mine in halves.items()
+        }
+        first = placed["A"] if rng is None else _round(placed["A"], rng)
+        distances = torch.cdist(first, placed["B"], compute_mode="donot_use_mm_for_euclid_dist")
+        answers += [
+            Ranking(case=n, distances=row.unsqueeze(0), of="partner")
+            for n, row in zip(halves["A"], distances, strict=True)
+        ]
+    return answers
+
+
+def _round(rows: Tensor, rng: torch.Generator) -> Tensor:
+    """Give every row to another place: one random ring through all of them."""
+    ring = torch.randperm(len(rows), generator=rng)
+    result = torch.empty_like(rows)
+    result[ring] = rows[ring.roll(1)]
+    return result

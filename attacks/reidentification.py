@@ -1,0 +1,192 @@
+"""Re-identification: which image is behind a released single-image style?
+
+A style of one image (CCST eq. 7) is a fixed function of it, so whoever holds the image, or a copy of it, can look it up:
+every released row is compared with the styles of a gallery of candidates, by Euclidean distance after whitening with the
+covariance of public images' styles within their domain (Ledoit-Wolf shrinkage). Variants say how much the look-up needs:
+`known`, the adversary holds the very image; `random crop`, its copy is a random crop of 80 to 100% of the area; `jpeg 75`,
+its copy was compressed; `float16` and `2 decimals`, the copy is exact but the release was rounded."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fdgsec.artifacts import ImageStyles
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.errors import UsageError
+from fdgsec.planting import upload
+from fdgsec.privacy.tracing import Whitening, fit_whitening
+from fdgsec.rng import child
+from fdgsec.styles import Moments, moments
+from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
+
+LEAST_AREA = 0.8
+JPEG_QUALITY = 75
+
+Rounding = Callable[[Tensor], Tensor]
+ROUNDINGS: dict[str, Rounding] = {
+    "known": lambda styles: styles,
+    "float16": lambda styles: styles.half().to(torch.float64),
+    "2 decimals": lambda styles: styles.round(decimals=2),
+}
+"""What is done to the released rows; the adversary's copies stay exact."""
+COPIES = ("random crop", "jpeg 75")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reidentification:
+    """Look released single-image styles up in a gallery of `gallery` images.
+
+    The run's own rows are few, so beside them stands what clients that hold all non-auxiliary images would have released
+    (at most `per_class` per class, 0: all), against a gallery of their own domain. Copies are made for the run's own rows
+    only: each kind costs one encoder pass over the gallery."""
+
+    name: ClassVar[str] = "reidentification"
+    reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
+    gallery: int = 1000
+    per_class: int = 0
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for the run as it is, and for as many rows as the data allow."""
+        return [
+            Request(kind="released", gallery=self.gallery),
+            Request(kind="as_if_released", per_class=self.per_class),
+        ]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank the gallery for every released row, once per variant."""
+        return _lookups(cases, knowledge, child(rng, "copies"), None)
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank after every row of a client was exchanged for another of its rows."""
+        return _lookups(cases, knowledge, child(rng, "copies"), child(rng, "ring"))
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Release the colours of 20 of 60 images, each of two colours of its own, under a known projection."""
+        gallery, released, public = 60, 20, 60
+        images = _two_colours(gallery + public, rng)
+        statistics = _ColourStatistics(projection=torch.randn(16, 3, generator=rng))
+        candidates = images.subset(torch.randperm(gallery, generator=rng))
+        mean, std = statistics(candidates.subset(torch.arange(released))).style(unbiased=True)
+        case = Case(
+            request="released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),), victim="client:0",
+            slice={"domain": "planted"}, candidates=candidates,
+        )  # fmt: skip
+        planted = replace(
+            knowledge, statistics=statistics, domain_names=("planted",),
+            auxiliary=images.subset(torch.arange(gallery, gallery + public)),
+        )  # fmt: skip
+        truth = Truth(rows=torch.arange(released))
+        return Plant(cases=[case], truths=[truth], knowledge=planted, measurement="top1", at_least=0.9)
+
+
+def _lookups(
+    cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, ring: torch.Generator | None
+) -> list[Ranking]:
+    """Rank candidates for every variant; with `ring` the rows of a case go round a random ring first."""
+    asked = [n for n, case in enumerate(cases) if case.request in ("released", "as_if_released")]
+    whiten = _whitening(knowledge) if asked else None
+    placed: dict[tuple[int, str], Tensor] = {}  # clients of one run share their gallery
+    answers = []
+    for number in asked:
+        case = cases[number]
+        assert whiten is not None
+        if case.candidates is None:
+            raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
+        rows = torch.cat(case.released(), dim=1)
+        rows = rows if ring is None else _round(rows, ring)
+        kind = case.request.replace("_", " ")
+        for variant in (*ROUNDINGS, *(COPIES if case.request == "released" else ())):
+            copy = variant if variant in COPIES else "known"
+            key = (id(case.candidates), copy)
+            if key not in placed:
+                gallery = _copied(case.candidates, copy, child(rng, copy))
+                placed[key] = whiten(_styles(knowledge.statistics(gallery)))
+            seen = whiten(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows))
+            where = {"rows": kind, "transform": variant}
+            answers.append(Ranking(case=number, slice=where, distances=torch.cdist(seen, placed[key])))
+    return answers
+
+
+def _styles(found: Moments) -> Tensor:
+    """The style of each image as single-image releases have it: (N, 2C), variance unbiased."""
+    return torch.cat(found.style(unbiased=True), dim=1)
+
+
+def _whitening(knowledge: Knowledge) -> Whitening:
+    """Fit on how public images differ within a domain: what separates domains tells no two images of one apart."""
+    images = knowledge.public_images()
+    styles = _styles(knowledge.statistics(images))
+    for domain in images.domains.unique():
+        mine = images.domains == domain
+        styles[mine] -= styles[mine].mean(0)
+    return fit_whitening(styles)
+
+
+def _round(rows: Tensor, rng: torch.Generator) -> Tensor:
+    """Give every row to another place: one random ring through all of them."""
+    ring = torch.randperm(len(rows), generator=rng)
+    result = torch.empty_like(rows)
+    result[ring] = rows[ring.roll(1)]
+    return result
+
+
+def _copied(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:
+    """The adversary's copies of `images`: the images themselves, or a new set of changed pixels."""
+    if copy == "known":
+        return images
+    change = _cropped if copy == "random crop" else _compressed
+    store = torch.stack([change(images.pixels(torch.tensor([i]))[0], rng) for i in range(len(images))])
+    return replace(images, name=f"{images.name} ({copy})", store=store, rows=torch.arange(len(images)))
+
+
+def _cropped(pixels: Tensor, rng: torch.Generator) -> Tensor:
+    """Cut a square-proportioned part of 80 to 100% of the area out of (3, H, W) uint8, and bring it back to H x W."""
+    height, width = pixels.shape[1:]
+    draw = torch.rand(3, generator=rng)
+    side = (LEAST_AREA + (1 - LEAST_AREA) * float(draw[0])) ** 0.5
+    tall, wide = max(1, round(side * height)), max(1, round(side * width))
+    top, left = int(float(draw[1]) * (height - tall + 1)), int(float(draw[2]) * (width - wide + 1))
+    part = as_float(pixels[:, top : top + tall, left : left + wide]).unsqueeze(0)
+    back = interpolate(part, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+    return (back[0] * 255).round().clamp(0, 255).to(torch.uint8)
+
+
+def _compressed(pixels: Tensor, rng: torch.Generator) -> Tensor:
+    """Send (3, H, W) uint8 through JPEG at quality 75 (4:2:0, as Pillow does by default)."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(buffer, format="JPEG", quality=JPEG_QUALITY)
+    with Image.open(buffer) as image:
+        decoded = cast("np.ndarray[tuple[int, ...], np.dtype[np.uint8]]", np.array(image.convert("RGB")))
+    return torch.from_numpy(decoded).permute(2, 0, 1).contiguous()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ColourStatistics:
+    """An encoder for the plant: channels are a fixed `projection` (C, 3) of the pixels' colours."""
+
+    projection: Tensor
+
+    def __call__(self, dataset: DomainDataset) -> Moments:
+        """Give one row of moments per image of `dataset`."""
+        return moments(torch.einsum("kc,nchw->nkhw", self.projection, as_float(dataset.pixels())))
+
+
+def _two_colours(count: int, rng: torch.Generator) -> DomainDataset:
+    """Make `count` images of 32 px, a checkerboard of two random colours each: colours survive cropping and JPEG."""
+    colours = torch.randint(0, 256, (count, 2, 3, 1, 1), generator=rng)
+    line = torch.arange(32) // 8
+    board = ((line.unsqueeze(0) + line.unsqueeze(1)) % 2).to(torch.int64)
+    store = torch.where(board.bool(), colours[:, 0], colours[:, 1]).to(torch.uint8)
+    nothing = torch.zeros(count, dtype=torch.int64)
+    return DomainDataset(
+        name="planted", store=store, rows=torch.arange(count), labels=nothing, domains=nothing,
+        ids=tuple(f"planted/{number}" for number in range(count)), class_names=("any",), domain_names=("planted",),
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""The networks behind the style encoders: the bundled `mini` codec, and the shapes that imported weights are poured into.
+
+`mini` is ours (docs/encoders.md). The AdaIN pair is the VGG-19 prefix and mirrored decoder of Huang & Belongie (2017,
+section 6), with the module numbers of the published weights. SqueezeNet 1.0 is Iandola et al. (2016), cut after fire5."""
+
+from dataclasses import dataclass
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torchvision.models import squeezenet1_0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniShape:
+    """The sizes of a `mini` codec: its feature channels C, trunk width, residual blocks on either side, and its stride."""
+
+    channels: int = 256
+    width: int = 96
+    encoder_blocks: int = 2
+    decoder_blocks: int = 2
+    stride: int = 4
+
+
+def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
+    """A 3x3 convolution that reflects at the border: zeros there would leave a frame in every statistic."""
+    return nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode="reflect")
+
+
+class ResidualBlock(nn.Module):
+    """Two 3x3 convolutions around a SiLU, added to the input; no normalisation, so no image sees another."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = _convolution(width, width)
+        self.second = _convolution(width, width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (N, width, h, w) to the same shape."""
+        residual: Tensor = self.second(functional.silu(self.first(functional.silu(features))))
+        return features + residual
+
+
+class MiniEncoder(nn.Module):
+    """Map images (N, 3, H, W) in [0, 1] to rectified features (N, C, H/stride, W/stride), at unit scale.
+
+    The last step is a softplus: the mean of a channel then measures how often and how strongly its pattern occurs, which
+    a linear channel's mean cannot, and unlike a ReLU it leaves no channel dead."""
+
+    def __init__(self, shape: MiniShape) -> None:
+        super().__init__()
+        self.shuffle = nn.PixelUnshuffle(shape.stride)
+        self.stem = _convolution(3 * shape.stride**2, shape.width)
+        self.blocks = nn.Sequential(*(ResidualBlock(shape.width) for _ in range(shape.encoder_blocks)))
+        self.head = nn.Conv2d(shape.width, shape.channels, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """H and W must be multiples of the stride."""
+        trunk: Tensor = self.blocks(self.stem(self.shuffle(2 * images - 1)))
+        return functional.softplus(self.head(trunk))
+
+
+class MiniDecoder(nn.Module):
+    """Map unit-scale features (N, C, h, w) to images (N, 3, stride h, stride w), unclamped."""
+
+    def __init__(self, shape: MiniShape) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(shape.channels, shape.width, 1)
+        self.blocks = nn.Sequential(*(ResidualBlock(shape.width) for _ in range(shape.decoder_blocks)))
+        self.head = _convolution(shape.width, 3 * shape.stride**2)
+        self.shuffle = nn.PixelShuffle(shape.stride)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """The sides grow by the stride."""
+        image: Tensor = self.shuffle(self.head(self.blocks(self.stem(features))))
+        return (image + 1) / 2
+
+
+_VGG_WIDTHS: tuple[tuple[int, ...], ...] = ((64, 64), (128, 128), (256, 256, 256, 256), (512,))
+_DECODER_WIDTHS: tuple[tuple[int, ...], ...] = ((256,), (256, 256, 256, 128), (128, 64), (64, 3))
+
+
+def vgg_encoder() -> nn.Sequential:
+    """The 31 modules of VGG-19 up to ReLU 4_1: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
+
+    The first, a 1x1 convolution, carries the colour normalisation, so images come in [0, 1]."""
+    modules: list[nn.Module] = [nn.Conv2d(3, 3, 1)]
+    inputs = 3
+    for stage, widths in enumerate(_VGG_WIDTHS):
+        if stage:
+            modules.append(nn.MaxPool2d(2, 2, ceil_mode=True))
+        for width in widths:
+            modules += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, width, 3), nn.ReLU()]
+            inputs = width
+    return nn.Sequential(*modules)
+
+
+def vgg_decoder() -> nn.Sequential:
+    """Nine convolutions and three nearest-neighbour doublings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
+    modules: list[nn.Module] = []
+    inputs = 512
+    for stage, widths in enumerate(_DECODER_WIDTHS):
+        if stage:
+            modules.append(nn.Upsample(scale_factor=2, mode="nearest"))
+        for width in widths:
+            modules += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, width, 3), nn.ReLU()]
+            inputs = width
+    return nn.Sequential(*modules[:-1])  # the image itself is not rectified
+
+
+def squeezenet_encoder() -> nn.Sequential:
+    """SqueezeNet 1.0 up to and including fire5: ImageNet-normalised (N, 3, H, W) to (N, 256, about H/8, about W/8).
+
+    Module numbers are those of torchvision's `features`, of which these are the first eight."""
+    features = cast("nn.Sequential", squeezenet1_0(weights=None).features)
+    return nn.Sequential(*list(features)[:8])

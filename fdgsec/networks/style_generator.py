@@ -1,0 +1,205 @@
+"""From a style to an image: a generator in the manner of FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
+
+CCST (appendix A) and FISC reconstruct images from styles with such a generator, trained by regression without a
+discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbour, [1, 2, 1] blur, convolution,
+Gaussian noise times one learned scalar, normalisation, gated linear unit); skip-layer excitation lets maps of 4, 8 and
+16 pixels gate the channels of those 16 times larger (section 3.1); a 3x3 convolution draws the picture.
+
+Differs from the generator that CCST's released code imports: styles are standardised with the training set's mean and
+spread, the output goes through a sigmoid, excitation follows Liu et al.'s 4-64, 8-128 and 16-256 (the code: 16-128 and
+32-256), and noise is added only where a `torch.Generator` is passed. A regression is evaluated without one: noise in
+evaluation makes reconstructions random and worse on average."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+SEED_SIDE = 4
+EXCITES = 16
+"""A map gates the one whose side is this many times its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorShape:
+    """How wide and how deep: a map of side s has min(`cap`, `numerator` / s) channels, the 4x4 seed `seed_channels`.
+
+    `size` is a power of two, at least 8. Even kernels pad one pixel more before than after. `norm` "group" (of about 8
+    channels) computes the same in training and in evaluation, which short trainings need; published is "batch".
+    `noise` False leaves the noise inputs out altogether. Raises ValueError for sizes that cannot be built."""
+
+    size: int
+    cap: int
+    numerator: int
+    seed_channels: int
+    kernel: int = 3
+    norm: Literal["batch", "group"] = "group"
+    noise: bool = True
+
+    def __post_init__(self) -> None:
+        if self.size < 2 * SEED_SIDE or self.size & (self.size - 1):
+            raise ValueError(f"size must be a power of two, at least {2 * SEED_SIDE}; got {self.size}.")
+        if min(self.cap, self.seed_channels, self.kernel) < 1 or self.numerator < self.size:
+            raise ValueError(
+                f"cap, seed_channels and kernel must be at least 1 and numerator at least size = {self.size}; got "
+                f"{self.cap}, {self.seed_channels}, {self.kernel} and {self.numerator}."
+            )
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The sides of the stages' maps, smallest first, without the seed."""
+        return tuple(2**power for power in range(3, self.size.bit_length()))
+
+    def channels(self, side: int) -> int:
+        """The channels of the map of side `side`."""
+        return self.seed_channels if side == SEED_SIDE else min(self.cap, self.numerator // side)
+
+
+def full_shape(size: int) -> GeneratorShape:
+    """The published widths: 64 million parameters at 64 px for styles of 1,024 numbers."""
+    return GeneratorShape(size=size, cap=512, numerator=8192, seed_channels=1024, kernel=4, norm="batch")
+
+
+def small_shape(size: int) -> GeneratorShape:
+    """About 18 million multiplications per image at 64 px: minutes on a CPU. Noise is left out."""
+    return GeneratorShape(size=size, cap=32, numerator=384, seed_channels=48, noise=False)
+
+
+FULL = full_shape(64)
+SMALL = small_shape(64)
+
+
+class SkipExcitation(nn.Module):
+    """Gate the channels of a large map by what a small one shows: attention pooling, two 1x1 convolutions, sigmoid."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        hidden = max(3, high // 2)
+        self.attention = nn.Conv2d(low, 1, 1)
+        self.squeeze = nn.Conv2d(low, hidden, 1)
+        self.excite = nn.Conv2d(hidden, high, 1)
+
+    def forward(self, small: Tensor, large: Tensor) -> Tensor:
+        """`small` is (N, low, h, w), `large` (N, high, H, W); the result has the shape of `large`."""
+        weight = self.attention(small).flatten(2).softmax(2)
+        pooled = (small.flatten(2) * weight).sum(2)[..., None, None]
+        gate: Tensor = self.excite(functional.leaky_relu(self.squeeze(pooled), 0.1)).sigmoid()
+        return large * gate
+
+
+class Stage(nn.Module):
+    """Double the side: nearest neighbour, blur, convolution, noise, normalisation, gated linear unit."""
+
+    kernel: Tensor
+
+    def __init__(self, inputs: int, outputs: int, shape: GeneratorShape) -> None:
+        super().__init__()
+        row = torch.tensor([0.25, 0.5, 0.25], device="cpu")
+        self.register_buffer("kernel", row.outer(row).expand(inputs, 1, 3, 3).clone(), persistent=False)
+        before, after = shape.kernel // 2, (shape.kernel - 1) // 2
+        self.pad = (before, after, before, after)
+        self.convolution = nn.Conv2d(inputs, 2 * outputs, shape.kernel, bias=False)
+        self.loudness = nn.Parameter(torch.zeros(1)) if shape.noise else None
+        self.norm = _norm(2 * outputs, shape)
+
+    def forward(self, features: Tensor, rng: torch.Generator | None) -> Tensor:
+        """Map (N, inputs, h, w) to (N, outputs, 2h, 2w)."""
+        enlarged = functional.interpolate(features, scale_factor=2, mode="nearest")
+        blurred = functional.conv2d(
+            functional.pad(enlarged, (1, 1, 1, 1), mode="replicate"), self.kernel, groups=enlarged.shape[1]
+        )
+        mixed = self.convolution(functional.pad(blurred, self.pad))
+        if self.loudness is not None and rng is not None:
+            n, _, height, width = mixed.shape
+            noise = torch.randn(n, 1, height, width, generator=rng, device=rng.device).to(mixed)
+            mixed = mixed + self.loudness * noise
+        return functional.glu(self.norm(mixed), dim=1)
+
+
+class StyleGenerator(nn.Module):
+    """Map styles (N, D) to images (N, 3, size, size) in (0, 1).
+
+    `centre` and `spread` (D,) standardise the styles: fit them with `fit_input` on the adversary's own training styles;
+    until then they are 0 and 1. Parameters are drawn from `rng` alone."""
+
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, dimension: int, shape: GeneratorShape, *, rng: torch.Generator) -> None:
+        super().__init__()
+        self.shape = shape
+        with torch.device("meta"):  # no draws from the global generator for weights that are replaced at once
+            self.seed = nn.ConvTranspose2d(dimension, 2 * shape.seed_channels, SEED_SIDE, bias=False)
+            self.seed_norm = _norm(2 * shape.seed_channels, shape)
+            sides = (SEED_SIDE, *shape.sides)
+            stages = zip(sides, sides[1:], strict=False)
+            self.stages = nn.ModuleList(Stage(shape.channels(a), shape.channels(b), shape) for a, b in stages)
+            gates = {
+                str(side): SkipExcitation(shape.channels(side // EXCITES), shape.channels(side))
+                for side in shape.sides
+                if side // EXCITES >= SEED_SIDE
+            }
+            self.gates = nn.ModuleDict(gates)
+            self.draw = nn.Conv2d(shape.channels(shape.size), 3, 3, padding=1)
+        self._initialise(rng)
+        self.register_buffer("centre", torch.zeros(dimension))
+        self.register_buffer("spread", torch.ones(dimension))
+
+    def _initialise(self, rng: torch.Generator) -> None:
+        """Draw convolutions as He et al. (2015) do, gates and norms neutral, noise silent."""
+        kernels = {name: buffer for name, buffer in self.named_buffers() if name.endswith("kernel")}
+        self.to_empty(device="cpu")
+        for name, kernel in kernels.items():
+            self.get_buffer(name).copy_(kernel)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                fan = module.weight[0].numel() if isinstance(module, nn.Conv2d) else module.in_channels
+                with torch.no_grad():
+                    module.weight.normal_(0, (2 / fan) ** 0.5, generator=rng)
+                    if module.bias is not None:
+                        module.bias.zero_()
+            elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+                module.reset_parameters()
+            elif isinstance(module, Stage) and module.loudness is not None:
+                nn.init.zeros_(module.loudness)
+
+    def fit_input(self, styles: Tensor) -> None:
+        """Standardise inputs by the mean and spread of `styles` (n, D); a constant coordinate is divided by 1."""
+        spread = styles.std(0, correction=0)
+        self.centre.copy_(styles.mean(0))
+        self.spread.copy_(torch.where(spread > 0, spread, 1.0))
+
+    def logits(self, styles: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
+        """The picture before the sigmoid; with `rng`, noise enters at every stage."""
+        standard = (styles - self.centre) / self.spread
+        features = functional.glu(self.seed_norm(self.seed(standard[..., None, None])), dim=1)
+        features = functional.normalize(features, dim=1)
+        seen = {SEED_SIDE: features}
+        for side, stage in zip(self.shape.sides, self.stages, strict=True):
+            features = stage(features, rng)
+            if str(side) in self.gates:
+                features = self.gates[str(side)](seen[side // EXCITES], features)
+            seen[side] = features
+        picture: Tensor = self.draw(features)
+        return picture
+
+    def forward(self, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """Draw images in (0, 1)."""
+        return self.logits(styles, rng=rng).sigmoid()
+
+    def multiplications(self) -> int:
+        """Multiply-accumulates of all convolutions for one image, blur included."""
+        seed = self.seed.weight.numel()
+        total = seed + self.draw.weight.numel() * self.shape.size**2
+        for side, stage in zip(self.shape.sides, self.stages, strict=True):
+            assert isinstance(stage, Stage)
+            total += (stage.convolution.weight.numel() + 9 * stage.kernel.shape[0]) * side**2
+        return total
+
+
+def _norm(channels: int, shape: GeneratorShape) -> nn.Module:
+    if shape.norm == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(max(1, channels // 8) if channels % 8 == 0 else 1, channels)
