@@ -33,6 +33,20 @@ def pool(size: int, *, image_size: int, seed: int, progress: Callable[[int], Non
     return torch.from_numpy(images)
 
 
+def crops(images: Tensor, *, crop: int, size: int, rng: torch.Generator) -> Tensor:
+    """Cut `size` random crops, with flips, quarter turns, channel orders and inversion: (size, 3, crop, crop) float."""
+    height = images.shape[2]
+    drawn = []
+    for row in torch.randint(len(images), (size,), generator=rng).tolist():
+        top, left = torch.randint(height - crop + 1, (2,), generator=rng).tolist()
+        turns, flip, negative = torch.randint(0, 8, (3,), generator=rng).tolist()
+        patch = images[row, torch.randperm(3, generator=rng), top : top + crop, left : left + crop]
+        patch = torch.rot90(patch, turns % 4, (1, 2))
+        patch = patch.flip(2) if flip % 2 else patch
+        drawn.append(255 - patch if negative == 0 else patch)
+    return torch.stack(drawn).to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
+
+
 def coloured_noise(rng: np.random.Generator, size: int) -> Picture:
     """1/f^a noise whose three channels are correlated like those of natural images."""
     planes = _spectral(rng, size, slope=rng.uniform(0.6, 2.2), planes=3)

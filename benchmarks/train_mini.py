@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
-from procedural import pool
+from procedural import crops, pool
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -124,20 +124,6 @@ def losses(codec: Codec, bank: FilterBank, images: Tensor, *, swap: bool) -> dic
     return found | (swap_losses(codec, bank, images, features) if swap else {})
 
 
-def batch_of(images: Tensor, *, crop: int, size: int, rng: torch.Generator) -> Tensor:
-    """Cut `size` random crops, with flips, quarter turns, channel orders and inversion: (size, 3, crop, crop) float."""
-    height = images.shape[2]
-    drawn = []
-    for row in torch.randint(len(images), (size,), generator=rng).tolist():
-        top, left = torch.randint(height - crop + 1, (2,), generator=rng).tolist()
-        turns, flip, negative = torch.randint(0, 8, (3,), generator=rng).tolist()
-        patch = images[row, torch.randperm(3, generator=rng), top : top + crop, left : left + crop]
-        patch = torch.rot90(patch, turns % 4, (1, 2))
-        patch = patch.flip(2) if flip % 2 else patch
-        drawn.append(255 - patch if negative == 0 else patch)
-    return torch.stack(drawn).to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
-
-
 def average(ema: nn.Module, model: nn.Module, decay: float) -> None:
     """Move the averaged weights towards the current ones."""
     with torch.no_grad():
@@ -161,8 +147,7 @@ def calibration_pixels() -> Iterable[Tensor]:
     """The `shapes` dataset, 64 px, seed 0, 200 images a domain, in batches."""
     from fdgsec.data.shapes import shapes
 
-    dataset = shapes(image_size=64, per_domain=200, seed=0)
-    return torch.split(dataset.pixels(), 32)
+    return torch.split(shapes(image_size=64, per_domain=200, seed=0).pixels(), 32)
 
 
 def export(codec: Codec, shape: MiniShape, folder: Path, *, plan: Plan, summary: dict[str, float]) -> None:
@@ -220,7 +205,7 @@ class Trainer:
         progress = self.seconds / (60 * plan.minutes)
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(plan, progress)
-        batch = batch_of(images, crop=plan.crop, size=plan.batch, rng=self.rng)
+        batch = crops(images, crop=plan.crop, size=plan.batch, rng=self.rng)
         swap = progress > plan.warm_up
         results = list(self.workers.map(lambda shard: self.gradients(shard, swap=swap), batch.chunk(plan.shards)))
         for parameter, *shares in zip(self.codec.parameters(), *(found for found, _ in results), strict=True):

@@ -207,7 +207,9 @@ def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
     try:
         cases, truths = _cases(observer, scene)
         if not cases:
-            reason = "asks nothing of this target: it releases no row per image, or has too few images for every request"
+            reason = (
+                "asks nothing of this target: it releases no row per image, or has too few images for every request"
+            )
             return _Outcome(
                 result=AttackResult(name=observer.name, adversary=described, status="skipped", reason=reason)
             )
@@ -270,4 +272,3 @@ def dry_run(config: RunConfig) -> list[tuple[str, str]]:
         else:
             rows.append((name, "runs"))
     return rows
-

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
 from fdgsec.features import statistics
 from fdgsec.federation import Client, Driver, Method, State
-from fdgsec.rng import stream
+from fdgsec.rng import integer_seed, stream
 from fdgsec.threats import Adversary, Case, Request, Truth, View
 from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
 
@@ -198,7 +199,7 @@ class Laboratory:
 
         Every image is a member of some clients and not of others, so that what is odd about an image or about the
         adversary's reference favours neither answer, and clients are independent units for an interval. With a fixed
-        set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%. """
+        set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%."""
         result: Cases = []
         for domain in self.sources:
             pool = self._others(domain)
@@ -312,8 +313,8 @@ def _uniform(pool: DomainDataset, count: int, rng: torch.Generator) -> Tensor:
 def _skewed(pool: DomainDataset, count: int, rng: torch.Generator, *, concentration: float = 0.3) -> Tensor:
     """Draw images whose classes follow proportions from Dirichlet(concentration), without replacement, shuffled."""
     classes = len(pool.class_names)
-    gamma = torch._standard_gamma(torch.full((classes,), concentration), generator=rng)
-    share = (gamma + 1e-12)[pool.labels]
+    proportions = np.random.default_rng(integer_seed(rng)).dirichlet([concentration] * classes)
+    share = (torch.from_numpy(proportions) + 1e-12)[pool.labels]
     per_class = torch.bincount(pool.labels, minlength=classes).clamp_min(1)
     weight = share / per_class[pool.labels]
     chosen = torch.multinomial(weight, count, replacement=False, generator=rng)

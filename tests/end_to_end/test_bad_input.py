@@ -107,7 +107,9 @@ def test_a_missing_dataset_says_where_it_was_looked_for(tmp_path: Path, capsys: 
     assert not (tmp_path / "out").exists()
 
 
-def test_an_incomplete_dataset_is_refused_with_what_is_missing(pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_incomplete_dataset_is_refused_with_what_is_missing(
+    pacs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     refused(attack_on(pacs, tmp_path / "out"), capsys, 2, "--allow-partial")
 
     assert not (tmp_path / "out").exists()
