@@ -1,8 +1,10 @@
 """Linkage: do two releases come from the same client, though no image is in both?
 
 A client's images are cut in two halves and each half is released once, under new names: what a second session of the
-same federation, or another federation with the same members, would see. Each A half is linked to the nearest B half in
-whitened distance between the linear statistics t = (mu, sigma^2 + mu^2). Three populations of clients:
+same federation, or another federation with the same members, would see. Each A half is linked to the nearest B half by
+the distance between the linear statistics t = (mu, sigma^2 + mu^2): `whitened` over all directions, in which two draws
+from one distribution differ alike, or in the `class directions` alone, along which public images say that classes and
+domains lie apart: what makes clients differ. Three populations of clients:
 
 `iid`: clients of one domain that all draw from the same distribution. There is nothing that could tell them apart, so
 nobody should win; a hit rate above 1/N here would mean that the halves are not disjoint, not that clients are linkable.
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.artifacts import StyleStatistics
+from fdgsec.data.domains import DomainDataset
 from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
 from fdgsec.privacy.tracing import Whitening, fit_whitening
 from fdgsec.styles import Moments, linear_statistic
@@ -47,15 +50,17 @@ class Linkage:
         return _linked(cases, knowledge, rng)
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
-        """Twelve clients, each with its own mean ten times as far from the others' as its halves from each other."""
-        clients, size, channels, auxiliary = 12, 15, 24, 120
-        own = torch.randn(clients, channels, generator=rng, dtype=torch.float64).repeat_interleave(2 * size, dim=0)
-        centre = torch.cat([torch.zeros(auxiliary, channels, dtype=torch.float64), 4 * own])
+        """Twelve clients that hold one class each, of twelve whose means lie far apart, as public images show."""
+        clients, size, channels, auxiliary = 12, 15, 24, 240
+        own = 4 * torch.randn(clients, channels, generator=rng, dtype=torch.float64)
+        public = torch.arange(auxiliary) % clients
+        labels = torch.cat([public, torch.arange(clients).repeat_interleave(2 * size)])
+        centre = own[labels]
         mean = centre + torch.randn(len(centre), channels, generator=rng, dtype=torch.float64)
         variance = 0.5 + torch.rand(len(centre), channels, generator=rng, dtype=torch.float64)
         moments = planted_moments(mean, variance)
-        nothing = torch.zeros(len(centre), dtype=torch.int64)
-        images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+        classes = tuple(str(number) for number in range(clients))
+        images = planted_images(labels, torch.zeros_like(labels), class_names=classes, domain_names=("planted",))
         order = torch.randperm(clients, generator=rng)
         cases, truths = [], []
         for half in ("A", "B"):
@@ -81,10 +86,13 @@ class Linkage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Space:
-    """Where releases are compared: `whiten` applied to t with its second half taken about `about` (C,)."""
+    """Where releases are compared: `whiten` applied to t with its second half taken about `about` (C,).
+
+    `directions` (2C, k) are orthonormal in the whitened space; k may be 0."""
 
     about: Tensor
     whiten: Whitening
+    directions: Tensor
 
     def __call__(self, statistic: Tensor) -> Tensor:
         """Whiten statistics (..., 2C). About 0, mu and sigma^2 + mu^2 are nearly collinear and whiten badly."""
@@ -106,10 +114,32 @@ def _space(knowledge: Knowledge) -> _Space:
     about = records[:, : records.shape[1] // 2].mean(0)
     first, second = records.chunk(2, dim=1)
     records = torch.cat([first, second - 2 * about * first + about.square()], dim=1)
+    residuals = records.clone()
     for domain in images.domains.unique():
         mine = images.domains == domain
-        records[mine] -= records[mine].mean(0)
-    return _Space(about=about, whiten=fit_whitening(records))
+        residuals[mine] -= records[mine].mean(0)
+    whiten = fit_whitening(residuals)
+    return _Space(about=about, whiten=whiten, directions=_directions(whiten(records), images))
+
+
+def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
+    """Give the directions in which the class means within domains, and the domains' means, vary: (2C, k).
+
+    As many as there are classes less one, and domains less one. Each mean counts by the root of its images, so that the
+    noise of all is alike."""
+    classes, domains = [], []
+    centre = whitened.mean(0)
+    for domain in images.domains.unique():
+        mine = images.domains == domain
+        middle = whitened[mine].mean(0)
+        domains.append((middle - centre) * float(mine.sum()) ** 0.5)
+        for label in images.labels[mine].unique():
+            both = mine & (images.labels == label)
+            classes.append((whitened[both].mean(0) - middle) * float(both.sum()) ** 0.5)
+    wanted = (classes, int(images.labels.unique().numel()) - 1), (domains, len(domains) - 1)
+    found = [torch.linalg.svd(torch.stack(means), full_matrices=False)[2][:count] for means, count in wanted]
+    basis: Tensor = torch.linalg.qr(torch.cat(found).T)[0]
+    return basis
 
 
 def _populations(cases: Sequence[Case]) -> Mapping[tuple[tuple[str, str | int], ...], list[int]]:
@@ -138,11 +168,15 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator | 
             for half, mine in halves.items()
         }
         first = placed["A"] if rng is None else _round(placed["A"], rng)
-        distances = torch.cdist(first, placed["B"], compute_mode="donot_use_mm_for_euclid_dist")
-        answers += [
-            Ranking(case=n, distances=row.unsqueeze(0), of="partner")
-            for n, row in zip(halves["A"], distances, strict=True)
-        ]
+        spaces = {"whitened": (first, placed["B"])}
+        if space.directions.shape[1]:
+            spaces["class directions"] = (first @ space.directions, placed["B"] @ space.directions)
+        for distance, (own, others) in spaces.items():
+            apart = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
+            answers += [
+                Ranking(case=n, slice={"distance": distance}, distances=row.unsqueeze(0), of="partner")
+                for n, row in zip(halves["A"], apart, strict=True)
+            ]
     return answers
 
 

@@ -65,7 +65,9 @@ class Reidentification:
         return _lookups(cases, knowledge, child(rng, "copies"), None)
 
     def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
-        """Rank after every row of a client was exchanged for another of its rows."""
+        """Rank after every row of a client was exchanged for another of its rows; the copies stay out.
+
+        A copied gallery costs an encoder pass, and what it could betray by its order the known one betrays as well."""
         return _lookups(cases, knowledge, child(rng, "copies"), child(rng, "ring"))
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
@@ -103,7 +105,7 @@ def _lookups(
         rows = torch.cat(case.released(), dim=1)
         rows = rows if ring is None else _round(rows, ring)
         kind = case.request.replace("_", " ")
-        for variant in (*ROUNDINGS, *(COPIES if case.request == "released" else ())):
+        for variant in (*ROUNDINGS, *(COPIES if case.request == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
             key = (id(case.candidates), copy)
             if key not in placed:

@@ -118,8 +118,8 @@ class Laboratory:
                 majority = torch.bincount(client.data.domains).argmax().reshape(1)
                 truth = Truth(domains=majority, statistic=self._pooled_statistic(client.data))
             else:
-                rows = torch.tensor([position[name] for name in images.ids], dtype=torch.int64)
-                truth = self._truth_of(images, rows)
+                placed = torch.tensor([position[name] for name in images.ids], dtype=torch.int64) if position else None
+                truth = self._truth_of(images, placed)
             result.append((case, truth))
         return result
 
@@ -139,7 +139,7 @@ class Laboratory:
         everything = join([true, pool.subset(extra)])
         return everything.subset(torch.randperm(len(everything), generator=rng))
 
-    def _truth_of(self, images: DomainDataset, rows: Tensor) -> Truth:
+    def _truth_of(self, images: DomainDataset, rows: Tensor | None) -> Truth:
         return Truth(
             rows=rows, images=images.pixels(), labels=images.labels, domains=images.domains,
             statistic=self._image_statistic(images),
@@ -235,15 +235,23 @@ class Laboratory:
         return [pair for group in groups for pair in self._halves_of(request, group)]
 
     def _halves_of(self, request: Request, domains: list[int]) -> Cases:
-        pools = [self.roles.federation.of_domain(domain) for domain in domains]
-        records = request.records or max(2, min(20, min(len(pool) for pool in pools) // 8))
+        """Draw the clients of one population from disjoint images.
+
+        Were they drawn independently, the first half of one client would share images with the second halves of others
+        but never with its own, and its true partner would look farther away than chance."""
+        pools = [self._others(domain) for domain in domains]
+        per_pool = -(-request.count // len(pools))
+        records = request.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
         firsts, seconds = [], []
+        left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
         for number in range(request.count):
-            pool = pools[number % len(pools)]
+            which = number % len(pools)
             rng = self._coins("halves", request.scheme, *domains, number)
-            chosen = (
-                _skewed(pool, 2 * records, rng) if request.scheme == "dirichlet" else _uniform(pool, 2 * records, rng)
-            )
+            remaining = left[which].nonzero().flatten()
+            pool = pools[which].subset(remaining)
+            draw = _skewed if request.scheme == "dirichlet" else _uniform
+            chosen = draw(pool, 2 * records, rng)
+            left[which][remaining[chosen]] = False
             firsts.append(pool.subset(chosen[:records]))
             seconds.append(pool.subset(chosen[records:]))
         order = torch.randperm(request.count, generator=self._coins("halves-order", request.scheme, *domains))

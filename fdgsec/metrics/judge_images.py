@@ -47,8 +47,8 @@ def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
 class Lineup:
     """How many reconstructions and candidates a perceptual distance ranks: it costs a network pass per pair."""
 
-    rows: int = 64
-    candidates: int = 50
+    rows: int = 48
+    candidates: int = 25
 
 
 def shrunk(images: Tensor, size: tuple[int, int]) -> Tensor:
@@ -98,10 +98,13 @@ def _likeness(
     """Per gauge: its mean beside that of B3, and the paired gain over each control, positive where something leaked."""
     rows: list[Measurement] = []
     present = [name for name in CONTROLS if name in entries[0].answer.controls]
+    true = [_true_images(entry) for entry in entries]
     for gauge in gauges(perceptual):
         try:
-            values = _gauged(entries, gauge, None)
-            controls = {name: _gauged(entries, gauge, name) for name in present}
+            values = _gauged([entry.answer.images for entry in entries], true, gauge)
+            controls = {
+                name: _gauged([entry.answer.controls[name] for entry in entries], true, gauge) for name in present
+            }
         except ValueError as error:  # images too small for this gauge
             rows += unavailable([gauge.name], where, str(error), n=len(entries))
             continue
@@ -111,17 +114,18 @@ def _likeness(
     return rows
 
 
-def _gauged(entries: Sequence[Entry[Reconstructions]], gauge: Gauge, control: str | None) -> Tensor:
-    """Compare the reconstructions, or what `control` answers, with the true images: (rows,) float64."""
+def _true_images(entry: Entry[Reconstructions]) -> Tensor:
+    assert entry.truth.images is not None
+    return shrunk(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
+
+
+def _gauged(guessed: Sequence[Tensor], true: Sequence[Tensor], gauge: Gauge) -> Tensor:
+    """Compare guessed with true images, pair by pair: (rows,) float64."""
     values = []
-    for entry in entries:
-        guessed = entry.answer.images if control is None else entry.answer.controls[control]
-        assert entry.truth.images is not None
-        size = (int(guessed.shape[2]), int(guessed.shape[3]))
-        for start in range(0, len(guessed), BLOCK):
-            true = shrunk(entry.truth.images[start : start + BLOCK], size)
+    for images, targets in zip(guessed, true, strict=True):
+        for part, target in zip(images.split(BLOCK), targets.split(BLOCK), strict=True):
             with torch.inference_mode():
-                values.append(gauge.between(guessed[start : start + BLOCK].float(), true))
+                values.append(gauge.between(part.float(), target))
     return torch.cat(values).to(torch.float64).clone()
 
 

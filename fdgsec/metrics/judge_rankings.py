@@ -74,13 +74,15 @@ def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list
     blocks = ranked(entries)
     linking = entries[0].answer.of == "partner"
     if isinstance(blocks, str):
-        names = ["top1"] if linking else ["top1", "top5", "median_rank"]
+        names = ["top1", "median_rank"] if linking else ["top1", "top5", "median_rank"]
         return unavailable(names, group.slice, blocks, n=len(entries))
     return _measure_links(blocks, group, rng, repeats) if linking else measure_rows(blocks, group.slice)
 
 
 def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """Give top1 of the nearest client, and of the assignment that minimises the total distance; chance is 1/N."""
+    """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
+
+    Chance is 1/N, and (N + 1)/2 for the rank, which tells a weak link from none where thirty clients give few hits."""
     widths = {block.distances.shape[1] for block in blocks}
     if len(widths) > 1:
         raise ValueError(f"clients of one slice must be linked to equally many; got {sorted(widths)}.")
@@ -94,7 +96,9 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator,
         rows.append(
             row("top1", where, float(credit.mean()), interval, len(credit), Reading(chance=1 / distances.shape[1]))
         )
-    return rows
+    reading = Reading(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
+    bounds = (1.0, float(distances.shape[1]))
+    return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), reading, bounds=bounds)]
 
 
 def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interval:

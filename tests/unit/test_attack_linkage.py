@@ -45,8 +45,9 @@ def test_clients_with_a_style_of_their_own_are_linked(seed: int):
 
     controls = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
 
-    assert [dict(control.measurement.slice) for control in controls] == [
-        {"clients": "planted"}, {"clients": "planted", "matching": "hungarian"},
+    assert [tuple(control.measurement.slice.values()) for control in controls] == [
+        ("planted", "whitened"), ("planted", "whitened", "hungarian"),
+        ("planted", "class directions"), ("planted", "class directions", "hungarian"),
     ]  # fmt: skip
     assert all(control.passed for control in controls)
 
@@ -75,7 +76,7 @@ def test_exchanged_releases_are_not_significant():
         rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
 
-    assert failures <= 5  # Binomial(30, .05) exceeds 5 with probability .003
+    assert failures <= 6  # 60 rows, each fails with probability .025
 
 
 def test_only_the_first_halves_are_linked_and_each_to_all_second_halves():
@@ -83,8 +84,30 @@ def test_only_the_first_halves_are_linked_and_each_to_all_second_halves():
 
     guess = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
 
-    assert [answer.case for answer in guess] == list(range(12))
+    assert [answer.case for answer in guess] == [*range(12), *range(12)]
     assert all(isinstance(a, Ranking) and a.distances.shape == (1, 12) and a.of == "partner" for a in guess)
+
+
+def test_without_classes_or_domains_only_the_whitened_distance_is_left():
+    plant = planted()
+    auxiliary = plant.knowledge.auxiliary
+    assert auxiliary is not None
+    unlabelled = replace(auxiliary, labels=torch.zeros_like(auxiliary.labels))
+
+    guess = ATTACK.run(plant.cases, replace(plant.knowledge, auxiliary=unlabelled), stream(0, "attack"))
+
+    assert {answer.slice["distance"] for answer in guess} == {"whitened"}
+
+
+def test_class_directions_are_a_projection_of_the_whitened_space():
+    plant = planted()
+    rng = stream(5, "attack")
+    answers = {str(a.slice["distance"]): a for a in ATTACK.run(plant.cases, plant.knowledge, rng) if a.case == 0}
+    narrow, wide = answers["class directions"], answers["whitened"]
+
+    assert isinstance(narrow, Ranking)
+    assert isinstance(wide, Ranking)
+    assert bool((narrow.distances <= wide.distances + 1e-9).all())  # a projection shortens
 
 
 def test_populations_are_linked_within_themselves():
@@ -93,7 +116,7 @@ def test_populations_are_linked_within_themselves():
 
     guess = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))
 
-    assert [answer.case for answer in guess] == [*range(12), *range(24, 36)]
+    assert [answer.case for answer in guess] == [*range(12), *range(12), *range(24, 36), *range(24, 36)]
     assert all(isinstance(answer, Ranking) and answer.distances.shape == (1, 12) for answer in guess)
 
 

@@ -128,6 +128,7 @@ def test_the_assignment_corrects_what_the_nearest_neighbour_gets_wrong():
 
     assert rows["top1",].value == pytest.approx(2 / 3)
     assert rows["top1", "hungarian"].value == 1
+    assert (rows["median_rank",].value, rows["median_rank",].chance) == (1, 2)
     assert rows["top1",].chance == rows["top1", "hungarian"].chance == pytest.approx(1 / 3)
     assert rows["top1",].slice == {"domain": "photo"}  # "half" names no population
 
