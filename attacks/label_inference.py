@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 import torch
 from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fdgsec.artifacts import ImageStyles
@@ -135,7 +136,8 @@ class LabelInference:
             named = str(case.slice.get("domain", ""))
             domain = named if named in public.domain_names else None  # a client may hold several domains
             if domain not in models:
-                models[domain] = self._model(_training(public, domain, knowledge), child(rng, "folds", str(domain)))
+                with threadpool_limits(limits=1):  # hundreds of small fits: a second thread only waits
+                    models[domain] = self._model(_training(public, domain, knowledge), child(rng, "folds", str(domain)))
             training, setting, model = models[domain]
             rows = _rows_like(training, case.released(), setting.features)
             answers.append(

@@ -219,7 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/ccst_against_fedavg.json"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--k", type=int, nargs="+", default=[3])
-    parser.add_argument("--lr", type=float, nargs="+", default=[1e-3])
+    parser.add_argument("--lr", type=float, nargs="+", default=[1e-4])
     parser.add_argument("--encoder-blur", action="store_true", help="add the arm 'reconstruction'")
     parser.add_argument("--dataset", default="pacs")
     parser.add_argument("--target-domain", default="sketch")
@@ -231,8 +231,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encoder", default="mini")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--optimiser", choices=("sgd", "adam"), default="sgd")
-    parser.add_argument("--momentum", type=float, default=0.9)
+    parser.add_argument("--optimiser", choices=("sgd", "adam"), default="adam")
+    parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; adam has its own")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
@@ -248,13 +248,16 @@ def main() -> None:
         optimiser=given.optimiser, momentum=given.momentum,
     )  # fmt: skip
     for cell in cells_of(given):
-        cells = stored(given.results)
-        if found_in(cells, cell, protocol) is not None:
+        if found_in(stored(given.results), cell, protocol) is not None:
             continue
         row = run(cell, protocol, data_root=given.data_root)
-        write_atomic(given.results, json.dumps({"schema": SCHEMA, "cells": [*cells, row]}, indent=1) + "\n")
+        cells = [*stored(given.results), row]  # read again: another process may have worked on other seeds
+        write_atomic(given.results, json.dumps({"schema": SCHEMA, "cells": cells}, indent=1) + "\n")
         seconds, accuracy = float(str(row["seconds"])), float(str(row["accuracy"]))
-        print(f"seed {cell.seed} {cell.arm} k={cell.k} lr={cell.learning_rate:g}: {accuracy:.3f} ({seconds:.0f} s)")
+        print(
+            f"seed {cell.seed} {cell.arm} k={cell.k} lr={cell.learning_rate:g}: {accuracy:.3f} ({seconds:.0f} s)",
+            flush=True,
+        )
     report(stored(given.results), protocol, given)
 
 

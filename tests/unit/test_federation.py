@@ -442,8 +442,8 @@ def test_one_round_of_one_full_batch_step_is_gradient_descent_on_the_weighted_lo
         loss = functional.cross_entropy(network(as_float(client.data.pixels())), client.data.labels)
         names, parameters = zip(*network.named_parameters(), strict=True)
         for name, parameter, gradient in zip(names, parameters, torch.autograd.grad(loss, parameters), strict=True):
-            share = len(client.data) / 24 * 0.1 * gradient
-            expected[name] = expected.get(name, parameter.detach()) - share
+            so_far = expected[name] if name in expected else parameter.detach()
+            expected[name] = so_far - len(client.data) / 24 * 0.1 * gradient
 
     made = run(FedAvg(plan=FULL_BATCH), clients).state()
 

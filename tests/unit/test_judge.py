@@ -340,3 +340,16 @@ def test_intervals_do_not_depend_on_which_other_answers_are_judged():
     beside = judged([other, *answers], [case()] * 6, [Truth(members=members)] * 6)
 
     assert alone["auc",] == beside["auc",]
+
+
+def test_domains_are_permuted_across_cases_since_within_one_nothing_would_change():
+    cases = [Case(request="as_if_released", views=(), victim="client:1", slice={"domain": "all"}) for _ in range(2)]
+    truths = [Truth(domains=torch.full((30,), domain)) for domain in (0, 1)]
+    honest = [Labels(case=n, predicted=torch.full((30,), n), of="domains", classes=2) for n in (0, 1)]
+    blind = [Labels(case=n, predicted=torch.arange(30) % 2, of="domains", classes=2) for n in (0, 1)]
+
+    found = Judge().null(honest, cases, truths, stream(0, "world", "null"))
+    silent = Judge().null(blind, cases, truths, stream(0, "world", "null"))
+
+    assert found[0].p_value < 0.001
+    assert 0.05 < silent[0].p_value <= 1
