@@ -1,17 +1,17 @@
-"""Style inversion: from one released style row to the image behind it (CCST appendix A, FISC section 5, "Style2Image").
+"""Style inversion: from one released style row to the image behind it (CCST appendix A; FISC Table 9 and its text).
 
 The adversary trains an inverter (fdgsec.inversion) on images that it has, and shows it what the victim released. Three
-priors: *intra*, auxiliary images of the victim's own domain; *inter*, another client's domain (the images of the
-adversary, when that is a client; for the server, which holds no client's, the auxiliary images of the next source domain
-in order); *third-party*, images of the unseen domain, painted where they are line drawings.
+priors: *intra*, auxiliary images of the victim's own domain; *inter*, another domain (the images of the adversary, when
+that is a client; for the server, which holds no client's, the auxiliary images of the next source domain in order);
+*third-party*, images of the unseen domain, painted where they are line drawings.
 
 Rows: the released ones, those of as-if clients, and for pooled styles the difference of two releases: t(r') of n + 1
 records and t(r) of n give the new record's own t = (n + 1) t(r') - n t(r).
 
 Differs from the papers: a linear part before the generator, standardised input, controls, and no victim's image is ever
-trained on. Where a prior is painted its rows are brought to the prior's mean and spread, since its styles lie elsewhere."""
+trained on. Where a prior is painted, rows are brought to its mean and spread, since its styles lie elsewhere."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -25,26 +25,20 @@ from fdgsec.errors import UsageError, WeightsUnavailableError
 from fdgsec.features import encoder_named
 from fdgsec.inversion import (
     Inverter,
-    LinearInverse,
     Loss,
     Schedule,
-    TrainingSet,
     fit_generator,
-    fit_linear,
-    style_features,
-    style_from_linear,
 )
-from fdgsec.inversion_images import colourless, cropped, mirrored, painted, shrunk
+from fdgsec.inversion_priors import Prior, encoded, prior_images, shrunk
+from fdgsec.inversion_rows import Rows, domain_of, populations
 from fdgsec.metrics.images import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.networks.style_generator import full_shape, small_shape
 from fdgsec.planting import upload
 from fdgsec.reports import Measurement
 from fdgsec.rng import child
-from fdgsec.styles import Moments, linear_statistic, moments, unbiased_to_biased
+from fdgsec.styles import Moments
 from fdgsec.threats import Answer, Case, Guess, Knowledge, Plant, Reconstructions, Request, TargetFacts, Truth
 
-LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
-LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
 LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are then about equal
 
 
@@ -59,29 +53,6 @@ class Profile:
     per_class: int
     records: int
     images: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Prior:
-    """One training set of the adversary: `dataset` as it is, the encoded `training` variants, and what is linear."""
-
-    name: str
-    dataset: DomainDataset
-    training: TrainingSet
-    linear: LinearInverse
-    unseen: Tensor
-    painted: bool
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
-    """Style rows of one population: `features` (R, 2C), and how many of them belong to each of `cases`."""
-
-    kind: Literal["released", "as_if_released", "difference"]
-    domain: str
-    cases: tuple[int, ...]
-    sizes: tuple[int, ...]
-    features: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +85,9 @@ class StyleInversion:
         known = self.PROFILES["full"].losses
         wrong = [loss for loss in self.losses if loss not in known]
         if wrong or self.profile not in self.PROFILES:
-            raise UsageError(f"style-inversion has losses {', '.join(known)} and profiles quick, full; got {wrong or self.profile}.")
+            raise UsageError(
+                f"style-inversion has losses {', '.join(known)} and profiles quick, full; got {wrong or self.profile}."
+            )
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
         """Ask for one row per image where images are released singly, else for pairs of runs one record apart."""
@@ -162,12 +135,14 @@ class StyleInversion:
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for every loss without weights and every prior without data, with the reason."""
-        reasons = {("loss", name): found for name in self._losses() if isinstance(found := self._loss(name, self.size), str)}
+        reasons = {
+            ("loss", name): found for name in self._losses() if isinstance(found := self._loss(name, self.size), str)
+        }
         for kind in self.priors:
-            for domain in dict.fromkeys(_domain(case) for case in cases):
-                found = _prior_images(kind, domain, knowledge)
-                if isinstance(found, str):
-                    reasons["prior", f"{kind} of {domain}"] = found
+            for domain in dict.fromkeys(domain_of(case) for case in cases):
+                images = prior_images(kind, domain, knowledge)
+                if isinstance(images, str):
+                    reasons["prior", f"{kind} of {domain}"] = images
         return [
             Measurement(
                 name="psnr_gain", value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
@@ -184,7 +159,9 @@ class StyleInversion:
     ) -> list[Answer]:
         workshop = _Workshop(attack=self, knowledge=knowledge, rng=rng)
         answers: list[Answer] = []
-        for rows in _populations(cases, knowledge):
+        for rows in populations(cases, knowledge):
+            if exchange and len(rows.features) < 2:
+                continue  # nothing to exchange it with
             order = _derangement(len(rows.features), child(rng, "exchange", rows.kind, rows.domain))
             shown = replace(rows, features=rows.features[order]) if exchange else rows
             for kind in self.priors:
@@ -195,7 +172,9 @@ class StyleInversion:
                     inverter = workshop.inverter(prior, loss)
                     if inverter is not None:
                         coins = child(rng, "controls", rows.kind, rows.domain, kind, loss)
-                        answers += _drawn(shown, prior, inverter, {"prior": kind, "loss": loss, "rows": rows.kind}, coins)
+                        answers += _drawn(
+                            shown, prior, inverter, {"prior": kind, "loss": loss, "rows": rows.kind}, coins
+                        )
         return answers
 
     def _loss(self, name: str, size: int) -> Loss | str:
@@ -220,23 +199,30 @@ class _Workshop:
     attack: StyleInversion
     knowledge: Knowledge
     rng: torch.Generator
-    priors: dict[str, _Prior] = field(default_factory=dict)
+    priors: dict[str, Prior] = field(default_factory=dict)
+    measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], Inverter] = field(default_factory=dict)
 
-    def prior(self, kind: str, domain: str) -> _Prior | None:
+    def prior(self, kind: str, domain: str) -> Prior | None:
         """The training set of `kind` against `domain`, encoded, or None where the data are missing."""
-        found = _prior_images(kind, domain, self.knowledge)
+        found = prior_images(kind, domain, self.knowledge)
         if isinstance(found, str):
             return None
         name, images = found
         if name not in self.priors:
-            self.priors[name] = self._encoded(name, images)
+            profile = self.attack.PROFILES[self.attack.profile]
+            self.priors[name] = encoded(
+                name, images, self.knowledge.statistics, size=self.attack.size, crops=profile.crops,
+                limit=profile.images, rng=child(self.rng, "variants", name),
+            )  # fmt: skip
         return self.priors[name]
 
-    def inverter(self, prior: _Prior, loss: str) -> Inverter | None:
+    def inverter(self, prior: Prior, loss: str) -> Inverter | None:
         """The inverter of one prior and loss; every loss but the first continues from where the first one ended."""
         size = prior.training.images.shape[-1]
-        measure = self.attack._loss(loss, size)
+        if (loss, size) not in self.measures:
+            self.measures[loss, size] = self.attack._loss(loss, size)
+        measure = self.measures[loss, size]
         if isinstance(measure, str):
             return None
         if (prior.name, loss) not in self.inverters:
@@ -250,26 +236,6 @@ class _Workshop:
             )  # fmt: skip
         return self.inverters[prior.name, loss]
 
-    def _encoded(self, name: str, images: DomainDataset) -> _Prior:
-        profile, coins = self.attack.PROFILES[self.attack.profile], child(self.rng, "variants", name)
-        drawings = colourless(images)
-        if drawings:
-            kept = images.subset(torch.randperm(len(images), generator=coins)[: profile.images])
-            variants = [painted(kept, rng=coins)]
-        else:
-            variants = [images] if len(images) > profile.images else [images, mirrored(images)]
-        variants += [cropped(variants[0], rng=coins) for _ in range(profile.crops)]
-        size = min(self.attack.size, 2 ** (min(images.image_size).bit_length() - 1))
-        training = TrainingSet(
-            features=torch.cat([_features(self.knowledge.statistics(part)) for part in variants]),
-            images=torch.cat([shrunk(part, size) for part in variants]),
-            groups=torch.arange(len(variants[0])).repeat(len(variants)),
-        )
-        linear, unseen = fit_linear(training)
-        return _Prior(
-            name=name, dataset=variants[0], training=training, linear=linear, unseen=unseen, painted=drawings
-        )
-
 
 def _thumbnail(dataset: DomainDataset) -> Moments:
     """The plant's statistics: the 8x8 thumbnail's first 96 numbers as means, the others as log standard deviations."""
@@ -277,88 +243,6 @@ def _thumbnail(dataset: DomainDataset) -> Moments:
     mean, log_std = numbers.chunk(2, dim=1)
     count = torch.full((len(numbers),), 64.0, dtype=torch.float64)
     return Moments(count=count, mean=mean, m2=(2 * log_std).exp() * 64)
-
-
-def _features(found: Moments) -> Tensor:
-    return style_features(*found.style(unbiased=False))
-
-
-def _domain(case: Case) -> str:
-    return str(case.slice.get("domain", "mixed"))
-
-
-def _prior_images(kind: str, domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
-    """The name and the images of a prior against `domain`, or why there is none."""
-    found: tuple[str, DomainDataset] | str
-    if domain not in knowledge.domain_names and kind != "third-party":
-        return f"the victim's images are of {domain} domains"
-    if kind == "third-party":
-        found = "no images of the unseen domain" if knowledge.unseen is None else ("unseen", knowledge.unseen)
-    elif kind == "intra":
-        source = knowledge.auxiliary if knowledge.auxiliary is not None else knowledge.own
-        found = f"no images of {domain}" if source is None else (f"domain:{domain}", source.of_domain(domain))
-    else:
-        found = _other_domain(domain, knowledge)
-    if not isinstance(found, str) and len(found[1]) < LEAST_IMAGES:
-        return f"the adversary knows {len(found[1])} such images; {LEAST_IMAGES} are needed"
-    return found
-
-
-def _other_domain(domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
-    own = knowledge.own
-    if own is not None:
-        number = own.domain_index(domain)
-        mine = own.subset(own.domains != number)
-        return ("own without " + domain, mine) if len(mine) else f"the adversary's own images are of {domain}"
-    if knowledge.auxiliary is None:
-        return "the adversary has neither auxiliary images nor its own"
-    number = knowledge.auxiliary.domain_index(domain)
-    others = sorted(set(torch.unique(knowledge.auxiliary.domains).tolist()) - {number})
-    if not others:
-        return "the adversary's auxiliary images are of one domain"
-    following = next((other for other in others if other > number), others[0])
-    name = str(knowledge.domain_names[following])
-    return f"domain:{name}", knowledge.auxiliary.of_domain(following)
-
-
-def _populations(cases: Sequence[Case], knowledge: Knowledge) -> list[_Rows]:
-    """Rows that are answered together: those of one case, or, for differences, all of one domain."""
-    groups: dict[tuple[str, str, int], list[int]] = {}
-    for number, case in enumerate(cases):
-        if case.request in ("released", "as_if_released", "add_one_record"):
-            alone = -1 if case.request == "add_one_record" else number
-            groups.setdefault((case.request, _domain(case), alone), []).append(number)
-    result = []
-    for (request, domain, _), numbers in groups.items():
-        read: Callable[[Case, Knowledge], Tensor] = _difference if request == "add_one_record" else _released
-        parts = [read(cases[number], knowledge) for number in numbers]
-        kind: Literal["released", "as_if_released", "difference"] = (
-            "difference" if request == "add_one_record" else "released" if request == "released" else "as_if_released"
-        )
-        sizes = tuple(len(part) for part in parts)
-        result.append(_Rows(kind=kind, domain=domain, cases=tuple(numbers), sizes=sizes, features=torch.cat(parts)))
-    return result
-
-
-def _difference(case: Case, knowledge: Knowledge) -> Tensor:
-    """The added record's own style, from two pooled releases (1, 2C)."""
-    if case.records is None:
-        raise UsageError(f"the difference of two releases needs the number of records of {case.victim}; it is not known.")
-    n = case.records
-    before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
-    return style_features(*style_from_linear((n + 1) * after - n * before))
-
-
-def _released(case: Case, knowledge: Knowledge) -> Tensor:
-    """Rows of single images, whose released std is unbiased, (R, 2C)."""
-    mean, std = case.released()
-    known = next((d for d in (knowledge.auxiliary, knowledge.unseen, knowledge.own) if d is not None and len(d)), None)
-    if known is None:
-        raise UsageError("style-inversion needs images to learn from; the adversary knows none (see --adversary).")
-    sample = knowledge.statistics(known.subset(torch.arange(1)))
-    if sample.channels != mean.shape[1]:
-        raise UsageError(f"{case.victim} released {mean.shape[1]} channels; encoder {knowledge.encoder} has {sample.channels}.")
-    return style_features(mean, unbiased_to_biased(std, pixels=int(sample.count[0])))
 
 
 def _derangement(count: int, rng: torch.Generator) -> Tensor:
@@ -370,10 +254,10 @@ def _derangement(count: int, rng: torch.Generator) -> Tensor:
 
 
 def _drawn(
-    rows: _Rows, prior: _Prior, inverter: Inverter, where: Mapping[str, str | int], rng: torch.Generator
+    rows: Rows, prior: Prior, inverter: Inverter, where: Mapping[str, str | int], rng: torch.Generator
 ) -> list[Reconstructions]:
     """Draw all rows and their controls at once, then give every case its own."""
-    features = _aligned(rows.features, prior) if prior.painted else rows.features
+    features = prior.aligned(rows.features)
     images, training = inverter(features), prior.training
     count = len(images)
     noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
@@ -398,11 +282,3 @@ def _drawn(
         )
         for case, start, size in zip(rows.cases, starts, rows.sizes, strict=True)
     ]  # fmt: skip
-
-
-def _aligned(features: Tensor, prior: _Prior) -> Tensor:
-    """Bring rows to the prior's mean and spread, which drawings with paint share with no real domain."""
-    if len(features) < LEAST_ALIGNED:
-        return features
-    spread = features.std(0).clamp_min(1e-6)
-    return prior.linear.centre + (features - features.mean(0)) / spread * prior.linear.spread

@@ -24,7 +24,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 LINEAR_SIDE = 16  # pixels of the linear part: styles hold no finer layout, and 768 numbers are quickly decomposed
 COMPONENTS = 100
 FOLDS = 5
-PENALTIES = tuple(10 ** (power / 3) for power in range(0, 19))
+PENALTIES = tuple(10 ** (power / 3) for power in range(19))
 FARTHEST = 5.0  # standard deviations: a linear map must not run away with a foreign style
 BLACKEST = 0.02  # predictions are kept off 0 and 1, whose logits are infinite
 
@@ -37,7 +37,7 @@ def style_features(mean: Tensor, std: Tensor) -> Tensor:
 
 
 def style_from_linear(statistic: Tensor, *, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    """Invert `fdgsec.styles.linear_statistic`: (mu, sigma^2 + mu^2), (N, 2C), to (mean, std); negative variance is 0."""
+    """Invert `fdgsec.styles.linear_statistic`: (mu, sigma^2 + mu^2), (N, 2C); negative variance becomes 0."""
     mean, second = statistic.chunk(2, dim=-1)
     return mean, ((second - mean.square()).clamp_min(0) + eps).sqrt()
 
@@ -118,7 +118,7 @@ class Schedule:
 
 
 def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
-    """Fit the ridge; also give each training picture's prediction by folds that do not hold its group, (n, 3, 16, 16)."""
+    """Fit the ridge; also predict each training picture by folds that do not hold its group, (n, 3, 16, 16)."""
     centre = training.features.mean(0)
     spread = training.features.std(0, correction=0)
     spread = torch.where(spread > 0, spread + 1e-3 * spread.mean(), 1.0)
@@ -159,14 +159,8 @@ def fit_generator(
 
     `start` is a generator of the same shape to continue from (a perceptual loss begins where MSE ended)."""
     inputs = linear.standardised(training.features).float()
-    generator = StyleGenerator(inputs.shape[1], shape, rng=child(rng, "weights"))
-    with torch.no_grad():
-        generator.draw.weight.zero_()  # begins as the linear part
-    if start is not None:
-        generator.load_state_dict(start.state_dict())
-    average = StyleGenerator(inputs.shape[1], shape, rng=child(rng, "weights"))
-    average.load_state_dict(generator.state_dict())
-    best = {name: value.clone() for name, value in average.state_dict().items()}
+    generator, average = (_beginning(inputs.shape[1], shape, start, child(rng, "weights")) for _ in range(2))
+    best = _copied(average)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool = (~held).nonzero().flatten()
     lowest = _validated(average, inputs[held], unseen[held], training.images[held], loss)
@@ -188,11 +182,27 @@ def fit_generator(
             disappointments += 1
             if error < lowest:
                 lowest, disappointments = error, 0
-                best = {name: value.clone() for name, value in average.state_dict().items()}
+                best = _copied(average)
             if disappointments >= schedule.patience:
                 break
     average.load_state_dict(best)
     return Inverter(linear=linear, generator=average.eval())
+
+
+def _beginning(
+    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator
+) -> StyleGenerator:
+    """A generator that adds nothing yet to the linear part, or a copy of `start`."""
+    generator = StyleGenerator(dimension, shape, rng=rng)
+    with torch.no_grad():
+        generator.draw.weight.zero_()
+    if start is not None:
+        generator.load_state_dict(start.state_dict())
+    return generator
+
+
+def _copied(generator: StyleGenerator) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in generator.state_dict().items()}
 
 
 def _ridge(inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -207,14 +217,15 @@ def _ridge(inputs: Tensor, targets: Tensor) -> list[Tensor]:
 
 
 def _pictures(flat: Tensor) -> Tensor:
-    return flat.clamp(0, 1).float().unflatten(1, (3, LINEAR_SIDE, LINEAR_SIDE))
+    return flat.clamp(0, 1).float().reshape(-1, 3, LINEAR_SIDE, LINEAR_SIDE)
 
 
 def _drawn(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
     """Add the generator's logits to those of the enlarged linear part."""
     size = generator.shape.size
     enlarged = functional.interpolate(base, size=(size, size), mode="bilinear", align_corners=False)
-    return (enlarged.clamp(BLACKEST, 1 - BLACKEST).logit() + generator.logits(styles, rng=rng)).sigmoid()
+    drawn: Tensor = enlarged.clamp(BLACKEST, 1 - BLACKEST).logit() + generator.logits(styles, rng=rng)
+    return drawn.sigmoid()
 
 
 def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:

@@ -53,6 +53,20 @@ def described(row: Measurement) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.slice.items())
 
 
+def headline(row: Measurement) -> bool:
+    """Whether a row is one that the terminal shows; the report has them all."""
+    if row.name == "psnr_gain":
+        return row.slice.get("over") in ("B0", "B2", "B3") or row.unavailable is not None
+    if row.name.startswith("gallery_"):
+        return row.name == "gallery_top1" and row.slice.get("distance") == "mse"
+    return row.name in HEADLINES
+
+
+HEADLINES = (
+    "top1", "auc", "theory_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy", "exposed_fraction",
+)  # fmt: skip
+
+
 def controls_of(result: AttackResult) -> str:
     """How many controls passed, e.g. "1/1 won, 9/9 silent"."""
     won = sum(control.passed for control in result.positive)
@@ -81,6 +95,7 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
         )
     for result in report.attacks:
         if result.status == "done":
+            shown = [row for row in result.measurements if headline(row)]
             rows = [
                 (
                     row.name,
@@ -91,10 +106,12 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
                     str(row.n),
                     row.verdict,
                 )
-                for row in result.measurements
+                for row in shown
             ]
             title = f"{result.name} by {result.adversary.get('name')}; controls: {controls_of(result)}; {result.seconds:.1f} s"
             _print(title, ("measurement", "slice", "value", "95% interval", "chance", "n", "verdict"), rows)
+            if len(shown) < len(result.measurements):
+                console.print(f"({len(result.measurements) - len(shown)} more rows in the report)\n", highlight=False)
         else:
             console.print(f"{result.name}: {result.status}: {result.reason}\n", highlight=False)
     console.print(f"written to {out}: report.html, report.json, measurements.csv", highlight=False)

@@ -5,7 +5,7 @@ from the laboratory to the judge and never through here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from fdgsec.artifacts import ImageStyles, InterpolationStyle, StyleBank, StyleStatistics
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
+from fdgsec.reports import Measurement
 from fdgsec.styles import Moments
 from fdgsec.wire import SERVER, Message, Transcript
 
@@ -281,6 +282,15 @@ class Observer(Protocol):
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
         """Make cases with planted information on which the attack must win: the positive control."""
+        ...
+
+
+@runtime_checkable
+class Incomplete(Protocol):
+    """An attack some of whose variants may be out of reach (weights, data): it says which, and why."""
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """One unavailable row per variant that could not run."""
         ...
 
 

@@ -34,7 +34,7 @@ from fdgsec.registry import names, resolve, target_named
 from fdgsec.reports import AttackReport, AttackResult
 from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, load_run, new_folder, run_key, save_run, stored_run
-from fdgsec.threats import ADVERSARIES, Adversary, Case, Knowledge, Observer, TargetFacts, Truth
+from fdgsec.threats import ADVERSARIES, Adversary, Case, Incomplete, Knowledge, Observer, TargetFacts, Truth
 from fdgsec.wire import Transcript
 
 
@@ -215,6 +215,8 @@ def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
             )
         guess = observer.run(cases, scene.knowledge, stream(seed, "attack", observer.name))
         measurements = scene.judge.measure(guess, cases, truths, stream(seed, "world", "judge", observer.name))
+        if isinstance(observer, Incomplete):
+            measurements += observer.missing(cases, scene.knowledge)
         figures = figures_of(guess, cases, truths, rng=stream(seed, "world", "figures", observer.name))
         null = observer.shuffled(cases, scene.knowledge, stream(seed, "attack", observer.name, "shuffled"))
         nulls = scene.judge.null(null, cases, truths, stream(seed, "world", "null", observer.name))

@@ -14,9 +14,9 @@ MARGIN = 2  # pixels of white around every image
 def reconstruction_grid(truth: Tensor, images: Tensor, controls: Mapping[str, Tensor], rows: int) -> Tensor:
     """Lay out one column per released row and one line each for the truth, the reconstruction and every control.
 
-    All are (R, 3, h, w) in [0, 1], of one shape; the first min(`rows`, R) are shown, in order, not chosen. The result is
-    (3, H, W) in [0, 1]. Only the report may call this, after judging: it holds the truth. Raises ValueError for unequal
-    shapes, images out of range, or `rows` < 1."""
+    All are (R, 3, h, w) in [0, 1], of one shape; the first min(`rows`, R) are shown, in order, not chosen. The result
+    is (3, H, W) in [0, 1]. Only the report may call this, after judging: it holds the truth. Raises ValueError for
+    unequal shapes, images out of range, or `rows` < 1."""
     lines = {"truth": truth, "images": images, **controls}
     for name, line in lines.items():
         check_images(line, name)

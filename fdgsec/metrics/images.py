@@ -70,6 +70,15 @@ class PerceptualDistance(Protocol):
         ...
 
 
+@runtime_checkable
+class EmbeddingDistance(Protocol):
+    """A perceptual distance that is a squared Euclidean one, so that images need one network pass each, not one a pair."""
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Give points (N, D) whose squared distances are the perceptual ones."""
+        ...
+
+
 class FeatureEncoder(Protocol):
     """Anything that turns images (N, 3, H, W) in [0, 1] into a feature map (N, C, h, w)."""
 
@@ -112,6 +121,13 @@ class PerceptualEncoder:
         _check_pair(first, second)
         pairs = zip(self._features(first), self._features(second), strict=True)
         return torch.stack([_unit_distance(one, other) for one, other in pairs]).mean(0)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Give points (N, D) whose squared Euclidean distances are the distances of the images."""
+        check_images(images, "images")
+        maps = self._features(images)
+        units = [F.normalize(part, dim=1, eps=1e-10).flatten(1) / math.sqrt(part[0, 0].numel()) for part in maps]
+        return torch.cat(units, dim=1) / math.sqrt(len(maps))
 
     def _features(self, images: Tensor) -> list[Tensor]:
         if isinstance(self._encoder, StagedEncoder):

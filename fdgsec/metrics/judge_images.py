@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fdgsec.data.domains import as_float
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.metrics.groups import Entry, Group, Reading, constant, finite, row, unavailable
-from fdgsec.metrics.images import PSNR_CEILING, PerceptualDistance, psnr, ssim
+from fdgsec.metrics.images import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.judge_rankings import Ranked, measure_rows
 from fdgsec.reports import Measurement, Slice
@@ -32,6 +32,7 @@ class Gauge:
     sign: int
     unit: str = ""
     bounds: tuple[float, float] | None = None
+    embed: Callable[[Tensor], Tensor] | None = None
 
 
 def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
@@ -39,13 +40,21 @@ def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
     return [
         Gauge(name="psnr", between=psnr, sign=1, unit="dB", bounds=(0.0, PSNR_CEILING)),
         Gauge(name="ssim", between=ssim, sign=1, bounds=(-1.0, 1.0)),
-        *(Gauge(name=distance.name, between=distance, sign=-1) for distance in perceptual),
+        *(
+            Gauge(
+                name=distance.name,
+                between=distance,
+                sign=-1,
+                embed=distance.embed if isinstance(distance, EmbeddingDistance) else None,
+            )
+            for distance in perceptual
+        ),
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lineup:
-    """How many reconstructions and candidates a perceptual distance ranks: it costs a network pass per pair."""
+    """How many reconstructions and candidates a distance ranks that costs a network pass per pair; others rank all."""
 
     rows: int = 48
     candidates: int = 25
@@ -101,10 +110,9 @@ def _likeness(
     true = [_true_images(entry) for entry in entries]
     for gauge in gauges(perceptual):
         try:
-            values = _gauged([entry.answer.images for entry in entries], true, gauge)
-            controls = {
-                name: _gauged([entry.answer.controls[name] for entry in entries], true, gauge) for name in present
-            }
+            compare = _comparison(true, gauge)
+            values = compare([entry.answer.images for entry in entries])
+            controls = {name: compare([entry.answer.controls[name] for entry in entries]) for name in present}
         except ValueError as error:  # images too small for this gauge
             rows += unavailable([gauge.name], where, str(error), n=len(entries))
             continue
@@ -117,6 +125,29 @@ def _likeness(
 def _true_images(entry: Entry[Reconstructions]) -> Tensor:
     assert entry.truth.images is not None
     return shrunk(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
+
+
+def _comparison(true: Sequence[Tensor], gauge: Gauge) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Compare with the true images, which are embedded once where the gauge can."""
+    if gauge.embed is None:
+        return lambda guessed: _gauged(guessed, true, gauge)
+    embed = gauge.embed
+    targets = [embedded(embed, images) for images in true]
+
+    def compare(guessed: Sequence[Tensor]) -> Tensor:
+        gaps = [
+            (embedded(embed, images) - target).square().sum(1) for images, target in zip(guessed, targets, strict=True)
+        ]
+        return torch.cat(gaps).to(torch.float64)
+
+    return compare
+
+
+def embedded(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Embed images block by block, (N, D)."""
+    with torch.inference_mode():
+        parts = [embed(part.float()) for part in images.split(BLOCK)]
+    return torch.cat(parts).clone()
 
 
 def _gauged(guessed: Sequence[Tensor], true: Sequence[Tensor], gauge: Gauge) -> Tensor:
@@ -212,6 +243,8 @@ def _perceptual_ranking(
     assert columns is not None
     guessed = entry.answer.images.float()
     size = (int(guessed.shape[2]), int(guessed.shape[3]))
+    if isinstance(distance, EmbeddingDistance):
+        return Ranked(distances=_embedded_distances(distance.embed, guessed, gallery, size), truth=columns)
     asked = torch.randperm(len(guessed), generator=rng)[:rows]
     found, places = [], []
     for number in asked.tolist():
@@ -225,3 +258,15 @@ def _perceptual_ranking(
         found.append(torch.cat(apart).clone())
         places.append(len(shown) - 1)
     return Ranked(distances=torch.stack(found), truth=torch.tensor(places))
+
+
+def _embedded_distances(
+    embed: Callable[[Tensor], Tensor], guessed: Tensor, gallery: DomainDataset, size: tuple[int, int]
+) -> Tensor:
+    """Give the distance of every reconstruction to every candidate, (N, G)."""
+    rows = embedded(embed, guessed)
+    blocks = [
+        torch.cdist(rows, embedded(embed, shrunk(gallery.pixels(part), size))).square()
+        for part in torch.arange(len(gallery)).split(BLOCK)
+    ]
+    return torch.cat(blocks, dim=1)

@@ -1,9 +1,9 @@
-"""From a style to an image: a generator in the manner of FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
+"""From a style to an image: a generator like FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
 
 CCST (appendix A) and FISC reconstruct images from styles with such a generator, trained by regression without a
-discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbour, [1, 2, 1] blur, convolution,
-Gaussian noise times one learned scalar, normalisation, gated linear unit); skip-layer excitation lets maps of 4, 8 and
-16 pixels gate the channels of those 16 times larger (section 3.1); a 3x3 convolution draws the picture.
+discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbour, [1, 2, 1] blur,
+convolution, Gaussian noise times one learned scalar, normalisation, gated linear unit); skip-layer excitation lets maps
+of 4, 8 and 16 pixels gate the channels of those 16 times larger; a 3x3 convolution draws the picture.
 
 Differs from the generator that CCST's released code imports: styles are standardised with the training set's mean and
 spread, the output goes through a sigmoid, excitation follows Liu et al.'s 4-64, 8-128 and 16-256 (the code: 16-128 and
@@ -11,6 +11,7 @@ spread, the output goes through a sigmoid, excitation follows Liu et al.'s 4-64,
 evaluation makes reconstructions random and worse on average."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -134,7 +135,7 @@ class StyleGenerator(nn.Module):
             self.seed = nn.ConvTranspose2d(dimension, 2 * shape.seed_channels, SEED_SIDE, bias=False)
             self.seed_norm = _norm(2 * shape.seed_channels, shape)
             sides = (SEED_SIDE, *shape.sides)
-            stages = zip(sides, sides[1:], strict=False)
+            stages = pairwise(sides)
             self.stages = nn.ModuleList(Stage(shape.channels(a), shape.channels(b), shape) for a, b in stages)
             gates = {
                 str(side): SkipExcitation(shape.channels(side // EXCITES), shape.channels(side))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
+from fdgsec.encoders import load_encoder
 from fdgsec.errors import WeightsUnavailableError
 from fdgsec.metrics.images import (
     Backbone,
@@ -291,3 +292,13 @@ def test_lpips_refuses_images_smaller_than_it_was_calibrated_for() -> None:
 
     with pytest.raises(ValueError, match="64 px"):
         LpipsDistance.from_backbone("alex", _state())(images, images)
+
+
+def test_an_embedding_gives_the_distance_of_every_pair():
+    rng = stream(0, "world", "embed")
+    first, second = torch.rand(3, 3, 16, 16, generator=rng), torch.rand(3, 3, 16, 16, generator=rng)
+    distance = PerceptualEncoder(load_encoder("mini"))
+
+    points = torch.cdist(distance.embed(first), distance.embed(second)).square()
+
+    assert torch.allclose(points.diagonal(), distance(first, second), rtol=1e-3)

@@ -1,0 +1,169 @@
+"""The images an inverter is trained on: which ones an adversary has, and more made of them.
+
+Intra: images of the victim's own domain. Inter: another client's, which are the adversary's own when it is a client; a
+server holds no client's images and takes its auxiliary ones of the next source domain, cyclically. Third party: images
+of the unseen domain. Images are mirrored, cropped, and, where they are line drawings, painted.
+
+Every variant is a new image that the public encoder must see; its style is then exact, not interpolated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.inversion import LinearInverse, TrainingSet, fit_linear, style_features
+from fdgsec.threats import Knowledge, Statistics
+
+LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
+LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
+COLOURLESS = 0.03
+"""Mean difference between a pixel's largest and smallest channel below which a domain counts as line drawings."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prior:
+    """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`."""
+
+    name: str
+    training: TrainingSet
+    linear: LinearInverse
+    unseen: Tensor
+    painted: bool
+
+    def aligned(self, features: Tensor) -> Tensor:
+        """Bring victims' rows (R, 2C) to a painted prior's mean and spread, which no real domain shares with paint.
+
+        Other priors, and fewer rows than can be averaged, are left alone."""
+        if not self.painted or len(features) < LEAST_ALIGNED:
+            return features
+        spread = features.std(0).clamp_min(1e-6)
+        return self.linear.centre + (features - features.mean(0)) / spread * self.linear.spread
+
+
+def encoded(
+    name: str,
+    images: DomainDataset,
+    statistics: Statistics,
+    *,
+    size: int,
+    crops: int,
+    limit: int,
+    rng: torch.Generator,
+) -> Prior:
+    """Make variants of `images`, encode them exactly, and fit the linear inverse.
+
+    Line drawings are painted, at most `limit` of them; others are mirrored where there are at most `limit`; then come
+    `crops` cropped copies. Pictures are drawn at `size` px, or the largest power of two below the images' own side."""
+    drawings = colourless(images)
+    if drawings:
+        kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
+        variants = [painted(kept, rng=rng)]
+    else:
+        variants = [images] if len(images) > limit else [images, mirrored(images)]
+    variants += [cropped(variants[0], rng=rng) for _ in range(crops)]
+    side = min(size, 2 ** (min(images.image_size).bit_length() - 1))
+    styles = [statistics(part).style(unbiased=False) for part in variants]
+    training = TrainingSet(
+        features=torch.cat([style_features(mean, std) for mean, std in styles]),
+        images=torch.cat([shrunk(part, side) for part in variants]),
+        groups=torch.arange(len(variants[0])).repeat(len(variants)),
+    )
+    linear, unseen = fit_linear(training)
+    return Prior(name=name, training=training, linear=linear, unseen=unseen, painted=drawings)
+
+
+def variant(dataset: DomainDataset, images: Tensor, name: str) -> DomainDataset:
+    """Give the data set `images` (N, 3, H, W) in [0, 1] instead of its own; ids get `name` as a suffix."""
+    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    ids = tuple(f"{image}#{name}" for image in dataset.ids)
+    return replace(dataset, store=pixels, rows=torch.arange(len(dataset)), ids=ids)
+
+
+def mirrored(dataset: DomainDataset) -> DomainDataset:
+    """Exchange left and right. Convolutions are not symmetric, so neither are styles."""
+    return variant(dataset, as_float(dataset.pixels().flip(3)), "mirrored")
+
+
+def cropped(dataset: DomainDataset, *, rng: torch.Generator, least: float = 0.8) -> DomainDataset:
+    """Cut out squares of `least` to 1 of the side at random places, enlarge them, and mirror half of them."""
+    height, width = dataset.image_size
+    images = []
+    for image in as_float(dataset.pixels()):
+        share = least + (1 - least) * float(torch.rand((), generator=rng))
+        h, w = max(1, round(share * height)), max(1, round(share * width))
+        top = int(torch.randint(height - h + 1, (), generator=rng))
+        left = int(torch.randint(width - w + 1, (), generator=rng))
+        piece = image[None, :, top : top + h, left : left + w]
+        enlarged = functional.interpolate(piece, size=(height, width), mode="bilinear", antialias=True)
+        images.append(enlarged.flip(3) if float(torch.rand((), generator=rng)) < 0.5 else enlarged)
+    return variant(dataset, torch.cat(images), "cropped")
+
+
+def colourless(dataset: DomainDataset) -> bool:
+    """Say whether these are line drawings, from which nothing about colour can be learnt as they are."""
+    low, high = as_float(dataset.pixels()).aminmax(dim=1)
+    return float((high - low).mean()) < COLOURLESS
+
+
+def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
+    """Lay random paint under the drawn lines: two tinted greys meeting along a smooth border, softly lit."""
+    n, (height, width) = len(dataset), dataset.image_size
+    darkness = 1 - as_float(dataset.pixels()).mean(1, keepdim=True)
+
+    def normal(channels: int, side: int, scale: float) -> Tensor:
+        grid = scale * torch.randn(n, channels, side, side, generator=rng)
+        return grid if side == 1 else functional.interpolate(grid, size=(height, width), mode="bicubic")
+
+    border = normal(1, 4, 4.0).sigmoid()
+    paint = 0.5 + normal(1, 1, 0.25) + normal(3, 1, 0.12)
+    other = paint + normal(1, 1, 0.2) + normal(3, 1, 0.12)
+    ground = paint * border + other * (1 - border) + normal(3, 3, 0.06)
+    opacity = torch.rand(n, 1, 1, 1, generator=rng)
+    ink = 0.5 * torch.rand(n, 3, 1, 1, generator=rng)
+    return variant(dataset, ground + (ink - ground) * darkness * opacity, "painted")
+
+
+def shrunk(dataset: DomainDataset, size: int) -> Tensor:
+    """Average the images down to (N, 3, size, size) in [0, 1]."""
+    parts: Sequence[Tensor] = [
+        functional.interpolate(as_float(dataset.pixels(rows)), size=(size, size), mode="area")
+        for rows in torch.arange(len(dataset)).split(256)
+    ]
+    return torch.cat([*parts]) if parts else torch.empty(0, 3, size, size)
+
+
+def prior_images(kind: str, domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
+    """The name and the images of a prior against `domain`, or why there is none."""
+    found: tuple[str, DomainDataset] | str
+    if domain not in knowledge.domain_names and kind != "third-party":
+        return f"the victim's images are of {domain} domains"
+    if kind == "third-party":
+        found = "no images of the unseen domain" if knowledge.unseen is None else ("unseen", knowledge.unseen)
+    elif kind == "intra":
+        source = knowledge.auxiliary if knowledge.auxiliary is not None else knowledge.own
+        found = f"no images of {domain}" if source is None else (f"domain:{domain}", source.of_domain(domain))
+    else:
+        found = _other_domain(domain, knowledge)
+    if not isinstance(found, str) and len(found[1]) < LEAST_IMAGES:
+        return f"the adversary knows {len(found[1])} such images; {LEAST_IMAGES} are needed"
+    return found
+
+
+def _other_domain(domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
+    own = knowledge.own
+    if own is not None:
+        number = own.domain_index(domain)
+        mine = own.subset(own.domains != number)
+        return ("own without " + domain, mine) if len(mine) else f"the adversary's own images are of {domain}"
+    if knowledge.auxiliary is None:
+        return "the adversary has neither auxiliary images nor its own"
+    number = knowledge.auxiliary.domain_index(domain)
+    others = sorted(set(torch.unique(knowledge.auxiliary.domains).tolist()) - {number})
+    if not others:
+        return "the adversary's auxiliary images are of one domain"
+    following = next((other for other in others if other > number), others[0])
+    name = str(knowledge.domain_names[following])
+    return f"domain:{name}", knowledge.auxiliary.of_domain(following)
