@@ -14,7 +14,7 @@ from fdgsec.metrics.groups import Group, Reading, finite, grouped, median_row, r
 from fdgsec.metrics.identification import accuracy, auc, balanced_accuracy, majority_share, roc_band, tpr_at_fpr
 from fdgsec.metrics.images import PerceptualDistance
 from fdgsec.metrics.intervals import Interval, balanced_accuracy_interval, cluster_auc_bootstrap, delong, wilson
-from fdgsec.metrics.judge_images import Lineup, measure_reconstructions
+from fdgsec.metrics.judge_images import Galleries, Lineup, measure_reconstructions
 from fdgsec.metrics.judge_nulls import NullRow, null_row
 from fdgsec.metrics.judge_rankings import measure_ranking
 from fdgsec.metrics.resampling import unseen_bounds
@@ -41,10 +41,11 @@ class Judge:
         """Judge every group of answers, in the order of their first appearance.
 
         Raises ValueError where an answer does not fit its case: that is a fault of the attack, not a finding."""
+        galleries = Galleries()
         return [
             measured
             for group in grouped(guess, cases, truths)
-            for measured in self._measured(group, child(rng, group.name))
+            for measured in self._measured(group, child(rng, group.name), galleries)
         ]
 
     def null(
@@ -65,7 +66,7 @@ class Judge:
         ]
         return [found for found in rows if found is not None]
 
-    def _measured(self, group: Group, rng: torch.Generator) -> list[Measurement]:
+    def _measured(self, group: Group, rng: torch.Generator, galleries: Galleries) -> list[Measurement]:
         answer, repeats = group.entries[0].answer, self.bootstrap_repeats
         if isinstance(answer, Ranking):
             return measure_ranking(group, rng, repeats=repeats)
@@ -76,7 +77,9 @@ class Judge:
         if isinstance(answer, Recovered):
             return _recovered(group)
         if isinstance(answer, Reconstructions):
-            return measure_reconstructions(group, self.perceptual, rng, repeats=repeats, lineup=self.lineup)
+            return measure_reconstructions(
+                group, self.perceptual, rng, repeats=repeats, lineup=self.lineup, galleries=galleries
+            )
         if isinstance(answer, Prediction):
             return _prediction(group)
         raise TypeError(f"no rule judges a {type(answer).__name__}; give one of the answers in fdgsec.threats.")

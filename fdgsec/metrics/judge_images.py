@@ -2,7 +2,7 @@
 the true image can be picked out by them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -66,8 +66,35 @@ def shrunk(images: Tensor, size: tuple[int, int]) -> Tensor:
     return torch.cat(parts) if parts else torch.empty(0, 3, *size)
 
 
+@dataclass(frozen=True, eq=False)
+class Galleries:
+    """Candidates at the size of the reconstructions, and where a distance places them, made once per gallery."""
+
+    kept: dict[tuple[int, tuple[int, int], str], tuple[DomainDataset, Tensor]] = field(default_factory=dict)
+
+    def pictures(self, gallery: DomainDataset, size: tuple[int, int]) -> Tensor:
+        """The candidates, (G, 3, h, w) in [0, 1]."""
+        return self._once(gallery, size, "", lambda: shrunk(gallery.pixels(), size))
+
+    def points(self, gallery: DomainDataset, size: tuple[int, int], distance: EmbeddingDistance, name: str) -> Tensor:
+        """The candidates' embeddings, (G, D)."""
+        return self._once(gallery, size, name, lambda: embedded(distance.embed, self.pictures(gallery, size)))
+
+    def _once(self, gallery: DomainDataset, size: tuple[int, int], name: str, make: Callable[[], Tensor]) -> Tensor:
+        key = (id(gallery), size, name)
+        if key not in self.kept:
+            self.kept[key] = (gallery, make())  # holding the gallery keeps its id its own
+        return self.kept[key][1]
+
+
 def measure_reconstructions(
-    group: Group, perceptual: Sequence[PerceptualDistance], rng: torch.Generator, *, repeats: int, lineup: Lineup
+    group: Group,
+    perceptual: Sequence[PerceptualDistance],
+    rng: torch.Generator,
+    *,
+    repeats: int,
+    lineup: Lineup,
+    galleries: Galleries,
 ) -> list[Measurement]:
     """Judge one group of reconstructions at their own size, to which true images and candidates are brought."""
     entries = group.of(Reconstructions)
@@ -76,7 +103,7 @@ def measure_reconstructions(
         names = [gauge.name for gauge in gauges(perceptual)] + ["gallery_top1", "gallery_top5"]
         return unavailable(names, group.slice, problem, n=len(entries))
     rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
-    return [*rows, *_gallery(entries, group.slice, perceptual, child(rng, "lineup"), lineup)]
+    return [*rows, *_gallery(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
 
 
 def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
@@ -192,22 +219,27 @@ def _gain_row(
 
 def _gallery(
     entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
-    rng: torch.Generator, lineup: Lineup,
+    rng: torch.Generator, lineup: Lineup, galleries: Galleries,
 ) -> list[Measurement]:  # fmt: skip
     """Rank the true image among the case's candidates by their distance to the reconstruction."""
     names = ["gallery_top1", "gallery_top5"]
     rows: list[Measurement] = []
     if any(entry.case.candidates is None or entry.truth.rows is None for entry in entries):
         return unavailable(names, {**where, "distance": "mse"}, "the case has no candidates to rank", n=len(entries))
-    rows += measure_rows([_pixel_ranking(entry) for entry in entries], {**where, "distance": "mse"}, prefix="gallery_")
+    rows += measure_rows(
+        [_pixel_ranking(entry, galleries) for entry in entries], {**where, "distance": "mse"}, prefix="gallery_"
+    )
     share = max(1, lineup.rows // len(entries))
     for distance in perceptual:
         slice_ = {**where, "distance": distance.name}
         try:
-            blocks = [
-                _perceptual_ranking(entry, distance, child(rng, number), rows=share, candidates=lineup.candidates)
-                for number, entry in enumerate(entries)
-            ]
+            if isinstance(distance, EmbeddingDistance):
+                blocks = [_embedded_ranking(entry, distance, distance.name, galleries) for entry in entries]
+            else:
+                blocks = [
+                    _perceptual_ranking(entry, distance, child(rng, number), rows=share, candidates=lineup.candidates)
+                    for number, entry in enumerate(entries)
+                ]
         except ValueError as error:  # images too small for this distance
             rows += unavailable(names, slice_, str(error), n=len(entries))
             continue
@@ -215,12 +247,12 @@ def _gallery(
     return rows
 
 
-def _pixel_ranking(entry: Entry[Reconstructions]) -> Ranked:
+def _pixel_ranking(entry: Entry[Reconstructions], galleries: Galleries) -> Ranked:
     candidates, columns = entry.case.candidates, entry.truth.rows
     assert candidates is not None
     assert columns is not None
     guessed = entry.answer.images
-    gallery = shrunk(candidates.pixels(), (int(guessed.shape[2]), int(guessed.shape[3])))
+    gallery = galleries.pictures(candidates, (int(guessed.shape[2]), int(guessed.shape[3])))
     return Ranked(distances=squared_distances(guessed, gallery), truth=columns)
 
 
@@ -243,8 +275,6 @@ def _perceptual_ranking(
     assert columns is not None
     guessed = entry.answer.images.float()
     size = (int(guessed.shape[2]), int(guessed.shape[3]))
-    if isinstance(distance, EmbeddingDistance):
-        return Ranked(distances=_embedded_distances(distance.embed, guessed, gallery, size), truth=columns)
     asked = torch.randperm(len(guessed), generator=rng)[:rows]
     found, places = [], []
     for number in asked.tolist():
@@ -260,13 +290,13 @@ def _perceptual_ranking(
     return Ranked(distances=torch.stack(found), truth=torch.tensor(places))
 
 
-def _embedded_distances(
-    embed: Callable[[Tensor], Tensor], guessed: Tensor, gallery: DomainDataset, size: tuple[int, int]
-) -> Tensor:
-    """Give the distance of every reconstruction to every candidate, (N, G)."""
-    rows = embedded(embed, guessed)
-    blocks = [
-        torch.cdist(rows, embedded(embed, shrunk(gallery.pixels(part), size))).square()
-        for part in torch.arange(len(gallery)).split(BLOCK)
-    ]
-    return torch.cat(blocks, dim=1)
+def _embedded_ranking(
+    entry: Entry[Reconstructions], distance: EmbeddingDistance, name: str, galleries: Galleries
+) -> Ranked:
+    """Rank the true image among all candidates."""
+    gallery, columns = entry.case.candidates, entry.truth.rows
+    assert gallery is not None
+    assert columns is not None
+    guessed = entry.answer.images
+    points = galleries.points(gallery, (int(guessed.shape[2]), int(guessed.shape[3])), distance, name)
+    return Ranked(distances=torch.cdist(embedded(distance.embed, guessed), points).square(), truth=columns)
