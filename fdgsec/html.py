@@ -9,6 +9,8 @@ from jinja2 import Environment, StrictUndefined
 from fdgsec.reports import AttackReport, AttackResult, Control, Measurement
 from fdgsec.tables import controls_of, described, interval, number
 
+ERROR = 0.025
+"""How often a 95% interval lies beyond chance on the leaking side where nothing leaks."""
 CSS = {"leaks": "leaks", "no leak shown": "quiet", "descriptive": "muted", "unavailable": "muted"}
 
 
@@ -56,11 +58,15 @@ BOUNDED = (
 def _verdict(result: AttackResult) -> dict[str, object]:
     row = strongest(result)
     controls = [*result.positive, *result.negative]
+    judged = [row for row in result.measurements if row.verdict in ("leaks", "no leak shown")]
+    leaking = sum(row.verdict == "leaks" for row in judged)
     return {
         "attack": result.name,
         "status": result.status,
         "reason": result.reason,
         "row": None if row is None else _row(row),
+        "leaking": f"{leaking} of {len(judged)}",
+        "expected": number(ERROR * len(judged)),
         "controls": controls_of(result) if controls else "",
         "controls_passed": all(control.passed for control in controls),
     }

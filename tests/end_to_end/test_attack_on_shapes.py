@@ -1,0 +1,172 @@
+"""The main job on the bundled data, small: a report that repeats itself and that explains every number."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fdgsec
+from fdgsec.cli import main
+from fdgsec.reports import AttackReport
+
+SMALL = {"per_domain": 84, "image_size": 32}
+FAST = ["differencing", "membership", "linkage", "domain-inference", "reidentification", "label-inference"]
+OPTIONS = ["attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("FDGSEC_CACHE", str(folder))
+        yield folder
+
+
+def attacked(target: str, out: Path | None, *, fresh: bool = False, adversary: str = "server") -> AttackReport:
+    return fdgsec.attack(
+        target, attacks=FAST, settings=SMALL, assignments=OPTIONS, out=out, fresh=fresh, adversary=adversary
+    )
+
+
+def comparable(report: AttackReport) -> dict[str, object]:
+    def stripped(value: object) -> object:
+        if isinstance(value, dict):
+            return {k: stripped(v) for k, v in value.items() if k not in ("seconds", "reused", "environment")}
+        return [stripped(v) for v in value] if isinstance(value, list) else value
+
+    found = stripped(json.loads(report.json()))
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+def test_a_fresh_run_and_a_cached_one_report_the_same(target: str, cache: Path):
+    first = attacked(target, None, fresh=True)
+    again = attacked(target, None, fresh=True)
+    cached = attacked(target, None)
+
+    assert comparable(first) == comparable(again) == comparable(cached)
+    assert (first.reused, cached.reused) == (False, True)
+
+
+def test_the_run_directory_holds_the_report_in_every_form(cache: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    report = attacked("ccst-overall", out)
+
+    names = {file.name for file in out.iterdir()}
+    page = (out / "report.html").read_text()
+
+    assert {"report.json", "report.html", "measurements.csv", "config.json", "transcript.jsonl", "payloads"} <= names
+    assert json.loads((out / "report.json").read_text()) == json.loads(report.json())
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert not list(tmp_path.glob(".run.*"))
+
+
+def test_every_measurement_has_chance_and_interval_or_says_why_not(cache: Path):
+    report = attacked("ccst-single", None)
+
+    rows = [row for attack in report.attacks for row in attack.measurements]
+    assert rows
+    for row in rows:
+        if row.verdict in ("leaks", "no leak shown"):
+            assert row.chance is not None
+            assert row.low is not None
+            assert row.method
+        elif row.verdict == "unavailable":
+            assert row.unavailable
+
+
+@pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+def test_every_attack_that_ran_passed_its_controls(target: str, cache: Path):
+    report = attacked(target, None)
+
+    ran = [attack for attack in report.attacks if attack.status == "done"]
+    assert len(ran) >= 3
+    for attack in ran:
+        assert attack.positive
+        assert all(control.passed for control in attack.positive), attack.name
+        assert all(control.passed for control in attack.negative), attack.name
+
+
+def test_two_releases_give_the_added_images_style_away(cache: Path):
+    report = attacked("ccst-overall", None)
+    rows = next(attack for attack in report.attacks if attack.name == "differencing").measurements
+
+    errors = [row.value for row in rows if row.name == "relative_error"]
+    hits = [row.value for row in rows if row.name == "top1"]
+    assert len(errors) == len(hits) == 3
+    assert all(error is not None and error < 1e-3 for error in errors)
+    assert hits == [1.0, 1.0, 1.0]
+
+
+def test_a_known_image_is_found_behind_its_single_style(cache: Path):
+    report = attacked("ccst-single", None)
+    rows = next(attack for attack in report.attacks if attack.name == "reidentification").measurements
+
+    known = [row.value for row in rows if row.name == "top1" and row.slice.get("transform") == "known"]
+    assert known
+    assert all(value is not None and value >= 0.95 for value in known)
+
+
+def test_an_attack_that_needs_more_than_the_adversary_knows_is_skipped_with_the_reason(cache: Path):
+    report = attacked("ccst-overall", None, adversary="client")
+
+    membership = next(attack for attack in report.attacks if attack.name == "membership")
+    assert membership.status == "skipped"
+    assert "auxiliary" in membership.reason
+
+
+def test_the_transcript_of_the_exchange_lists_every_message(cache: Path):
+    report = attacked("ccst-overall", None)
+
+    sent = [(row["sender"], row["receiver"], row["kind"], row["bytes"]) for row in report.artifacts]
+    assert sent[:3] == [(f"client:{n}", "server", "StyleStatistics", 2048) for n in range(3)]
+    assert [row[1] for row in sent[3:]] == ["client:0", "client:1", "client:2"]
+
+
+def test_the_command_line_prints_the_document_and_nothing_else(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    code = main(
+        ["attack", "--per-domain", "42", "--image-size", "32", "--attack", "differencing", "--json", "--out", str(tmp_path / "r")]
+    )  # fmt: skip
+
+    captured = capsys.readouterr()
+    assert code == 0
+    assert json.loads(captured.out)["schema"] == 1
+    assert captured.err == ""
+
+
+def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code = main(["attack", "--target", "ccst-overall", "--dry-run", "--out", str(tmp_path / "r")])
+
+    assert code == 0
+    assert "skipped" in capsys.readouterr().out
+    assert not (tmp_path / "r").exists()
+
+
+def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: Path):
+    report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", settings={**SMALL, "per_domain": 28})
+
+    assert report.accuracy is not None
+    assert report.accuracy["unseen_domain"] == "sketch"
+    assert report.accuracy["n"] == 28
+    assert {row["stage"] for row in report.model_traffic} == {"model", "update"}
+    assert (tmp_path / "run" / "curve.json").exists()
+
+
+def test_style_inversion_runs_with_all_its_controls(cache: Path):
+    options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
+    report = fdgsec.attack(
+        "ccst-single", attacks=["style-inversion"], settings={"per_domain": 126}, assignments=options
+    )
+
+    attack = report.attacks[0]
+    names = {(row.name, str(row.slice.get("over", ""))) for row in attack.measurements}
+    assert attack.status == "done"
+    assert {("psnr_gain", f"B{n}") for n in range(5)} <= names
+    assert {row.slice.get("prior") for row in attack.measurements if row.value is not None} >= {"intra", "inter"}
+    assert all(control.passed for control in attack.positive)
+    assert any(figure.png for figure in attack.figures)
