@@ -18,9 +18,9 @@ SHOWN = 8
 """Images of each domain in a reconstruction grid."""
 
 CONTROLS = {
-    "B0": "B0 mean of the prior's images",
-    "B2": "B2 nearest prior image in style",
-    "B3": "B3 generator, another image's style",
+    "B0": "B0 mean of prior",
+    "B2": "B2 nearest in style",
+    "B3": "B3 another's style",
 }
 
 
@@ -43,11 +43,12 @@ def _tracing(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> li
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}
     theory: dict[tuple[str, int], float] = {}
+    law: dict[tuple[str, int], float] = {}
     for answer in guess:
         merged = {**cases[answer.case].slice, **answer.slice}
         key = (str(merged.get("domain", "all")), int(merged.get("n_per_client", 0)))
-        if isinstance(answer, Prediction) and answer.name == "theory_auc" and answer.slice.get("line") != "dimension":
-            theory[key] = answer.value
+        if isinstance(answer, Prediction) and answer.name == "theory_auc":
+            (law if answer.slice.get("line") == "dimension" else theory)[key] = answer.value
         asked = truths[answer.case].members
         if isinstance(answer, Membership) and asked is not None and "test" not in answer.slice:
             members.setdefault(key, []).append(answer.scores[asked])
@@ -55,7 +56,7 @@ def _tracing(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> li
             within.setdefault(key, []).append(float(auc(answer.scores[asked].numpy(), answer.scores[~asked].numpy())))
     if not members:
         return []
-    return [_roc(members, others), _law(within, theory)]
+    return [_roc(members, others), _law(within, theory, law)]
 
 
 def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[str, int], list[Tensor]]) -> Figure:
@@ -82,7 +83,11 @@ def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
 
 
-def _law(within: Mapping[tuple[str, int], list[float]], theory: Mapping[tuple[str, int], float]) -> Figure:
+def _law(
+    within: Mapping[tuple[str, int], list[float]],
+    theory: Mapping[tuple[str, int], float],
+    law: Mapping[tuple[str, int], float],
+) -> Figure:
     canvas = Canvas(figsize=(6.0, 4.0), layout="constrained")
     axis = canvas.subplots()
     data: dict[str, Sequence[float]] = {}
@@ -91,14 +96,18 @@ def _law(within: Mapping[tuple[str, int], list[float]], theory: Mapping[tuple[st
         values = [float(np.mean(within[domain, n])) for n in sizes]
         axis.plot(sizes, values, "o-", color=f"C{index}", label=f"{domain}, measured")
         data[f"{domain} n"], data[f"{domain} auc"] = sizes, [round(value, 6) for value in values]
-        if all((domain, n) in theory for n in sizes):
-            line = [theory[domain, n] for n in sizes]
-            axis.plot(sizes, line, ":", color=f"C{index}", label=f"{domain}, simulated theory")
-            data[f"{domain} theory"] = [round(value, 6) for value in line]
+        for lines, mark, name in ((theory, ":", "simulated theory"), (law, "--", "law of d_eff")):
+            if all((domain, n) in lines for n in sizes):
+                line = [lines[domain, n] for n in sizes]
+                axis.plot(sizes, line, mark, color=f"C{index}", linewidth=1, label=f"{domain}, {name}")
+                data[f"{domain} {name}"] = [round(value, 6) for value in line]
     axis.axhline(0.5, color="grey", linestyle="--", linewidth=1, label="chance")
     axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.02))
     axis.legend(fontsize=8)
-    caption = "The larger a client, the less its average says about one image; dotted: the same test on Gaussian data."
+    caption = (
+        "The larger a client, the less its average says about one image. Dotted: the same shrunk test on Gaussian data of "
+        "the estimated covariance; dashed: the law with the effective dimension measured on left-out auxiliary images."
+    )
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
 
