@@ -47,11 +47,12 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """How to build the network that a state fits into."""
+    """How to build the network that a state fits into, and on which device; states themselves stay on the CPU."""
 
     backbone: str
     classes: int
     norm: Literal["batch", "group"] = "batch"
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +67,7 @@ class GlobalModel:
         plan = self.blueprint
         network = build_classifier(plan.backbone, plan.classes, norm=plan.norm, rng=stream(0, "world", "blueprint"))
         network.load_state_dict(dict(self.state.state))
-        return network
+        return network.to(plan.device)
 
     def with_state(self, state: Mapping[str, Tensor]) -> "GlobalModel":
         """The same blueprint with another state."""

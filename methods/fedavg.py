@@ -85,7 +85,7 @@ class FedAvg:
         network = model.module()
         metrics = epochs(network, data, CrossEntropy(), self.plan, rng)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
-        sent = ModelState(state={name: value.detach().clone() for name, value in network.state_dict().items()})
+        sent = ModelState(state={name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
         return Update(artifacts={"model": sent}, weight=weight, metrics=metrics), state
 
     def exhibits(

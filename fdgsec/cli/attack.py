@@ -34,6 +34,7 @@ def command(
     per_domain: o.PerDomain = None,
     image_size: o.ImageSize = None,
     seed: o.Seed = 0,
+    device: o.Device = None,
     profile: o.ProfileName = "quick",
     attack: Attacks = None,
     adversary: AdversaryName = "server",
@@ -53,7 +54,7 @@ def command(
         {
             "dataset": dataset, "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained,
             "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
-            "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed,
+            "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed, "device": device,
             "attacks": tuple(attack or ()), "adversary": adversary, "defenses": tuple(defense or ()),
             "allow_partial": allow_partial,
         },

@@ -25,6 +25,7 @@ Rounds = Annotated[int | None, typer.Option("--rounds", min=0, help="Rounds to t
 TargetDomain = Annotated[str | None, typer.Option("--target-domain", help="The unseen domain; default: the dataset's.")]
 PerDomain = Annotated[int | None, typer.Option("--per-domain", min=1, help="At most so many images of each domain.")]
 ImageSize = Annotated[int | None, typer.Option("--image-size", min=16, help="Side in pixels; default: the dataset's.")]
+Device = Annotated[str | None, typer.Option("--device", help="Where networks train: auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", help="Decides every draw.")]
 ProfileName = Annotated[str, typer.Option("--profile", help="quick (minutes, capped) or full.")]
 Defenses = Annotated[list[str] | None, typer.Option("--defense", help="NAME:k=v,...; repeatable, in order.")]

@@ -109,9 +109,21 @@ def releasing_all(method: Method) -> Method | None:
     return None
 
 
+def device_of(name: str) -> str:
+    """Where networks train: "auto" is a GPU where there is one. Raises UsageError for a device that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda; got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda was asked for, but torch finds no GPU; use --device cpu or auto.")
+    return name
+
+
 def model_of(config: RunConfig, classes: int) -> GlobalModel:
     """Initialise the global model. Raises WeightsUnavailableError for pretrained weights that are not stored."""
-    blueprint = Blueprint(backbone=config.backbone, classes=classes, norm=config.norm)
+    device = device_of(config.device)
+    blueprint = Blueprint(backbone=config.backbone, classes=classes, norm=config.norm, device=device)
     network = build_classifier(
         config.backbone, classes, norm=config.norm, pretrained=config.pretrained,
         rng=stream(config.seed, "world", "initialisation"),

@@ -77,6 +77,7 @@ TABLE = [
     ("unknown preset", ["train", "--method", "ccst", "--preset", "ccst-papr", *SHAPES], 2, ("ccst-papr", "ccst-paper")),
     ("unknown method", ["train", "--method", "fedavgg", *SHAPES], 2, ("fedavgg", "fedavg")),
     ("unknown backbone", ["train", *SHAPES, "--backbone", "resnet19"], 2, ("resnet19",)),
+    ("unknown device", ["train", *SHAPES, "--device", "tpu"], 2, ("tpu", "cuda")),
     ("unknown list", ["list", "atacks"], 2, ("atacks", "attacks")),
     ("missing weights", ["attack", *SHAPES, "--encoder", "vgg19"], 3, ("adain_vgg", "fdgsec weights import")),
     ("missing pretrained weights", ["train", *SHAPES, "--backbone", "resnet18", "--pretrained"], 3, ("resnet18",)),
