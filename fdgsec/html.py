@@ -66,7 +66,7 @@ def _verdict(result: AttackResult) -> dict[str, object]:
         "reason": result.reason,
         "row": None if row is None else _row(row),
         "leaking": f"{leaking} of {len(judged)}",
-        "expected": number(ERROR * len(judged)),
+        "expected": f"{ERROR * len(judged):.1f}",
         "controls": controls_of(result) if controls else "",
         "controls_passed": all(control.passed for control in controls),
     }
