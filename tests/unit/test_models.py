@@ -121,9 +121,10 @@ def gradients_one_by_one(model: Classifier, pictures: Tensor, labels: Tensor) ->
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
-    model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world", backbone))
+    # in float64: in float32 a batch and its halves take different kernels, and a ReLU that flips moves a deep gradient
+    model = build_classifier(backbone, 5, norm="group", rng=stream(0, "world", backbone)).double()
     assert not ModuleValidator.validate(model, strict=False)
-    pictures, labels = images(2), torch.tensor([0, 3])
+    pictures, labels = images(2).double(), torch.tensor([0, 3])
     expected = gradients_one_by_one(model, pictures, labels)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     hooked = GradSampleModule(copy.deepcopy(model))
@@ -138,12 +139,12 @@ def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
 
     assert found.keys() == expected.keys()
     for name, gradients in expected.items():
-        assert relative_difference(found[name], gradients) < 1e-4, name
+        assert relative_difference(found[name], gradients) < 1e-6, name
     for name, parameter in hooked.named_parameters():
         own = name.removeprefix("_module.")
-        # old - new loses the digits that a parameter has above its gradient: fp32 has 1.2e-7 of them
-        lost = 1e-6 * float(before[own].norm())
-        assert float((before[own] - parameter.detach() - expected[own].mean(0)).norm()) < lost + 1e-4 * float(
+        # old - new loses the digits that a parameter has above its gradient
+        lost = 1e-12 * float(before[own].norm())
+        assert float((before[own] - parameter.detach() - expected[own].mean(0)).norm()) < lost + 1e-6 * float(
             expected[own].mean(0).norm()
         ), name
 
