@@ -16,6 +16,7 @@ from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
 from fdgsec.experiments.world import World, artifact_rows, clients_of, load_world, method_of, model_of
 from fdgsec.federation import Client, Driver, GlobalModel, Method, RoundReport, State
+from fdgsec.html import render
 from fdgsec.metrics.intervals import wilson
 from fdgsec.reports import AttackReport
 from fdgsec.rng import stream
@@ -150,6 +151,8 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     if out is not None:
         with new_folder(out) as draft:
             (draft / "report.json").write_text(report.json())
+            (draft / "report.html").write_text(render(report))
+            (draft / "measurements.csv").write_text(report.csv())
             (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
             (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
             trained.transcript.save(draft)

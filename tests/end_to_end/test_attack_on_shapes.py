@@ -155,6 +155,7 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
     assert report.accuracy["n"] == 28
     assert {row["stage"] for row in report.model_traffic} == {"model", "update"}
     assert (tmp_path / "run" / "curve.json").exists()
+    assert "On the unseen domain sketch" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_style_inversion_runs_with_all_its_controls(cache: Path):
