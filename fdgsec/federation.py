@@ -18,6 +18,9 @@ from fdgsec.models import Classifier, build_classifier
 from fdgsec.rng import stream
 from fdgsec.wire import SERVER, Message, Wire
 
+NUMBERS = "numbers"
+"""The slot of an update that holds its weight and metrics: they tell the server something too."""
+
 State = Mapping[str, Tensor]
 Inbox = Mapping[str, Artifact]
 
@@ -295,15 +298,7 @@ class Driver:
             sent = self._deliver(clock, "model", {name: {"model": model.state}})[name]["model"]
             received = GlobalModel(blueprint=model.blueprint, state=ModelState(state=sent.tensors()))
             requests[name] = Request(clock=clock, model=received, inbox=inboxes.get(name, {}))
-        replies = self._ask("fit", requests)
-        updates = {
-            name: Update(
-                artifacts=self._upload(clock, "update", name, reply.artifacts),
-                weight=reply.weight,
-                metrics=reply.metrics,
-            )
-            for name, reply in replies.items()
-        }
+        updates = {name: self._received(clock, name, reply) for name, reply in self._ask("fit", requests).items()}
         scores: Mapping[str, Scores] = {}
         held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
         if self.method.reviews == "before":
@@ -317,6 +312,15 @@ class Driver:
             report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
             self.on_round(report, model)
         return model, server
+
+    def _received(self, clock: Clock, name: str, reply: Reply) -> Update:
+        """Carry one update over the wire: its artifacts, and as numbers its weight (a client's size) and metrics."""
+        names = sorted(reply.metrics)
+        numbers = torch.tensor([reply.weight, *(reply.metrics[key] for key in names)], dtype=torch.float64)
+        sent = self._upload(clock, "update", name, {**reply.artifacts, NUMBERS: Scores(values=numbers)})
+        told = sent[NUMBERS].tensors()["values"].tolist()
+        artifacts = {key: artifact for key, artifact in sent.items() if key != NUMBERS}
+        return Update(artifacts=artifacts, weight=told[0], metrics=dict(zip(names, told[1:], strict=True)))
 
     def _review(
         self, clock: Clock, updates: Mapping[str, Update], model: GlobalModel, server: State, *, held: GlobalModel

@@ -3,7 +3,7 @@
 McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629. Algorithm 1: clients train E local epochs from the global
 model; the server averages.
 
-Shares: the model. With `select="validation"` also, after each aggregation, how many of its validation images each client
+Shares: the model, and beside it its weight (n_i), mean loss and number of steps. With `select="validation"` also, after each aggregation, how many of its validation images each client
 gets right, from which the server picks the round to keep (what CCST section 4.2 does).
 Differs from the paper: the last short batch of one record is skipped (batch norm has no variance there)."""
 

@@ -201,7 +201,9 @@ ROUND_OF_TWO = [
     ("model", "server", "client:0", "ModelState"),
     ("model", "server", "client:1", "ModelState"),
     ("update", "client:0", "server", "ModelState"),
+    ("update", "client:0", "server", "Scores"),
     ("update", "client:1", "server", "ModelState"),
+    ("update", "client:1", "server", "Scores"),
 ]
 EXCHANGE_OF_TWO = [
     ("share", "client:0", "server", "StyleStatistics"),
@@ -219,6 +221,16 @@ def test_fedavg_sends_the_model_down_and_up_and_nothing_else():
     outcome = run(FedAvg(), members(6, 6), rounds=2)
 
     assert outcome.messages == in_round(0, ROUND_OF_TWO) + in_round(1, ROUND_OF_TWO)
+
+
+def test_a_clients_size_and_loss_reach_the_server_over_the_wire():
+    outcome = run(FedAvg(), members(6, 9))
+
+    told = [message.artifact for message in outcome.wire.transcript.messages() if message.stage == "update"]
+    sizes = [artifact.tensors()["values"][0].item() for artifact in told]
+    losses = [outcome.reports[0].metrics[name]["loss"] for name in ("client:0", "client:1")]
+    assert sizes == [6.0, 9.0]
+    assert [artifact.tensors()["values"][1].item() for artifact in told] == losses
 
 
 def test_a_method_that_shares_once_exchanges_before_the_first_round_only():
@@ -252,8 +264,8 @@ def test_zero_rounds_exchange_artifacts_and_train_nothing():
 def test_peers_review_each_others_models_before_aggregation():
     outcome = run(PeerReviewed(), members(6, 6, 6))
 
-    reviewing = [(stage, sender, receiver) for _, stage, sender, receiver, _ in outcome.messages[6:]]
-    assert [stage for _, stage, *_ in outcome.messages[:6]] == ["model"] * 3 + ["update"] * 3
+    reviewing = [(stage, sender, receiver) for _, stage, sender, receiver, _ in outcome.messages[9:]]
+    assert [stage for _, stage, *_ in outcome.messages[:9]] == ["model"] * 3 + ["update"] * 6
     assert reviewing[:6] == [("exhibit", "server", f"client:{i}") for i in (0, 0, 1, 1, 2, 2)]  # n (n - 1) exhibits
     assert reviewing[6:] == [("review", f"client:{i}", "server") for i in (0, 1, 2)]
 
@@ -469,7 +481,9 @@ def test_two_rounds_of_ccst_share_styles_once_train_on_shapes_and_repeat_bit_for
         *[(0, "share", "StyleStatistics")] * 3,
         *[(0, "combine", "StyleBank")] * 3,
     ]
-    assert [(row["stage"], row["messages"]) for row in report.model_traffic] == [("model", 6), ("update", 6)]
+    assert [(row["stage"], row["messages"]) for row in report.model_traffic] == [
+        ("model", 6), ("update", 6), ("update", 6),
+    ]  # fmt: skip
     assert report.accuracy is not None
     assert report.accuracy["n"] == 14
     assert (again.transcript_sha256, again.accuracy) == (report.transcript_sha256, report.accuracy)
