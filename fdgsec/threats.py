@@ -130,8 +130,8 @@ class Case:
     """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
 
     `slice` says which population the case belongs to ({"domain": "photo", "n_per_client": 40}); `records` is the number
-    of images behind the release where the adversary knows it. Candidates carry pixels, no label that matters, and come
-    in an order that says nothing."""
+    of images behind the release where the adversary knows it. Candidates carry pixels, but neither label nor
+    domain nor telling name, and come in an order that says nothing."""
 
     request: RequestKind
     views: tuple[View, ...]

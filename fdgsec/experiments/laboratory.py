@@ -1,5 +1,6 @@
 """Executes the observed runs that attacks ask for, and keeps the truth away from them."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -106,13 +107,14 @@ class Laboratory:
         victims = [client for client in self.clients if client.name not in self.adversary.parties]
         shown = {client.name: _shown(client.data, observed.states[client.name]) for client in victims}
         gallery = self._gallery([images for images in shown.values() if images is not None], request.gallery)
+        asked = None if gallery is None else blinded(gallery)
         position = {} if gallery is None else {name: index for index, name in enumerate(gallery.ids)}
         result: Cases = []
         for client in victims:
             images = shown[client.name]
             case = Case(
                 request="released", views=(self._view(observed),), victim=client.name, records=len(client.data),
-                slice={"domain": self._domain_of(client.data)}, candidates=gallery,
+                slice={"domain": self._domain_of(client.data)}, candidates=asked,
             )  # fmt: skip
             if images is None:
                 majority = torch.bincount(client.data.domains).argmax().reshape(1)
@@ -169,7 +171,7 @@ class Laboratory:
             position = {name: index for index, name in enumerate(gallery.ids)}
             case = Case(
                 request="as_if_released", views=(self._view(observed),), victim="client:1", records=len(images),
-                slice={"domain": self._domain_name(domain)}, candidates=gallery,
+                slice={"domain": self._domain_name(domain)}, candidates=blinded(gallery),
             )  # fmt: skip
             rows = torch.tensor([position[name] for name in shown.ids], dtype=torch.int64)
             result.append((case, self._truth_of(shown, rows)))
@@ -183,13 +185,14 @@ class Laboratory:
             order = torch.randperm(len(pool), generator=self._coins("add-one", domain))
             gallery = pool.subset(torch.randperm(len(pool), generator=self._coins("add-one-gallery", domain)))
             position = {name: index for index, name in enumerate(gallery.ids)}
+            asked = blinded(gallery)
             before = self._view(self.exchange([holds], name=f"add-one:{domain}:before"))
             for number, index in enumerate(order[: request.count]):
                 record = pool.subset(index.reshape(1))
                 after = self._view(self.exchange([join([holds, record])], name=f"add-one:{domain}:{number}"))
                 case = Case(
                     request="add_one_record", views=(before, after), victim="client:1", records=len(holds),
-                    slice={"domain": self._domain_name(domain)}, candidates=gallery,
+                    slice={"domain": self._domain_name(domain)}, candidates=asked,
                 )  # fmt: skip
                 result.append((case, self._truth_of(record, torch.tensor([position[record.ids[0]]]))))
         return result
@@ -222,7 +225,7 @@ class Laboratory:
                 case = Case(
                     request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
                     slice={"domain": self._domain_name(domain), "n_per_client": request.records},
-                    candidates=pool.subset(both[mixed]),
+                    candidates=blinded(pool.subset(both[mixed])),
                 )  # fmt: skip
                 truth = Truth(
                     members=mixed < asked, domains=torch.tensor([domain]), statistic=self._pooled_statistic(data)
@@ -299,6 +302,16 @@ def observe(
         states=states.states,
         clients={client.name: client.data for client in members},
     )
+
+
+def blinded(candidates: DomainDataset) -> DomainDataset:
+    """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
+
+    A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels
+    are not copied (`rows` still point into the store, which an attack, being trusted code, must not look around in)."""
+    nothing = torch.zeros(len(candidates), dtype=torch.int64)
+    names = tuple(hashlib.sha256(f"candidate {name}".encode()).hexdigest()[:20] for name in candidates.ids)
+    return replace(candidates, labels=nothing, domains=nothing, attributes={}, ids=names)
 
 
 def _shown(data: DomainDataset, state: State) -> DomainDataset | None:

@@ -1,0 +1,107 @@
+import pytest
+import torch
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.data.shapes import shapes
+from fdgsec.experiments.laboratory import Laboratory, blinded
+from fdgsec.features import statistics
+from fdgsec.federation import Client
+from fdgsec.methods.ccst import CCST
+from fdgsec.rng import stream
+from fdgsec.threats import ADVERSARIES, Request
+
+
+@pytest.fixture(scope="module")
+def data() -> DomainDataset:
+    return shapes(image_size=32, per_domain=84)
+
+
+@pytest.fixture(scope="module")
+def roles(data: DomainDataset) -> Roles:
+    return split_roles(data, rng=stream(0, "world", "roles"))
+
+
+def laboratory(roles: Roles, style: str = "overall") -> Laboratory:
+    method = CCST(style="single") if style == "single" else CCST()
+    everything = CCST(style="single", styles_per_client="all", k=1) if style == "single" else None
+    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
+    return Laboratory(
+        method=method, releasing_all=everything, roles=roles, sources=(0, 1, 2), clients=clients,
+        adversary=ADVERSARIES["server"], encoder="mini", seed=0,
+    )  # fmt: skip
+
+
+REQUESTS = [
+    ("single", Request(kind="released", gallery=60)),
+    ("single", Request(kind="as_if_released", per_class=3)),
+    ("overall", Request(kind="add_one_record", count=2)),
+    ("overall", Request(kind="resampled_clients", count=3, records=10)),
+]
+
+
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
+def test_candidates_say_nothing_but_their_pixels(roles: Roles, style: str, request_: Request):
+    for case, _ in laboratory(roles, style).cases(request_):
+        assert case.candidates is not None
+        assert not case.candidates.labels.any()
+        assert not case.candidates.domains.any()
+        assert not case.candidates.attributes
+        assert not any("/" in name for name in case.candidates.ids)
+
+
+def test_the_same_image_keeps_its_name_in_every_question(data: DomainDataset):
+    first, again = blinded(data.subset(torch.arange(5))), blinded(data.subset(torch.arange(3, 8)))
+
+    assert first.ids[3:] == again.ids[:2]
+    assert len(set(first.ids)) == 5
+
+
+@pytest.mark.parametrize(("style", "request_"), REQUESTS[:3], ids=[request.kind for _, request in REQUESTS[:3]])
+def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, request_: Request):
+    for case, truth in laboratory(roles, style).cases(request_):
+        assert case.candidates is not None
+        assert truth.rows is not None
+        assert truth.images is not None
+        assert torch.equal(case.candidates.pixels(truth.rows), truth.images)
+
+
+def test_members_are_in_the_release_and_non_members_are_not(roles: Roles):
+    request = Request(kind="resampled_clients", count=4, records=10)
+
+    for case, truth in laboratory(roles).cases(request):
+        assert case.candidates is not None
+        assert truth.members is not None
+        assert int(truth.members.sum()) == 10  # all of them were asked about
+        mean, std = case.released()
+        inside = case.candidates.subset(truth.members)
+
+        expected = statistics("mini", inside).pooled().style(unbiased=False)
+        assert torch.allclose(mean, expected[0], rtol=1e-5, atol=1e-4)
+        assert torch.allclose(std, expected[1], rtol=1e-5, atol=1e-4)
+
+
+def test_no_candidate_is_an_auxiliary_image(roles: Roles):
+    known = set(roles.auxiliary.rows.tolist())
+
+    for style, request in REQUESTS:
+        for case, _ in laboratory(roles, style).cases(request):
+            assert case.candidates is not None
+            assert not known & set(case.candidates.rows.tolist())
+
+
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "domain"])
+def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monkeypatch: pytest.MonkeyPatch):
+    held: list[list[set[int]]] = []
+    exchange = Laboratory.exchange
+
+    def listening(self: Laboratory, data: list[DomainDataset], **settings: str) -> object:
+        held.append([set(images.rows.tolist()) for images in data])
+        return exchange(self, data, **settings)
+
+    monkeypatch.setattr(Laboratory, "exchange", listening)
+    laboratory(roles).cases(Request(kind="halves", count=6, scheme=scheme))
+
+    for first, second in zip(held[::2], held[1::2], strict=True):
+        everything = [row for half in (*first, *second) for row in half]
+        assert len(everything) == len(set(everything))
