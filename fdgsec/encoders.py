@@ -6,6 +6,7 @@ Huang & Belongie (2017) that CCST and FISC use, and `squeezenet` gives statistic
 import difflib
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -35,7 +36,7 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class StyleEncoder(nn.Module):
+class StyleEncoder(nn.Module, ABC):
     """A frozen feature extractor, and, where `has_decoder`, the decoder that was trained to invert it.
 
     `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of every
@@ -77,11 +78,13 @@ class StyleEncoder(nn.Module):
         """The same as `encode`."""
         return self.encode(images)
 
+    @abstractmethod
     def _features(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The features of checked images."""
 
     def _images(self, features: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The images of checked features; `decode` asks only encoders that have a decoder."""
+        raise TypeError(f"{self.name} says that it has a decoder but defines none.")
 
     def _freeze(self) -> None:
         """Fix the weights, choose the memory layout that is fastest on a CPU, and fingerprint."""

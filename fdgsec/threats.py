@@ -292,14 +292,3 @@ class Incomplete(Protocol):
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """One unavailable row per variant that could not run."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guarantee:
-    """A promise in numbers: (epsilon, delta) for one record or one client, by which mechanism, under what."""
-
-    epsilon: float
-    delta: float
-    unit: Literal["record", "client"]
-    mechanism: str
-    assumptions: tuple[str, ...] = ()

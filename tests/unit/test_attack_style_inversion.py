@@ -22,7 +22,6 @@ from fdgsec.inversion import (
 )
 from fdgsec.inversion_priors import colourless, cropped, encoded, mirrored, painted, prior_images
 from fdgsec.inversion_rows import populations
-from fdgsec.metrics.grid import reconstruction_grid
 from fdgsec.metrics.images import mse
 from fdgsec.metrics.judge import Judge
 from fdgsec.networks.style_generator import small_shape
@@ -366,17 +365,3 @@ def test_a_generator_learns_what_a_linear_map_cannot():
         return float((drawn.mean((1, 2, 3)) - images.mean((1, 2, 3))).square().mean())
 
     assert error(inverter(features)) < 0.5 * error(linear(features))
-
-
-def test_the_grid_shows_truth_reconstruction_and_controls_line_by_line():
-    truth, images, control = (torch.full((3, 3, 4, 4), value) for value in (0.1, 0.2, 0.3))
-    grid = reconstruction_grid(truth, images, {"B0": control}, rows=2)
-
-    assert grid.shape == (3, 3 * 8, 2 * 8)  # margins of two pixels on every side
-    assert [round(float(grid[0, 8 * line + 3, 3]), 1) for line in range(3)] == [0.1, 0.2, 0.3]
-    assert float(grid[:, 0].min()) == 1.0
-
-
-def test_a_grid_of_unequal_shapes_is_refused():
-    with pytest.raises(ValueError, match="B0 must have the shape of truth"):
-        reconstruction_grid(torch.zeros(2, 3, 4, 4), torch.zeros(2, 3, 4, 4), {"B0": torch.zeros(1, 3, 4, 4)}, rows=2)
