@@ -38,6 +38,7 @@ class RunConfig:
     heterogeneity: float = 0.1
     allow_partial: bool = False
     encoder: str = "mini"
+    style_size: int | None = None
     backbone: str = "tiny"
     norm: Literal["batch", "group"] = "batch"
     pretrained: bool = False
@@ -190,8 +191,9 @@ def resolve_settings(
     stated = {key: value for key, value in given.items() if value is not None}
     tables = {"options": options, "preset": preset or "", "attack_options": chosen}
     run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
-    if "encoder" in options and given.get("encoder") is None:
-        run["encoder"] = options["encoder"]
+    for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
+        if shared in options and given.get(shared) is None:
+            run[shared] = options[shared]
     for text in run.get("defenses", ()):
         name = str(text).partition(":")[0]
         if name not in DEFENSES:

@@ -8,9 +8,10 @@ from functools import lru_cache
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from fdgsec.cache import cache_root, write_atomic
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.encoders import StyleEncoder, image_moments, load_encoder
 from fdgsec.styles import Moments
 
@@ -44,49 +45,65 @@ def encoder_named(name: str) -> StyleEncoder:
     return load_encoder(name)
 
 
-def _table(dataset: DomainDataset, encoder: StyleEncoder) -> _Table:
-    key = (id(dataset.store), encoder.fingerprint)
+def resized(pixels: Tensor, size: int | None) -> Tensor:
+    """Bring uint8 images (n, 3, H, W) to `size` x `size` (antialiased, rounded to 8 bits); None leaves them alone."""
+    if size is None or tuple(pixels.shape[2:]) == (size, size):
+        return pixels
+    parts = [
+        interpolate(as_float(part), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+        for part in pixels.split(CHUNK)
+    ]
+    return (torch.cat(parts).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _table(dataset: DomainDataset, encoder: StyleEncoder, size: int | None) -> _Table:
+    key = (id(dataset.store), f"{encoder.fingerprint}@{size}")
     if key not in _TABLES:
-        size, channels = dataset.store.shape[0], encoder.channels
+        images, channels = dataset.store.shape[0], encoder.channels
         _TABLES[key] = _Table(
-            known=torch.zeros(size, dtype=torch.bool),
-            count=torch.zeros(size, dtype=torch.float64),
-            mean=torch.zeros(size, channels, dtype=torch.float64),
-            m2=torch.zeros(size, channels, dtype=torch.float64),
+            known=torch.zeros(images, dtype=torch.bool),
+            count=torch.zeros(images, dtype=torch.float64),
+            mean=torch.zeros(images, channels, dtype=torch.float64),
+            m2=torch.zeros(images, channels, dtype=torch.float64),
         )
         weakref.finalize(dataset.store, _TABLES.pop, key, None)
     return _TABLES[key]
 
 
-def statistics(name: str, dataset: DomainDataset, *, progress: Progress | None = None) -> Moments:
-    """Give one row of float64 moments per image of `dataset` under the encoder called `name`.
+def statistics(
+    name: str, dataset: DomainDataset, *, size: int | None = None, progress: Progress | None = None
+) -> Moments:
+    """Give one row of float64 moments per image of `dataset` under the encoder called `name`, seen at `size` px.
 
     `progress(done, total)` counts the images that still had to be encoded."""
     encoder = encoder_named(name)
-    table = _table(dataset, encoder)
+    table = _table(dataset, encoder, size)
     missing = torch.unique(dataset.rows[~table.known[dataset.rows]])
     if len(missing):
         done = 0
         for rows in missing.split(CHUNK):
-            table.fill(rows, image_moments(encoder, dataset.store[rows]))
+            table.fill(rows, image_moments(encoder, resized(dataset.store[rows], size)))
             done += len(rows)
             if progress is not None:
                 progress(done, len(missing))
     return table.read(dataset.rows)
 
 
-def warm(name: str, dataset: DomainDataset, *, reuse: bool, progress: Progress | None = None) -> bool:
+def warm(
+    name: str, dataset: DomainDataset, *, reuse: bool, size: int | None = None, progress: Progress | None = None
+) -> bool:
     """Have the statistics of all of `dataset` ready, from disk where `reuse` allows; say whether they came from there.
 
     Whatever was computed is stored for the next run; numbers are the same bytes either way."""
     encoder = encoder_named(name)
-    path = cache_root() / "features" / f"{encoder.fingerprint[:16]}-{dataset.content_sha256[:32]}.safetensors"
+    seen = f"{encoder.fingerprint[:16]}-{size or 'as-is'}-{dataset.content_sha256[:32]}"
+    path = cache_root() / "features" / f"{seen}.safetensors"
     if reuse and path.exists():
         stored = load(path.read_bytes())
-        _table(dataset, encoder).fill(
+        _table(dataset, encoder, size).fill(
             dataset.rows, Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
         )
         return True
-    found = statistics(name, dataset, progress=progress)
+    found = statistics(name, dataset, size=size, progress=progress)
     write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}))
     return False

@@ -6,7 +6,9 @@ broadcast banks eqs. (9) and (10), local stylisation Algorithm 1. Extends method
 
 Shares, once, before round 0: per client either one overall style (2C numbers) or J = ceil(n / 32) single-image styles; the
 server sends all of them to every client, attributed to their owners.
-Differs from the paper: images are stylised at the size they have, not at 512 px; the encoder is `mini` unless the AdaIN
+Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside its
+root, as every released code has it, where the paper prints a plain standard deviation (eq. 8 divides by all pixels, eps
+likewise); images are stylised at the size they have unless `style_size` says otherwise; the encoder is `mini` unless the AdaIN
 VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set together by the preset
 `ccst-released`."""
 
@@ -21,12 +23,12 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from fdgsec.artifacts import Artifact, ImageStyles, StyleBank, StyleStatistics
-from fdgsec.data.domains import as_float
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
-from fdgsec.features import encoder_named, statistics
+from fdgsec.features import encoder_named, resized, statistics
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.styles import adain
+from fdgsec.styles import Moments, adain
 from fdgsec.training import TrainingSet
 
 STYLISED_AT_ONCE = 32
@@ -34,9 +36,9 @@ STYLISED_AT_ONCE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class CCST(FedAvg):
-    """CCST with its options; the defaults are the paper's.
+    """CCST with its options; those of the style exchange default to the paper's, those of training are in `ccst-paper`.
 
-    `k` is the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client`
+    `style_size` is the side in pixels at which images are encoded and stylised (the released code takes 512). `k` is the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client`
     is J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
     (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylised images as JPEG
     (`jpeg_quality`), and validates on stylised training images (`leaky_validation`)."""
@@ -44,6 +46,7 @@ class CCST(FedAvg):
     style: Literal["overall", "single"] = "overall"
     k: int = 3
     encoder: str = "mini"
+    style_size: int | None = None
     styles_per_client: int | Literal["all"] | None = None
     eps: float = 1e-5
     single_unbiased: bool = True
@@ -77,15 +80,14 @@ class CCST(FedAvg):
                 f"{client.name} has no images; a style needs at least one. Use fewer clients or more data."
             )
         if self.style == "overall":
-            mean, std = (
-                statistics(self.encoder, client.data).pooled().style(unbiased=self.overall_unbiased, eps=self.eps)
-            )
+            mean, std = self._statistics(client.data).pooled().style(unbiased=self.overall_unbiased, eps=self.eps)
             return {"style": StyleStatistics(mean=mean[0].float(), std=std[0].float())}, state
         rows = torch.randperm(len(client.data), generator=rng)[: self._styles_of(len(client.data))]
-        mean, std = statistics(self.encoder, client.data.subset(rows)).style(
-            unbiased=self.single_unbiased, eps=self.eps
-        )
+        mean, std = self._statistics(client.data.subset(rows)).style(unbiased=self.single_unbiased, eps=self.eps)
         return {"styles": ImageStyles(mean=mean.float(), std=std.float())}, {**state, "shared_rows": rows}
+
+    def _statistics(self, data: DomainDataset) -> Moments:
+        return statistics(self.encoder, data, size=self.style_size)
 
     def _styles_of(self, images: int) -> int:
         if self.styles_per_client == "all":
@@ -146,9 +148,11 @@ class CCST(FedAvg):
     def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """G of eq. (5): encode, AdaIN to the style, decode; uint8 (n, 3, H, W) in and out."""
         encoder = encoder_named(self.encoder)
-        content = encoder.encode(as_float(pixels))
+        content = encoder.encode(as_float(resized(pixels, self.style_size)))
         images = encoder.decode(adain(content, mean.to(content), std.to(content), eps=self.eps))
-        result = (images[..., : pixels.shape[2], : pixels.shape[3]].clamp(0, 1) * 255).round().to(torch.uint8)
+        height, width = pixels.shape[2:] if self.style_size is None else (self.style_size, self.style_size)
+        made = (images[..., :height, :width].clamp(0, 1) * 255).round().to(torch.uint8)
+        result = made if self.style_size is None else resized(made, pixels.shape[2])
         return (
             result if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in result])
         )

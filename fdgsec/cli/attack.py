@@ -22,6 +22,7 @@ def command(
     dataset: o.Dataset = "shapes",
     data_root: o.DataRoot = None,
     encoder: o.Encoder = None,
+    style_size: o.StyleSize = None,
     backbone: o.Backbone = None,
     norm: o.Norm = None,
     pretrained: o.Pretrained = None,
@@ -52,7 +53,7 @@ def command(
     config = attack_settings(
         target,
         {
-            "dataset": dataset, "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained,
+            "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained,
             "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
             "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed, "device": device,
             "attacks": tuple(attack or ()), "adversary": adversary, "defenses": tuple(defense or ()),

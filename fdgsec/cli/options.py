@@ -24,6 +24,9 @@ Heterogeneity = Annotated[float | None, typer.Option("--heterogeneity", help="Di
 Rounds = Annotated[int | None, typer.Option("--rounds", min=0, help="Rounds to train; 0 exchanges artifacts only.")]
 TargetDomain = Annotated[str | None, typer.Option("--target-domain", help="The unseen domain; default: the dataset's.")]
 PerDomain = Annotated[int | None, typer.Option("--per-domain", min=1, help="At most so many images of each domain.")]
+StyleSize = Annotated[
+    int | None, typer.Option("--style-size", min=16, help="Side at which images are encoded; default: as they are.")
+]
 ImageSize = Annotated[int | None, typer.Option("--image-size", min=16, help="Side in pixels; default: the dataset's.")]
 Device = Annotated[str | None, typer.Option("--device", help="Where networks train: auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option("--seed", help="Decides every draw.")]

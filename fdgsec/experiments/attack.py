@@ -79,7 +79,7 @@ def attack(
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
     method.check(len(clients))
     warm(
-        config.encoder, world.dataset, reuse=not fresh,
+        config.encoder, world.dataset, reuse=not fresh, size=config.style_size,
         progress=lambda done, total: progress.update("style statistics", done, total),
     )  # fmt: skip
     observed, accuracy, reused = _target_run(config, world, method, clients, fresh=fresh, progress=progress)
@@ -170,7 +170,7 @@ def _scene(
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
     knowledge = Knowledge(
-        statistics=lambda dataset: statistics(config.encoder, dataset),
+        statistics=lambda dataset: statistics(config.encoder, dataset, size=config.style_size),
         encoder=config.encoder,
         class_names=world.dataset.class_names,
         domain_names=world.dataset.domain_names,
@@ -180,7 +180,7 @@ def _scene(
     )
     laboratory = Laboratory(
         method=method, releasing_all=releasing_all(method), roles=roles, sources=sources, clients=clients,
-        adversary=adversary, encoder=config.encoder, seed=config.seed, run=observed,
+        adversary=adversary, encoder=config.encoder, style_size=config.style_size, seed=config.seed, run=observed,
     )  # fmt: skip
     facts = TargetFacts(
         artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),

@@ -51,6 +51,7 @@ class Laboratory:
     adversary: Adversary
     encoder: str
     seed: int
+    style_size: int | None = None
     defenses: Sequence[SendsDefended] = ()
     guards: Sequence[Guard] = ()
     run: Observed | None = None
@@ -148,7 +149,7 @@ class Laboratory:
         )  # fmt: skip
 
     def _image_statistic(self, images: DomainDataset) -> Tensor:
-        moments = statistics(self.encoder, images)
+        moments = statistics(self.encoder, images, size=self.style_size)
         return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
 
     def _pooled_statistic(self, images: DomainDataset) -> Tensor:

@@ -96,8 +96,9 @@ def method_of(config: RunConfig) -> Method:
     """Make the method with its options; the run's encoder is the method's where it has one."""
     cls = resolve("methods", config.method)
     options: dict[str, Any] = dict(config.options)
-    if "encoder" in getattr(cls, "__dataclass_fields__", {}):
-        options.setdefault("encoder", config.encoder)
+    for shared in ("encoder", "style_size"):
+        if shared in getattr(cls, "__dataclass_fields__", {}):
+            options.setdefault(shared, getattr(config, shared))
     method: Method = build(cls, options, where="method")
     return method
 

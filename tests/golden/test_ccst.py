@@ -9,7 +9,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.engines.local import LocalEngine
 from fdgsec.errors import UsageError
 from fdgsec.experiments.laboratory import observe
-from fdgsec.features import encoder_named
+from fdgsec.features import encoder_named, resized
 from fdgsec.federation import Client, Clock
 from fdgsec.methods.ccst import CCST
 from fdgsec.rng import stream
@@ -176,3 +176,18 @@ def test_leaky_validation_takes_a_tenth_of_the_stylised_images(clients: list[Cli
 
     assert held is not None
     assert (len(data), len(held)) == (38, 4)
+
+
+def test_styles_and_stylised_images_are_made_at_the_size_that_was_asked_for(clients: list[Client], bank: StyleBank):
+    method, pixels = CCST(style_size=64), clients[0].data.pixels()
+    enlarged = resized(pixels, 64)
+    stacked = encoder_named("mini").encode(as_float(enlarged)).permute(1, 0, 2, 3).flatten(1).double()
+
+    shared, _ = method.share(clients[0], model=None, state={}, clock=CLOCK, rng=stream(0, "world", "t"))
+    made = method.generate(pixels[:2], bank.mean[[1, 1]], bank.std[[1, 1]])
+
+    style = shared["style"]
+    assert isinstance(style, StyleStatistics)
+    assert torch.allclose(style.mean.double(), stacked.mean(1), rtol=1e-5, atol=1e-4)
+    large = CCST().generate(enlarged[:2], bank.mean[[1, 1]], bank.std[[1, 1]])
+    assert torch.equal(made, resized(large, 32))
