@@ -95,9 +95,9 @@ def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monk
     held: list[list[set[int]]] = []
     exchange = Laboratory.exchange
 
-    def listening(self: Laboratory, data: list[DomainDataset], **settings: str) -> object:
+    def listening(self: Laboratory, data: list[DomainDataset], *, name: str) -> object:
         held.append([set(images.rows.tolist()) for images in data])
-        return exchange(self, data, **settings)
+        return exchange(self, data, name=name)
 
     monkeypatch.setattr(Laboratory, "exchange", listening)
     laboratory(roles).cases(Request(kind="halves", count=6, scheme=scheme))
