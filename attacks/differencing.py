@@ -14,6 +14,7 @@ from torch import Tensor
 from fdgsec.artifacts import StyleStatistics
 from fdgsec.errors import UsageError
 from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.rng import derangement
 from fdgsec.styles import Moments, linear_statistic
 from fdgsec.threats import Answer, Case, Guess, Knowledge, Plant, Ranking, Recovered, Request, TargetFacts, Truth
 
@@ -46,9 +47,8 @@ class Differencing:
         asked = [number for number, case in enumerate(cases) if case.request == "add_one_record"]
         for where in dict.fromkeys(tuple(sorted(cases[number].slice.items())) for number in asked):
             same = [number for number in asked if tuple(sorted(cases[number].slice.items())) == where]
-            ring = [same[int(i)] for i in torch.randperm(len(same), generator=rng)]
-            for here, there in zip(ring, [*ring[1:], ring[0]], strict=True):
-                source[here] = there
+            for here, there in zip(same, derangement(len(same), rng).tolist(), strict=True):
+                source[here] = same[there]
         return _answers(cases, knowledge, source)
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
@@ -73,7 +73,7 @@ class Differencing:
                     slice={"domain": "planted"}, candidates=candidates,
                 )
             )  # fmt: skip
-            truths.append(Truth(rows=torch.tensor([number]), statistic=_records(moments.rows(row))))
+            truths.append(Truth(rows=torch.tensor([number]), statistic=moments.rows(row).linear()))
         planted = replace(
             knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
             auxiliary=images.subset(torch.arange(holds + pool, count)),
@@ -86,11 +86,6 @@ def _pooled(moments: Moments) -> StyleStatistics:
     return StyleStatistics(mean=mean[0].float(), std=std[0].float())
 
 
-def _records(moments: Moments) -> Tensor:
-    """The per-image statistic t, (N, 2C), of which a pooled release is the mean."""
-    return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
-
-
 def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Answer]:
     """Answer every pair of runs with what the views of case `source[i]` give away."""
     answers: list[Answer] = []
@@ -100,7 +95,7 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int])
         if case.candidates is None:
             raise UsageError(f"differencing names the added image among candidates; {case.victim} came without any.")
         estimate = _difference(cases[source[number]])
-        known = _records(knowledge.statistics(case.candidates))
+        known = knowledge.statistics(case.candidates).linear()
         distances = (known - estimate).norm(dim=1) / known.norm(dim=1)
         answers.append(Recovered(case=number, statistic=estimate.unsqueeze(0), without=_public_mean(case, knowledge)))
         answers.append(Ranking(case=number, distances=distances.unsqueeze(0)))
@@ -127,4 +122,4 @@ def _public_mean(case: Case, knowledge: Knowledge) -> Tensor:
     domain = case.slice.get("domain")
     if isinstance(domain, str) and domain in images.domain_names and len(images.of_domain(domain)):
         images = images.of_domain(domain)
-    return _records(knowledge.statistics(images)).mean(0)
+    return knowledge.statistics(images).linear().mean(0)

@@ -23,7 +23,8 @@ from fdgsec.artifacts import StyleStatistics
 from fdgsec.data.domains import DomainDataset
 from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
 from fdgsec.privacy.tracing import Whitening, fit_whitening
-from fdgsec.styles import Moments, linear_statistic
+from fdgsec.rng import derangement
+from fdgsec.styles import linear_statistic, recentred
 from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
 
 
@@ -95,14 +96,8 @@ class _Space:
     directions: Tensor
 
     def __call__(self, statistic: Tensor) -> Tensor:
-        """Whiten statistics (..., 2C). About 0, mu and sigma^2 + mu^2 are nearly collinear and whiten badly."""
-        first, second = statistic.chunk(2, dim=-1)
-        return self.whiten(torch.cat([first, second - 2 * self.about * first + self.about.square()], dim=-1))
-
-
-def _records(moments: Moments) -> Tensor:
-    """The per-image statistic t, (N, 2C), of which a pooled release is the mean."""
-    return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
+        """Whiten statistics (..., 2C)."""
+        return self.whiten(recentred(statistic, self.about))
 
 
 def _space(knowledge: Knowledge) -> _Space:
@@ -110,10 +105,9 @@ def _space(knowledge: Knowledge) -> _Space:
 
     Halves of one client differ as means of such images do, whatever separates the domains."""
     images = knowledge.public_images()
-    records = _records(knowledge.statistics(images))
-    about = records[:, : records.shape[1] // 2].mean(0)
-    first, second = records.chunk(2, dim=1)
-    records = torch.cat([first, second - 2 * about * first + about.square()], dim=1)
+    found = knowledge.statistics(images)
+    about = found.mean.mean(0)
+    records = recentred(found.linear(), about)
     residuals = records.clone()
     for domain in images.domains.unique():
         mine = images.domains == domain
@@ -167,7 +161,7 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator | 
             half: torch.stack([space(linear_statistic(*cases[n].released()).mean(0)) for n in mine])
             for half, mine in halves.items()
         }
-        first = placed["A"] if rng is None else _round(placed["A"], rng)
+        first = placed["A"] if rng is None else placed["A"][derangement(len(placed["A"]), rng)]
         spaces = {"whitened": (first, placed["B"])}
         if space.directions.shape[1]:
             spaces["class directions"] = (first @ space.directions, placed["B"] @ space.directions)
@@ -178,11 +172,3 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator | 
                 for n, row in zip(halves["A"], apart, strict=True)
             ]
     return answers
-
-
-def _round(rows: Tensor, rng: torch.Generator) -> Tensor:
-    """Give every row to another place: one random ring through all of them."""
-    ring = torch.randperm(len(rows), generator=rng)
-    result = torch.empty_like(rows)
-    result[ring] = rows[ring.roll(1)]
-    return result

@@ -29,7 +29,7 @@ from fdgsec.privacy.tracing import (
     theory_auc,
 )  # fmt: skip
 from fdgsec.rng import child
-from fdgsec.styles import Moments, linear_statistic
+from fdgsec.styles import linear_statistic, recentred
 from fdgsec.threats import Case, Guess, Knowledge, Plant, Prediction, Request, TargetFacts, Truth
 from fdgsec.threats import Membership as MembershipAnswer
 
@@ -42,20 +42,6 @@ class _Population:
     mean: Tensor
     reference: Tensor
     others: Sequence[Tensor]
-
-
-def _about(statistic: Tensor, mean: Tensor) -> Tensor:
-    """Take the second half of t about `mean` (C,) rather than 0: (mu, sigma^2 + (mu - mean)^2), linear in t.
-
-    The test does not change under a known covariance, but a shrunk one estimates it better: t's halves are nearly
-    collinear where a channel's mean is large against its spread."""
-    first, second = statistic.chunk(2, dim=-1)
-    return torch.cat([first, second - 2 * mean * first + mean.square()], dim=-1)
-
-
-def _records(moments: Moments) -> Tensor:
-    """The per-image statistic t, (N, 2C), of which a pooled release is the mean."""
-    return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +129,7 @@ class Membership:
                     raise UsageError(
                         f"membership tests one pooled style per client; {case.victim} sent {len(release)} rows."
                     )
-                u = population.whiten(_about(release[0], population.mean))
+                u = population.whiten(recentred(release[0], population.mean))
                 reference = None if mean_known else len(population.reference)
                 scores = test(u, v, records=_size(case), reference=reference)
                 answers.append(MembershipAnswer(case=number, scores=scores))
@@ -173,7 +159,7 @@ def _auxiliary(knowledge: Knowledge) -> DomainDataset:
 def _populations(cases: Sequence[Case], knowledge: Knowledge) -> dict[str, _Population]:
     """Fit one whitening per domain that a case names."""
     auxiliary = _auxiliary(knowledge)
-    records = _records(knowledge.statistics(auxiliary))
+    records = knowledge.statistics(auxiliary).linear()
     channels = records.shape[1] // 2
     populations = {}
     for name in dict.fromkeys(str(cases[number].slice["domain"]) for number in _asked(cases)):
@@ -183,11 +169,11 @@ def _populations(cases: Sequence[Case], knowledge: Knowledge) -> dict[str, _Popu
             raise UsageError(f"membership needs at least 2 auxiliary images of {name}; the adversary has fewer.")
         mean = parts[victim][:, :channels].mean(0)
         others = [
-            _about(part, part[:, :channels].mean(0))
+            recentred(part, part[:, :channels].mean(0))
             for domain, part in parts.items()
             if domain != victim and len(part) > 1
         ]
-        reference = _about(parts[victim], mean)
+        reference = recentred(parts[victim], mean)
         populations[name] = _Population(
             whiten=fit_whitening(reference, others=others), mean=mean, reference=reference, others=others
         )
@@ -202,7 +188,7 @@ def _whitened_candidates(cases: Sequence[Case], population: _Population, knowled
     images = join(sets)
     rows, where = images.rows.unique(return_inverse=True)
     first = torch.empty_like(rows).scatter_(0, where, torch.arange(len(where)))
-    whitened = population.whiten(_about(_records(knowledge.statistics(images.subset(first))), population.mean))
+    whitened = population.whiten(recentred(knowledge.statistics(images.subset(first)).linear(), population.mean))
     return [whitened[part] for part in where.split([len(candidates) for candidates in sets])]
 
 

@@ -22,7 +22,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
 from fdgsec.planting import upload
 from fdgsec.privacy.tracing import Whitening, fit_whitening
-from fdgsec.rng import child
+from fdgsec.rng import child, derangement
 from fdgsec.styles import Moments, moments
 from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
 
@@ -103,7 +103,7 @@ def _lookups(
         if case.candidates is None:
             raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
         rows = torch.cat(case.released(), dim=1)
-        rows = rows if ring is None else _round(rows, ring)
+        rows = rows if ring is None else rows[derangement(len(rows), ring)]
         kind = case.request.replace("_", " ")
         for variant in (*ROUNDINGS, *(COPIES if case.request == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
@@ -130,14 +130,6 @@ def _whitening(knowledge: Knowledge) -> Whitening:
         mine = images.domains == domain
         styles[mine] -= styles[mine].mean(0)
     return fit_whitening(styles)
-
-
-def _round(rows: Tensor, rng: torch.Generator) -> Tensor:
-    """Give every row to another place: one random ring through all of them."""
-    ring = torch.randperm(len(rows), generator=rng)
-    result = torch.empty_like(rows)
-    result[ring] = rows[ring.roll(1)]
-    return result
 
 
 def _copied(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.artifacts import ImageStyles
@@ -35,7 +34,7 @@ from fdgsec.metrics.images import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEnc
 from fdgsec.networks.style_generator import full_shape, small_shape
 from fdgsec.planting import upload
 from fdgsec.reports import Measurement
-from fdgsec.rng import child
+from fdgsec.rng import child, derangement
 from fdgsec.styles import Moments
 from fdgsec.threats import Answer, Case, Guess, Knowledge, Plant, Reconstructions, Request, TargetFacts, Truth
 
@@ -162,7 +161,7 @@ class StyleInversion:
         for rows in populations(cases, knowledge):
             if exchange and len(rows.features) < 2:
                 continue  # nothing to exchange it with
-            order = _derangement(len(rows.features), child(rng, "exchange", rows.kind, rows.domain))
+            order = derangement(len(rows.features), child(rng, "exchange", rows.kind, rows.domain))
             shown = replace(rows, features=rows.features[order]) if exchange else rows
             for kind in self.priors:
                 prior = workshop.prior(kind, rows.domain)
@@ -245,14 +244,6 @@ def _thumbnail(dataset: DomainDataset) -> Moments:
     return Moments(count=count, mean=mean, m2=(2 * log_std).exp() * 64)
 
 
-def _derangement(count: int, rng: torch.Generator) -> Tensor:
-    """A permutation of 0..count - 1 that leaves nothing in place (of one alone there is none: it stays)."""
-    cycle = torch.randperm(count, generator=rng)
-    order = torch.empty_like(cycle)
-    order[cycle] = cycle.roll(1)
-    return order
-
-
 def _drawn(
     rows: Rows, prior: Prior, inverter: Inverter, where: Mapping[str, str | int], rng: torch.Generator
 ) -> list[Reconstructions]:
@@ -261,7 +252,7 @@ def _drawn(
     images, training = inverter(features), prior.training
     count = len(images)
     noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
-    order = _derangement(count, rng)
+    order = derangement(count, rng)
     others = images[order]
     if count == 1:  # there is no other row: an image of the prior stands in
         chosen = torch.randint(len(training.features), (1,), generator=rng)

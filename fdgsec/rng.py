@@ -28,6 +28,14 @@ def child(rng: torch.Generator, *names: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
+def derangement(count: int, rng: torch.Generator) -> torch.Tensor:
+    """Draw a permutation of 0..count - 1 that leaves nothing in place, one cycle through all (1 alone stays)."""
+    cycle = torch.randperm(count, generator=rng)
+    order = torch.empty_like(cycle)
+    order[cycle] = cycle.roll(1)
+    return order
+
+
 def integer_seed(rng: torch.Generator) -> int:
     """Draw a seed below 2**31 for a library that takes integers (scikit-learn, numpy)."""
     return int(torch.randint(0, 2**31 - 1, (1,), generator=rng))

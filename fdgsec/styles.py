@@ -51,6 +51,10 @@ class Moments:
         m2 = self.m2.sum(0) + (self.count.unsqueeze(1) * (self.mean - mean).square()).sum(0)
         return Moments(count=total.reshape(1), mean=mean.unsqueeze(0), m2=m2.unsqueeze(0))
 
+    def linear(self) -> Tensor:
+        """Give t = (mu, sigma^2 + mu^2), (n, 2C) float64: the statistic whose mean over images a pooled style is."""
+        return torch.cat([self.mean, self.m2 / self.count.unsqueeze(1) + self.mean.square()], dim=1)
+
     def style(self, *, unbiased: bool, eps: float = EPS) -> tuple[Tensor, Tensor]:
         """Give (mean, std), each (n, C) float64, with `eps` inside the root.
 
@@ -108,6 +112,15 @@ def linear_statistic(mean: Tensor, std: Tensor, *, eps: float = EPS) -> Tensor:
     A pooled biased style of equally large images is exactly the mean of the images' own statistics (each with its biased
     variance); see `unbiased_to_biased` for per-image styles that divided by HW - 1."""
     return torch.cat([mean, std.square() - eps + mean.square()], dim=-1)
+
+
+def recentred(statistic: Tensor, mean: Tensor) -> Tensor:
+    """Take the second half of t (..., 2C) about `mean` (C,) rather than 0: (mu, sigma^2 + (mu - mean)^2), linear in t.
+
+    No test changes under a known covariance, but a shrunk one is estimated better: t's halves are nearly collinear
+    where a channel's mean is large against its spread."""
+    first, second = statistic.chunk(2, dim=-1)
+    return torch.cat([first, second - 2 * mean * first + mean.square()], dim=-1)
 
 
 def unbiased_to_biased(std: Tensor, *, pixels: int, eps: float = EPS) -> Tensor:

@@ -149,8 +149,7 @@ class Laboratory:
         )  # fmt: skip
 
     def _image_statistic(self, images: DomainDataset) -> Tensor:
-        moments = statistics(self.encoder, images, size=self.style_size)
-        return torch.cat([moments.mean, moments.m2 / moments.count.unsqueeze(1) + moments.mean.square()], dim=1)
+        return statistics(self.encoder, images, size=self.style_size).linear()
 
     def _pooled_statistic(self, images: DomainDataset) -> Tensor:
         return self._image_statistic(images).mean(0, keepdim=True)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fdgsec.rng import child, stream
+from fdgsec.rng import child, derangement, stream
 
 
 def draw(rng: torch.Generator) -> list[float]:
@@ -38,3 +38,18 @@ def test_the_global_generator_is_never_touched():
 def test_an_unknown_root_is_refused():
     with pytest.raises(ValueError, match="root"):
         stream(0, "chaos")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2, 3, 17])
+def test_a_derangement_is_one_cycle_that_leaves_nothing_in_place(count: int):
+    order = derangement(count, stream(0, "attack", "ring"))
+    place, visited = 0, []
+    for _ in range(count):
+        place = int(order[place])
+        visited.append(place)
+
+    assert sorted(visited) == list(range(count))
+
+
+def test_one_alone_stays_where_it_is():
+    assert derangement(1, stream(0, "attack", "ring")).tolist() == [0]

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fdgsec.rng import stream
-from fdgsec.styles import adain, concatenated, linear_statistic, moments, style_of, unbiased_to_biased
+from fdgsec.styles import adain, concatenated, linear_statistic, moments, recentred, style_of, unbiased_to_biased
 
 
 def features(*shape: int) -> torch.Tensor:
@@ -95,3 +95,19 @@ def test_an_unbiased_std_turns_into_the_biased_one():
 def test_nothing_cannot_be_pooled():
     with pytest.raises(ValueError, match="no images"):
         moments(torch.zeros(0, 3, 2, 2)).pooled()
+
+
+def test_the_linear_statistic_of_moments_is_that_of_their_biased_style():
+    found = moments(features(6, 4, 5, 5))
+
+    assert torch.allclose(found.linear(), linear_statistic(*found.style(unbiased=False)), rtol=1e-12)
+
+
+def test_a_recentred_statistic_is_that_of_shifted_features():
+    maps, centre = features(6, 4, 5, 5), torch.tensor([3.0, -1.0, 0.5, 7.0], dtype=torch.float64)
+    shifted = moments(maps - centre.view(1, 4, 1, 1)).linear()
+
+    found = recentred(moments(maps).linear(), centre)
+
+    assert torch.allclose(found[:, :4] - centre, shifted[:, :4])
+    assert torch.allclose(found[:, 4:], shifted[:, 4:])
