@@ -1,25 +1,23 @@
-"""The round loop, once, for every method and every engine.
+"""What a federated method is: its steps, who takes them, and what they are asked and answer.
 
-One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate. docs/design.md walks eight methods through
-it on paper. Steps are pure functions of a method; what a client must remember is its `state`, a dict of tensors that
-the engine stores; what the server must remember is `server`, the same. Every artifact crosses the wire."""
+One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate; fdgsec.driver walks it. Steps are pure
+functions of a method; what a client must remember is its `state`, a dict of tensors that the engine stores; what the
+server must remember is `server`, the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from fdgsec.artifacts import Artifact, ModelState, Scores
 from fdgsec.data.domains import DomainDataset
-from fdgsec.errors import FdgsecError, UsageError
 from fdgsec.models import Classifier, build_classifier
 from fdgsec.rng import stream
-from fdgsec.wire import SERVER, Message, Wire
 
-NUMBERS = "numbers"
-"""The slot of an update that holds its weight and metrics: they tell the server something too."""
+SHARED_ROWS = "shared_rows"
+"""The entry of a client's state that says which of its images it released, (J,) int64 in row order: the judge's truth."""
 
 State = Mapping[str, Tensor]
 Inbox = Mapping[str, Artifact]
@@ -103,6 +101,14 @@ class Method(Protocol):
         """Raise UsageError for options that `clients` clients cannot meet."""
         ...
 
+    def fitting(self, clients: int) -> Self:
+        """The same method, with options that count clients lowered until `clients` of them can meet `check`."""
+        ...
+
+    def releasing_all(self) -> Self | None:
+        """The variant in which a client releases a row for each of its images, or None where rows are not per image."""
+        ...
+
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
@@ -174,14 +180,6 @@ class Engine(Protocol):
         """Have each named client do `step`; give replies and, for those that failed, the reason."""
         ...
 
-    def close(self) -> None:
-        """Let go of whatever the engine holds."""
-        ...
-
-
-class ClientFailedError(FdgsecError):
-    """A client did not finish a step (exit 1)."""
-
 
 def handle(
     method: Method, client: Client, step: Step, request: Request, state: State, seed: int
@@ -199,140 +197,3 @@ def handle(
         return Reply(artifacts=update.artifacts, weight=update.weight, metrics=update.metrics), state
     scores = method.review(client, model=request.model, inbox=request.inbox, state=state, rng=rng)
     return Reply(artifacts={"scores": scores}), state
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundReport:
-    """What one round did, for progress lines and curves."""
-
-    round: int
-    rounds: int
-    metrics: Mapping[str, Mapping[str, float]]
-    server: State
-
-
-@dataclass(frozen=True, kw_only=True)
-class Driver:
-    """The server's side of the round loop; it never knows which engine it drives."""
-
-    method: Method
-    engine: Engine
-    wire: Wire
-    seed: int
-    rounds: int
-    participation: float = 1.0
-    on_round: Callable[[RoundReport, GlobalModel], None] | None = None
-
-    def run(self, model: GlobalModel | None) -> GlobalModel | None:
-        """Run `rounds` rounds and give the final model; rounds = 0 exchanges artifacts and trains nothing.
-
-        Raises UsageError for options that the clients cannot meet, ClientFailedError where a client fails."""
-        if self.rounds < 0 or not 0 < self.participation <= 1:
-            raise UsageError(
-                f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
-            )
-        names = list(self.engine.clients())
-        self.method.check(len(names))
-        if self.rounds and model is None:
-            raise UsageError("training needs a model; none was given.")
-        server: State = {}
-        inboxes: Mapping[str, Inbox] = {}
-        for number in range(max(self.rounds, 1)):
-            clock = Clock(round=number, rounds=self.rounds, participants=self._participants(names, number))
-            if self.method.shares == "every" or (self.method.shares == "once" and number == 0):
-                everyone = (
-                    clock
-                    if self.method.shares == "every"
-                    else Clock(round=0, rounds=self.rounds, participants=tuple(names))
-                )
-                inboxes, server = self._exchange(everyone, model, server)
-            if self.rounds and model is not None:
-                model, server = self._train(clock, model, inboxes, server)
-        return model
-
-    def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
-        count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
-        order = torch.randperm(len(names), generator=stream(self.seed, "secret", "participants", number))
-        return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
-
-    def _ask(self, step: Step, requests: Mapping[str, Request]) -> Mapping[str, Reply]:
-        replies, failures = self.engine.ask(step, requests)
-        if failures:
-            raise ClientFailedError(
-                "; ".join(f"{name} failed in {step}: {reason}" for name, reason in failures.items())
-            )
-        return replies
-
-    def _upload(self, clock: Clock, stage: str, sender: str, artifacts: Inbox) -> Inbox:
-        return {
-            name: self.wire.send(
-                Message(round=clock.round, stage=stage, sender=sender, receiver=SERVER, artifact=artifact)
-            )
-            for name, artifact in artifacts.items()
-        }
-
-    def _deliver(self, clock: Clock, stage: str, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
-        return {
-            receiver: {
-                name: self.wire.send(
-                    Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
-                )
-                for name, artifact in inbox.items()
-            }
-            for receiver, inbox in inboxes.items()
-        }
-
-    def _exchange(self, clock: Clock, model: GlobalModel | None, server: State) -> tuple[Mapping[str, Inbox], State]:
-        requests = {name: Request(clock=clock, model=model, inbox={}) for name in clock.participants}
-        replies = self._ask("share", requests)
-        shared = {name: self._upload(clock, "share", name, reply.artifacts) for name, reply in replies.items()}
-        rng = stream(self.seed, "secret", "combine", clock.round)
-        combined, server = self.method.combine(shared, server=server, clock=clock, rng=rng)
-        return self._deliver(clock, "combine", combined), server
-
-    def _train(
-        self, clock: Clock, model: GlobalModel, inboxes: Mapping[str, Inbox], server: State
-    ) -> tuple[GlobalModel, State]:
-        requests = {}
-        for name in clock.participants:
-            sent = self._deliver(clock, "model", {name: {"model": model.state}})[name]["model"]
-            received = GlobalModel(blueprint=model.blueprint, state=ModelState(state=sent.tensors()))
-            requests[name] = Request(clock=clock, model=received, inbox=inboxes.get(name, {}))
-        updates = {name: self._received(clock, name, reply) for name, reply in self._ask("fit", requests).items()}
-        scores: Mapping[str, Scores] = {}
-        held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
-        if self.method.reviews == "before":
-            scores = self._review(clock, updates, model, server, held=held)
-        model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
-        if self.method.reviews == "after":
-            reviews = self._review(clock, updates, model, server, held=held)
-            server = self.method.weigh(reviews, server=server, clock=clock)
-        if self.on_round is not None:
-            metrics = {name: update.metrics for name, update in updates.items()}
-            report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
-            self.on_round(report, model)
-        return model, server
-
-    def _received(self, clock: Clock, name: str, reply: Reply) -> Update:
-        """Carry one update over the wire: its artifacts, and as numbers its weight (a client's size) and metrics."""
-        names = sorted(reply.metrics)
-        numbers = torch.tensor([reply.weight, *(reply.metrics[key] for key in names)], dtype=torch.float64)
-        sent = self._upload(clock, "update", name, {**reply.artifacts, NUMBERS: Scores(values=numbers)})
-        told = sent[NUMBERS].tensors()["values"].tolist()
-        artifacts = {key: artifact for key, artifact in sent.items() if key != NUMBERS}
-        return Update(artifacts=artifacts, weight=told[0], metrics=dict(zip(names, told[1:], strict=True)))
-
-    def _review(
-        self, clock: Clock, updates: Mapping[str, Update], model: GlobalModel, server: State, *, held: GlobalModel
-    ) -> Mapping[str, Scores]:
-        rng = stream(self.seed, "secret", "exhibits", clock.round)
-        exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
-        delivered = self._deliver(clock, "exhibit", exhibits)
-        requests = {name: Request(clock=clock, model=held, inbox=inbox) for name, inbox in delivered.items()}
-        scores: dict[str, Scores] = {}
-        for name, reply in self._ask("review", requests).items():
-            received = self._upload(clock, "review", name, reply.artifacts)["scores"]
-            if not isinstance(received, Scores):
-                raise ClientFailedError(f"{name} answered a review with {received.kind}; Scores were expected.")
-            scores[name] = received
-        return scores

@@ -13,9 +13,9 @@ VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is a
 `ccst-released`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from PIL import Image
@@ -26,7 +26,7 @@ from fdgsec.artifacts import Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, resized, statistics
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.styles import Moments, adain
 from fdgsec.training import TrainingSet
@@ -69,6 +69,14 @@ class CCST(FedAvg):
                 f"1..{clients} (--set method.k={min(max(self.k, 1), clients)})."
             )
 
+    def fitting(self, clients: int) -> Self:
+        """K at most N."""
+        return replace(self, k=max(1, min(self.k, clients)))
+
+    def releasing_all(self) -> Self | None:
+        """J = n where styles are single."""
+        return replace(self, styles_per_client="all") if self.style == "single" else None
+
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
@@ -84,7 +92,7 @@ class CCST(FedAvg):
             return {"style": StyleStatistics(mean=mean[0].float(), std=std[0].float())}, state
         rows = torch.randperm(len(client.data), generator=rng)[: self._styles_of(len(client.data))]
         mean, std = self._statistics(client.data.subset(rows)).style(unbiased=self.single_unbiased, eps=self.eps)
-        return {"styles": ImageStyles(mean=mean.float(), std=std.float())}, {**state, "shared_rows": rows}
+        return {"styles": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
 
     def _statistics(self, data: DomainDataset) -> Moments:
         return statistics(self.encoder, data, size=self.style_size)

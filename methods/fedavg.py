@@ -9,7 +9,7 @@ Differs from the paper: the last short batch of one record is skipped (batch nor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,14 @@ class FedAvg:
         """Raise UsageError where there is nobody to train."""
         if clients < 1:
             raise UsageError("a federation needs at least one client; got none.")
+
+    def fitting(self, clients: int) -> Self:
+        """No option counts clients."""
+        return self
+
+    def releasing_all(self) -> Self | None:
+        """No row is released per image."""
+        return None
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator

@@ -56,6 +56,3 @@ class LocalEngine:
                 reply = Reply(artifacts=_recoded(reply.artifacts), weight=reply.weight, metrics=reply.metrics)
             replies[client.name] = reply
         return replies, {}
-
-    def close(self) -> None:
-        """Nothing is held."""

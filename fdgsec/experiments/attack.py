@@ -21,11 +21,10 @@ from fdgsec.experiments.world import (
     load_world,
     method_of,
     model_of,
-    releasing_all,
     roles_of,
 )
 from fdgsec.features import encoder_named, statistics, warm
-from fdgsec.federation import Client, Method
+from fdgsec.federation import SHARED_ROWS, Client, Method
 from fdgsec.html import render
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.images import PerceptualEncoder
@@ -150,7 +149,7 @@ def _target_run(
         observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
     else:
         observed = observe(method, clients, seed=config.seed, name="run")
-    kept = {name: {k: v for k, v in state.items() if k == "shared_rows"} for name, state in observed.states.items()}
+    kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
     save_run(folder, observed.transcript, kept, {"accuracy": accuracy})
     return observed, accuracy, False
 
@@ -179,7 +178,7 @@ def _scene(
         own=clients[0].data if "own data" in knows else None,
     )
     laboratory = Laboratory(
-        method=method, releasing_all=releasing_all(method), roles=roles, sources=sources, clients=clients,
+        method=method, roles=roles, sources=sources, clients=clients,
         adversary=adversary, encoder=config.encoder, style_size=config.style_size, seed=config.seed, run=observed,
     )  # fmt: skip
     facts = TargetFacts(

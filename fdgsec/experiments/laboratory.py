@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
+from fdgsec.driver import Driver
 from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
 from fdgsec.features import statistics
-from fdgsec.federation import Client, Driver, Method, State
+from fdgsec.federation import SHARED_ROWS, Client, Method, State
 from fdgsec.rng import integer_seed, stream
 from fdgsec.threats import Adversary, Case, Request, Truth, View
 from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
@@ -40,11 +41,9 @@ Cases = list[tuple[Case, Truth]]
 class Laboratory:
     """One target on one federation, watched by one adversary.
 
-    `clients` are the run's real clients; further runs draw from `roles`. `releasing_all` is the method that releases one
-    style per image, or None for methods that release none."""
+    `clients` are the run's real clients; further runs draw from `roles`."""
 
     method: Method
-    releasing_all: Method | None
     roles: Roles
     sources: Sequence[int]
     clients: Sequence[Client]
@@ -82,14 +81,9 @@ class Laboratory:
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
         return observe(
-            method or self._fitting(len(members)), members, seed=self.seed, name=name,
+            (method or self.method).fitting(len(members)), members, seed=self.seed, name=name,
             defenses=self.defenses, guards=self.guards,
         )  # fmt: skip
-
-    def _fitting(self, members: int) -> Method:
-        """Shrink options that count clients (CCST's k) so that a small observed run is legal."""
-        k = getattr(self.method, "k", None)
-        return self.method if k is None or k <= members else replace(self.method, k=members)  # type: ignore[type-var]
 
     def _view(self, observed: Observed) -> View:
         return self.adversary.view(observed.transcript)
@@ -156,13 +150,13 @@ class Laboratory:
 
     def _as_if_released(self, request: Request) -> Cases:
         result: Cases = []
-        if self.releasing_all is None:
+        method = self.method.releasing_all()
+        if method is None:
             return result
         for domain in self.sources:
             images = _stratified(
                 self._others(domain), request.per_class, self._coins("as-if", domain, request.per_class)
             )
-            method = self.releasing_all
             observed = self.exchange([images], name=f"as-if:{domain}:{request.per_class}", method=method)
             shown = _shown(images, observed.states["client:1"])
             assert shown is not None
@@ -316,7 +310,7 @@ def blinded(candidates: DomainDataset) -> DomainDataset:
 
 def _shown(data: DomainDataset, state: State) -> DomainDataset | None:
     """The images behind the rows that a client released, in row order; None for pooled releases."""
-    return data.subset(state["shared_rows"]) if "shared_rows" in state else None
+    return data.subset(state[SHARED_ROWS]) if SHARED_ROWS in state else None
 
 
 def _stratified(data: DomainDataset, per_class: int, rng: torch.Generator) -> DomainDataset:

@@ -12,10 +12,11 @@ from fdgsec.config import RunConfig
 from fdgsec.console import Progressive
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import split_validation
+from fdgsec.driver import Driver, RoundReport
 from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
-from fdgsec.experiments.world import World, artifact_rows, clients_of, load_world, method_of, model_of
-from fdgsec.federation import Client, Driver, GlobalModel, Method, RoundReport, State
+from fdgsec.experiments.world import World, artifact_rows, clients_of, load_world, method_of, model_of, options_of
+from fdgsec.federation import Client, GlobalModel, Method, State
 from fdgsec.html import render
 from fdgsec.metrics.intervals import wilson
 from fdgsec.reports import AttackReport
@@ -38,9 +39,8 @@ class Trained:
 
 @dataclass(eq=False)
 class _Keeper:
-    """Watches rounds, and keeps the last model or the one with the best source-validation accuracy."""
+    """Watches rounds, and keeps the model of the best source-validation accuracy, the last where nobody measures it."""
 
-    select: str
     progress: Progressive
     model: GlobalModel | None = None
     round: int = -1
@@ -54,7 +54,7 @@ class _Keeper:
         if accuracy is not None:
             point["validation_accuracy"] = float(accuracy)
         self.curve.append(point)
-        if self.select != "validation" or accuracy is None or float(accuracy) > self.best:
+        if accuracy is None or float(accuracy) > self.best:
             self.best = -1.0 if accuracy is None else float(accuracy)
             self.model, self.round = model, report.round
         self.progress.update("rounds", report.round + 1, report.rounds)
@@ -69,7 +69,7 @@ def federate(
         secret=lambda message, number: _secret(config.seed, message, number),
         keep=keeps_artifacts if config.keep == "artifacts" else _keep_all,
     )
-    keeper = _Keeper(select=getattr(method, "select", "last"), progress=progress)
+    keeper = _Keeper(progress=progress)
     engine = LocalEngine(members=members, method=method, seed=config.seed, states=states)
     Driver(
         method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds,
@@ -143,7 +143,7 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     report = AttackReport(
         target=config.target or config.method, method=config.method, preset=config.preset,
         dataset=dataset_document(world.dataset, {"train": {c.name: len(c.data) for c in clients}}),
-        encoder=str(getattr(method, "encoder", "none")), backbone=config.backbone, seed=config.seed,
+        encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=[], guarantees=[],
         accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,

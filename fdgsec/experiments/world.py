@@ -1,7 +1,7 @@
 """From settings to the things that a run needs: data, roles, clients, method, model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -94,20 +94,15 @@ def clients_of(
 
 def method_of(config: RunConfig) -> Method:
     """Make the method with its options; the run's encoder is the method's where it has one."""
-    cls = resolve("methods", config.method)
-    options: dict[str, Any] = dict(config.options)
-    for shared in ("encoder", "style_size"):
-        if shared in getattr(cls, "__dataclass_fields__", {}):
-            options.setdefault(shared, getattr(config, shared))
-    method: Method = build(cls, options, where="method")
+    options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
+    taken = {name: value for name, value in options.items() if name in options_of(config.method)}
+    method: Method = build(resolve("methods", config.method), {**taken, **config.options}, where="method")
     return method
 
 
-def releasing_all(method: Method) -> Method | None:
-    """The variant of a method that releases one style per image, or None where it pools."""
-    if getattr(method, "style", None) == "single":
-        return replace(method, styles_per_client="all", k=1)  # type: ignore[type-var]
-    return None
+def options_of(method: str) -> frozenset[str]:
+    """The names of a method's options: the fields of its dataclass."""
+    return frozenset(spec.name for spec in fields(resolve("methods", method)))
 
 
 def device_of(name: str) -> str:

@@ -147,7 +147,7 @@ def test_released_single_mode_divides_by_hw_and_uses_one_style_per_batch(clients
 
 
 def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Client]):
-    from fdgsec.federation import Driver
+    from fdgsec.driver import Driver
     from fdgsec.wire import Wire
 
     def exchanged(recode: bool) -> str:

@@ -9,9 +9,10 @@ from torch import Tensor
 from fdgsec.artifacts import ModelState
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
+from fdgsec.driver import Driver
 from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import FileStates, MemoryStates, StateMismatchError, StateStore
-from fdgsec.federation import Blueprint, Client, Clock, Driver, GlobalModel, Request
+from fdgsec.federation import Blueprint, Client, Clock, GlobalModel, Request
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import build_classifier
@@ -182,7 +183,6 @@ def test_training_changes_neither_the_model_that_was_sent_nor_what_another_clien
     engine.ask("fit", {name: Request(clock=CLOCK, model=model, inbox={}) for name in engine.clients()})
 
     assert model.state.sha256 == before
-    engine.close()
 
 
 def test_a_step_that_needs_a_model_says_so(clients: list[Client]):

@@ -13,21 +13,19 @@ from fdgsec.artifacts import InterpolationStyle, ModelState, Scores, StyleStatis
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
 from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.driver import ClientFailedError, Driver, RoundReport
 from fdgsec.engines.local import LocalEngine
 from fdgsec.errors import UsageError
 from fdgsec.experiments.train import train
 from fdgsec.federation import (
     Blueprint,
     Client,
-    ClientFailedError,
     Clock,
-    Driver,
     GlobalModel,
     Inbox,
     Method,
     Reply,
     Request,
-    RoundReport,
     State,
     Step,
     Update,

@@ -24,10 +24,9 @@ def roles(data: DomainDataset) -> Roles:
 
 def laboratory(roles: Roles, style: str = "overall") -> Laboratory:
     method = CCST(style="single") if style == "single" else CCST()
-    everything = CCST(style="single", styles_per_client="all", k=1) if style == "single" else None
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
     return Laboratory(
-        method=method, releasing_all=everything, roles=roles, sources=(0, 1, 2), clients=clients,
+        method=method, roles=roles, sources=(0, 1, 2), clients=clients,
         adversary=ADVERSARIES["server"], encoder="mini", seed=0,
     )  # fmt: skip
 
