@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fdgsec.errors import UsageError
-from fdgsec.registry import DEFENSES, suggestion, target_named
+from fdgsec.errors import UsageError, unknown_name
+from fdgsec.registry import DEFENSES, target_named
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
@@ -100,7 +100,7 @@ def load_preset(name: str) -> dict[str, Any]:
     path = Path(name)
     bundled = name in presets() or name in get_args(Profile)
     if not bundled and not path.is_file():
-        raise UsageError(f"unknown preset {name!r}; {suggestion(name, presets())} (or give the path of a TOML file).")
+        raise unknown_name("preset", name, presets(), note=" (or give the path of a TOML file)")
     text = resources.files("fdgsec.presets").joinpath(f"{name}.toml").read_text() if bundled else path.read_text()
     try:
         return tomllib.loads(text)
@@ -127,7 +127,7 @@ def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
     values: dict[str, Any] = {}
     for name, value in settings.items():
         if name not in known:
-            raise UsageError(f"{where} has no option {name!r}; {suggestion(name, sorted(known))}.")
+            raise unknown_name(f"option of {where}", name, sorted(known))
         values[name] = _fitted(hints[name], value, f"{where}.{name}")
     try:
         return cls(**values)
@@ -197,8 +197,7 @@ def resolve_settings(
     for text in run.get("defenses", ()):
         name = str(text).partition(":")[0]
         if name not in DEFENSES:
-            known = suggestion(name, DEFENSES) if DEFENSES else "no defense is available in this version"
-            raise UsageError(f"unknown defense {name!r}; {known}.")
+            raise unknown_name("defense", name, DEFENSES)
     return build(RunConfig, run, where="run")
 
 
@@ -215,7 +214,7 @@ def attack_settings(
     Raises UsageError for an unknown target or profile, or for a target that releases nothing without training."""
     named = target_named(target)
     if profile not in get_args(Profile):
-        raise UsageError(f"unknown profile {profile!r}; {suggestion(profile, get_args(Profile))}.")
+        raise unknown_name("profile", profile, get_args(Profile))
     defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
     config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
     if given.get("rounds") is None and preset is not None:

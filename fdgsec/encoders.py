@@ -3,7 +3,6 @@
 `mini` is bundled (docs/encoders.md says how it was trained and what it must not decide). `vgg19` is the AdaIN pair of
 Huang & Belongie (2017) that CCST and FISC use, and `squeezenet` gives statistics only; both need imported weights."""
 
-import difflib
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.errors import UsageError
+from fdgsec.errors import UsageError, unknown_name
 from fdgsec.networks.style_codec import (
     MiniDecoder,
     MiniEncoder,
@@ -181,9 +180,7 @@ def load_encoder(name: str, *, device: torch.device | str = "cpu") -> StyleEncod
 
     Raises UsageError for an unknown name and WeightsUnavailableError where its weights have not been imported."""
     if name not in ENCODERS:
-        near = difflib.get_close_matches(name, ENCODERS, n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]}?" if near else f"choose {', '.join(ENCODERS)}."
-        raise UsageError(f"there is no style encoder {name!r}; {hint}")
+        raise unknown_name("encoder", name, ENCODERS)
     return _build(name).to(device)
 
 

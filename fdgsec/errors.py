@@ -1,5 +1,8 @@
 """The errors a user can meet, and the exit code that each one means on the command line."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FdgsecError(Exception):
     """Something a user can act on; printed as one line, `exit_code` ends the process."""
@@ -33,3 +36,11 @@ class DatasetNotFoundError(MissingResourceError):
 
 class WeightsUnavailableError(MissingResourceError):
     """Weights are not stored and cannot be fetched; never replaced silently (exit 3)."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str], *, note: str = "") -> UsageError:
+    """Word the error for a misspelt `name`: the nearest known one first, then all; `note` says what else would do."""
+    names = list(known)
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return UsageError(f"unknown {kind} {name!r}; {meant}known: {', '.join(names) or 'none'}{note}.")

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.nn import init
 
 from fdgsec import weights
-from fdgsec.errors import UsageError
+from fdgsec.errors import UsageError, unknown_name
 from fdgsec.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
-from fdgsec.published import unknown_name
 
 Norm = Literal["batch", "group"]
 BACKBONES = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "tiny")

@@ -4,8 +4,7 @@ Expectations are read off the network itself, built on the meta device, never of
 layouts (Huang & Belongie 2017) are those of the published files: an encoder of reflection-padded 3x3 convolutions behind
 a 1x1 one that holds the normalisation, and its mirror image, whose numbering leaves room for pads, ReLUs and upsampling."""
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -14,8 +13,6 @@ from typing import cast
 import torch
 import torchvision.models
 from torch import nn
-
-from fdgsec.errors import UsageError
 
 Shape = tuple[int, ...]
 
@@ -120,11 +117,3 @@ _ENTRIES = (
     ),
 )
 CATALOG: Mapping[str, WeightEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
-
-
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    """Word the error for a misspelt `name`, with the nearest known one."""
-    names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UsageError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(names)}.")

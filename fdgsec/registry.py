@@ -1,13 +1,12 @@
 """Names to classes: literal dicts of strings, plus entry points; nothing registers at import."""
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
-from fdgsec.errors import UsageError
+from fdgsec.errors import unknown_name
 
 METHODS: Mapping[str, str] = {
     "fedavg": "fdgsec.methods.fedavg:FedAvg",
@@ -50,18 +49,10 @@ TARGETS: Mapping[str, Target] = {
 }  # fmt: skip
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """Say which known name was probably meant, and list them all."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f"did you mean {close[0]!r}? " if close else ""
-    return f"{meant}known: {', '.join(names)}"
-
-
 def target_named(name: str) -> Target:
     """Look a target up. Raises UsageError with the nearest name."""
     if name not in TARGETS:
-        raise UsageError(f"unknown target {name!r}; {suggestion(name, TARGETS)}.")
+        raise unknown_name("target", name, TARGETS)
     return TARGETS[name]
 
 
@@ -84,4 +75,4 @@ def resolve(group: str, name: str) -> type[Any]:
         if point.name == name:
             loaded: type[Any] = point.load()
             return loaded
-    raise UsageError(f"unknown {group.removesuffix('s')} {name!r}; {suggestion(name, names(group))}.")
+    raise unknown_name(group.removesuffix("s"), name, names(group))

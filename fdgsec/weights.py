@@ -25,8 +25,8 @@ from torch import Tensor
 
 from fdgsec import published
 from fdgsec.cache import atomic, cache_root, write_atomic
-from fdgsec.errors import UsageError, WeightsUnavailableError
-from fdgsec.published import Shape, WeightEntry, unknown_name
+from fdgsec.errors import UsageError, WeightsUnavailableError, unknown_name
+from fdgsec.published import Shape, WeightEntry
 
 Progress = Callable[[int, int | None], None]  # (bytes done, bytes in all where the server says so)
 

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.errors import UsageError
-from fdgsec.registry import suggestion
+from fdgsec.errors import unknown_name
 from fdgsec.tables import LISTS, print_list
 
 What = Annotated[
@@ -16,6 +15,6 @@ What = Annotated[
 def command(what: What = "targets") -> int:
     """List methods, targets, attacks, defenses, datasets, encoders, backbones or presets."""
     if what not in LISTS:
-        raise UsageError(f"unknown list {what!r}; {suggestion(what, LISTS)}.")
+        raise unknown_name("list", what, LISTS)
     print_list(what)
     return 0

@@ -2,7 +2,6 @@
 
 A dataset is one entry of `DATASETS`: what it consists of, where it may lie, and which domain is unseen by default."""
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.folder import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
 from fdgsec.data.layouts import FolderSpec, find_base, scan
-from fdgsec.errors import DataError, DatasetNotFoundError, UsageError
+from fdgsec.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
 from fdgsec.rng import child, stream
 
 
@@ -126,9 +125,7 @@ def _draw(image_size: int, per_domain: int, progress: Progress | None) -> Domain
 def dataset_entry(name: str) -> DatasetEntry:
     """Look a dataset up. Raises UsageError with the nearest name."""
     if name not in DATASETS:
-        near = difflib.get_close_matches(name.lower(), DATASETS, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]!r}?" if near else "see `fdgsec list datasets`."
-        raise UsageError(f"unknown dataset {name!r}: the known ones are {', '.join(DATASETS)}; {hint}")
+        raise unknown_name("dataset", name, DATASETS)
     return DATASETS[name]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
-from fdgsec.errors import UsageError
+from fdgsec.errors import UsageError, unknown_name
 from fdgsec.rng import child, integer_seed
 
 Scheme = Literal["domain", "single-domain", "dirichlet", "lambda"]
@@ -231,7 +231,7 @@ def partition(
     ids = dataset.domains
     domains = len(_present(ids))
     if scheme not in get_args(Scheme):
-        raise UsageError(f"unknown partition {scheme!r}; the known ones are {', '.join(get_args(Scheme))}.")
+        raise unknown_name("partition", scheme, get_args(Scheme))
     if not domains:
         raise UsageError(f"{dataset.name} has no image left to spread over clients.")
     number = _client_count(scheme, domains, clients)

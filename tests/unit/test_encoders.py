@@ -58,7 +58,7 @@ def random_vgg() -> AdaInVgg:
 
 
 def test_an_unknown_encoder_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match="no style encoder 'vgg'; did you mean vgg19"):
+    with pytest.raises(UsageError, match="unknown encoder 'vgg'; did you mean 'vgg19'"):
         load_encoder("vgg")
 
 

@@ -315,7 +315,7 @@ def test_a_vector_of_another_length_is_refused():
 
 def test_bad_requests_are_refused_with_what_to_do(tmp_path):
     rng = stream(0, "world")
-    with pytest.raises(UsageError, match="Did you mean 'resnet18'"):
+    with pytest.raises(UsageError, match="did you mean 'resnet18'"):
         build_classifier("resnet81", 5, rng=rng)
     with pytest.raises(UsageError, match="norm must be 'batch' or 'group'; got 'layer'"):
         build_classifier("tiny", 5, norm="layer", rng=rng)  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def test_the_listing_has_every_name_and_what_is_stored(tmp_path):
 
 
 def test_an_unknown_name_gets_the_nearest_one():
-    with pytest.raises(UsageError, match=r"unknown weights 'adain-vgg'\. Did you mean 'adain_vgg'"):
+    with pytest.raises(UsageError, match=r"unknown weights 'adain-vgg'; did you mean 'adain_vgg'"):
         weights.locate("adain-vgg")
 
 
