@@ -67,100 +67,73 @@ def _not_negative(kind: str, name: str, value: Tensor) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StyleStatistics(Artifact):
-    """One client's pooled style: `mean` (C,) and `std` (C,) (CCST eq. 8)."""
+class _Style(Artifact):
+    """Channel means and stds of one shape, `rank` axes of it; a std is never negative."""
 
-    kind: ClassVar[str] = "StyleStatistics"
+    rank: ClassVar[int] = 1
     mean: Tensor
     std: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _expect(
-            self.mean.ndim == 1 and self.mean.shape == self.std.shape,
-            self.kind,
-            "mean (C,), std (C,)",
-            self.mean,
-            self.std,
-        )
+        shape = "(C,)" if self.rank == 1 else "(rows, C)"
+        legal = self.mean.ndim == self.rank and self.mean.shape == self.std.shape
+        _expect(legal, self.kind, f"mean {shape}, std {shape}", self.mean, self.std)
         _not_negative(self.kind, "std", self.std)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StyleDistribution(Artifact):
+class StyleStatistics(_Style):
+    """One client's pooled style: `mean` (C,) and `std` (C,) (CCST eq. 8)."""
+
+    kind: ClassVar[str] = "StyleStatistics"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleDistribution(_Style):
     """A client's distribution of image styles: centre and spread of means and stds, four (C,) vectors (StableFDG)."""
 
     kind: ClassVar[str] = "StyleDistribution"
-    mean: Tensor
-    std: Tensor
     mean_spread: Tensor
     std_spread: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = (self.mean, self.std, self.mean_spread, self.std_spread)
-        _expect(self.mean.ndim == 1 and len({p.shape for p in parts}) == 1, self.kind, "four vectors (C,)", *parts)
-        _not_negative(self.kind, "std", self.std)
+        _expect(len({part.shape for part in parts}) == 1, self.kind, "four vectors (C,)", *parts)
         _not_negative(self.kind, "mean_spread", self.mean_spread)
         _not_negative(self.kind, "std_spread", self.std_spread)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ImageStyles(Artifact):
+class ImageStyles(_Style):
     """One style per image: `mean` (J, C) and `std` (J, C) (CCST eq. 7; FedAlign's pool)."""
 
     kind: ClassVar[str] = "ImageStyles"
-    mean: Tensor
-    std: Tensor
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _expect(
-            self.mean.ndim == 2 and self.mean.shape == self.std.shape,
-            self.kind,
-            "mean (J, C), std (J, C)",
-            self.mean,
-            self.std,
-        )
-        _not_negative(self.kind, "std", self.std)
+    rank: ClassVar[int] = 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class StyleBank(Artifact):
+class StyleBank(_Style):
     """Every client's styles, attributed: rows `mean`, `std` (R, C) and the owner of each row (CCST eqs. 9, 10).
 
     `owner` (R,) int64 numbers the clients."""
 
     kind: ClassVar[str] = "StyleBank"
-    mean: Tensor
-    std: Tensor
+    rank: ClassVar[int] = 2
     owner: Tensor
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        legal = self.mean.ndim == 2 and self.mean.shape == self.std.shape and self.owner.shape == self.mean.shape[:1]
+        legal = self.owner.shape == self.mean.shape[:1]
         _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
-        _not_negative(self.kind, "std", self.std)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class InterpolationStyle(Artifact):
+class InterpolationStyle(_Style):
     """The one style that everybody receives: `mean` (C,), `std` (C,) (FISC)."""
 
     kind: ClassVar[str] = "InterpolationStyle"
-    mean: Tensor
-    std: Tensor
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _expect(
-            self.mean.ndim == 1 and self.mean.shape == self.std.shape,
-            self.kind,
-            "mean (C,), std (C,)",
-            self.mean,
-            self.std,
-        )
-        _not_negative(self.kind, "std", self.std)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
