@@ -19,16 +19,11 @@ import torch
 from torch.nn import functional
 
 from fdgsec.artifacts import ImageStyles
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, shrunk
 from fdgsec.errors import UsageError, WeightsUnavailableError
 from fdgsec.features import encoder_named
-from fdgsec.inversion import (
-    Inverter,
-    Loss,
-    Schedule,
-    fit_generator,
-)
-from fdgsec.inversion_priors import Prior, encoded, prior_images, shrunk
+from fdgsec.inversion import Inverter, Loss, Schedule, fit_generator
+from fdgsec.inversion_priors import Prior, encoded, prior_images
 from fdgsec.inversion_rows import Rows, domain_of, populations
 from fdgsec.metrics.images import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.networks.style_generator import full_shape, small_shape
@@ -238,7 +233,7 @@ class _Workshop:
 
 def _thumbnail(dataset: DomainDataset) -> Moments:
     """The plant's statistics: the 8x8 thumbnail's first 96 numbers as means, the others as log standard deviations."""
-    numbers = shrunk(dataset, 8).flatten(1).to(torch.float64)
+    numbers = shrunk(dataset, (8, 8)).flatten(1).to(torch.float64)
     mean, log_std = numbers.chunk(2, dim=1)
     count = torch.full((len(numbers),), 64.0, dtype=torch.float64)
     return Moments(count=count, mean=mean, m2=(2 * log_std).exp() * 64)

@@ -6,14 +6,13 @@ of the unseen domain. Images are mirrored, cropped, and, where they are line dra
 
 Every variant is a new image that the public encoder must see; its style is then exact, not interpolated."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.data.domains import DomainDataset, as_float, shrunk
 from fdgsec.inversion import LinearInverse, TrainingSet, fit_linear, style_features
 from fdgsec.threats import Knowledge, Statistics
 
@@ -68,7 +67,7 @@ def encoded(
     styles = [statistics(part).style(unbiased=False) for part in variants]
     training = TrainingSet(
         features=torch.cat([style_features(mean, std) for mean, std in styles]),
-        images=torch.cat([shrunk(part, side) for part in variants]),
+        images=torch.cat([shrunk(part, (side, side)) for part in variants]),
         groups=torch.arange(len(variants[0])).repeat(len(variants)),
     )
     linear, unseen = fit_linear(training)
@@ -124,15 +123,6 @@ def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
     opacity = torch.rand(n, 1, 1, 1, generator=rng)
     ink = 0.5 * torch.rand(n, 3, 1, 1, generator=rng)
     return variant(dataset, ground + (ink - ground) * darkness * opacity, "painted")
-
-
-def shrunk(dataset: DomainDataset, size: int) -> Tensor:
-    """Average the images down to (N, 3, size, size) in [0, 1]."""
-    parts: Sequence[Tensor] = [
-        functional.interpolate(as_float(dataset.pixels(rows)), size=(size, size), mode="area")
-        for rows in torch.arange(len(dataset)).split(256)
-    ]
-    return torch.cat([*parts]) if parts else torch.empty(0, 3, size, size)
 
 
 def prior_images(kind: str, domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from fdgsec.errors import DataError
 
@@ -119,3 +120,14 @@ def join(parts: Sequence[DomainDataset]) -> DomainDataset:
         ids=tuple(name for part in parts for name in part.ids),
         attributes={name: torch.cat([part.attributes[name] for part in parts]) for name in first.attributes},
     )
+
+
+def shrunk(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
+    """Bring uint8 images (N, 3, H, W) to `size` in [0, 1], each new pixel the average of the area that it covers."""
+    parts = [
+        interpolate(
+            as_float(images[rows] if isinstance(images, Tensor) else images.pixels(rows)), size=size, mode="area"
+        )
+        for rows in torch.arange(len(images)).split(256)
+    ]
+    return torch.cat(parts) if len(images) else torch.empty(0, 3, *size)

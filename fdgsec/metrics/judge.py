@@ -14,7 +14,8 @@ from fdgsec.metrics.groups import Group, Reading, finite, grouped, median_row, r
 from fdgsec.metrics.identification import accuracy, auc, balanced_accuracy, majority_share, roc_band, tpr_at_fpr
 from fdgsec.metrics.images import PerceptualDistance
 from fdgsec.metrics.intervals import Interval, balanced_accuracy_interval, cluster_auc_bootstrap, delong, wilson
-from fdgsec.metrics.judge_images import Galleries, Lineup, measure_reconstructions
+from fdgsec.metrics.judge_galleries import Galleries, Lineup
+from fdgsec.metrics.judge_images import measure_reconstructions
 from fdgsec.metrics.judge_nulls import NullRow, null_row
 from fdgsec.metrics.judge_rankings import measure_ranking
 from fdgsec.metrics.resampling import unseen_bounds

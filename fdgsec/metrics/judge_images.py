@@ -1,18 +1,18 @@
-"""Reconstructions judged: how like the true image, how much liker than what no victim's style would give, and whether
-the true image can be picked out by them."""
+"""Reconstructions judged: how like the true image, and how much liker than what no victim's style would give.
+
+Whether the true image can be picked out by them is for judge_galleries."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
 
-from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.data.domains import shrunk
 from fdgsec.metrics.groups import Entry, Group, Reading, constant, finite, row, unavailable
 from fdgsec.metrics.images import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
-from fdgsec.metrics.judge_rankings import Ranked, measure_rows
+from fdgsec.metrics.judge_galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows
 from fdgsec.reports import Measurement, Slice
 from fdgsec.rng import child
 from fdgsec.threats import Reconstructions
@@ -20,7 +20,6 @@ from fdgsec.threats import Reconstructions
 CONTROLS = ("B0", "B1", "B2", "B3", "B4")
 DECISIVE = ("B0", "B2", "B3")
 """Controls that a leak must beat; a gain over a random image (B1) or over noise (B4) proves nothing."""
-BLOCK = 64  # images through a network, or rows of distances, at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,41 +51,6 @@ def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lineup:
-    """How many reconstructions and candidates a distance ranks that costs a network pass per pair; others rank all."""
-
-    rows: int = 48
-    candidates: int = 25
-
-
-def shrunk(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bring uint8 images (N, 3, H, W) to `size` in [0, 1], each new pixel the average of the area that it covers."""
-    parts = [interpolate(as_float(part), size=size, mode="area") for part in images.split(256)]
-    return torch.cat(parts) if parts else torch.empty(0, 3, *size)
-
-
-@dataclass(frozen=True, eq=False)
-class Galleries:
-    """Candidates at the size of the reconstructions, and where a distance places them, made once per gallery."""
-
-    kept: dict[tuple[int, tuple[int, int], str], tuple[DomainDataset, Tensor]] = field(default_factory=dict)
-
-    def pictures(self, gallery: DomainDataset, size: tuple[int, int]) -> Tensor:
-        """The candidates, (G, 3, h, w) in [0, 1]."""
-        return self._once(gallery, size, "", lambda: shrunk(gallery.pixels(), size))
-
-    def points(self, gallery: DomainDataset, size: tuple[int, int], distance: EmbeddingDistance, name: str) -> Tensor:
-        """The candidates' embeddings, (G, D)."""
-        return self._once(gallery, size, name, lambda: embedded(distance.embed, self.pictures(gallery, size)))
-
-    def _once(self, gallery: DomainDataset, size: tuple[int, int], name: str, make: Callable[[], Tensor]) -> Tensor:
-        key = (id(gallery), size, name)
-        if key not in self.kept:
-            self.kept[key] = (gallery, make())  # holding the gallery keeps its id its own
-        return self.kept[key][1]
-
-
 def measure_reconstructions(
     group: Group,
     perceptual: Sequence[PerceptualDistance],
@@ -103,7 +67,7 @@ def measure_reconstructions(
         names = [gauge.name for gauge in gauges(perceptual)] + ["gallery_top1", "gallery_top5"]
         return unavailable(names, group.slice, problem, n=len(entries))
     rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
-    return [*rows, *_gallery(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
+    return [*rows, *gallery_rows(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
 
 
 def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
@@ -170,13 +134,6 @@ def _comparison(true: Sequence[Tensor], gauge: Gauge) -> Callable[[Sequence[Tens
     return compare
 
 
-def embedded(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-    """Embed images block by block, (N, D)."""
-    with torch.inference_mode():
-        parts = [embed(part.float()) for part in images.split(BLOCK)]
-    return torch.cat(parts).clone()
-
-
 def _gauged(guessed: Sequence[Tensor], true: Sequence[Tensor], gauge: Gauge) -> Tensor:
     """Compare guessed with true images, pair by pair: (rows,) float64."""
     values = []
@@ -215,88 +172,3 @@ def _gain_row(
         else paired_bootstrap(gauge.sign * values, gauge.sign * theirs, rng=rng, repeats=repeats, bounds=bounds)
     )
     return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), reading)
-
-
-def _gallery(
-    entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
-    rng: torch.Generator, lineup: Lineup, galleries: Galleries,
-) -> list[Measurement]:  # fmt: skip
-    """Rank the true image among the case's candidates by their distance to the reconstruction."""
-    names = ["gallery_top1", "gallery_top5"]
-    rows: list[Measurement] = []
-    if any(entry.case.candidates is None or entry.truth.rows is None for entry in entries):
-        return unavailable(names, {**where, "distance": "mse"}, "the case has no candidates to rank", n=len(entries))
-    rows += measure_rows(
-        [_pixel_ranking(entry, galleries) for entry in entries], {**where, "distance": "mse"}, prefix="gallery_"
-    )
-    share = max(1, lineup.rows // len(entries))
-    for distance in perceptual:
-        slice_ = {**where, "distance": distance.name}
-        try:
-            if isinstance(distance, EmbeddingDistance):
-                blocks = [_embedded_ranking(entry, distance, distance.name, galleries) for entry in entries]
-            else:
-                blocks = [
-                    _perceptual_ranking(entry, distance, child(rng, number), rows=share, candidates=lineup.candidates)
-                    for number, entry in enumerate(entries)
-                ]
-        except ValueError as error:  # images too small for this distance
-            rows += unavailable(names, slice_, str(error), n=len(entries))
-            continue
-        rows += measure_rows(blocks, slice_, prefix="gallery_")
-    return rows
-
-
-def _pixel_ranking(entry: Entry[Reconstructions], galleries: Galleries) -> Ranked:
-    candidates, columns = entry.case.candidates, entry.truth.rows
-    assert candidates is not None
-    assert columns is not None
-    guessed = entry.answer.images
-    gallery = galleries.pictures(candidates, (int(guessed.shape[2]), int(guessed.shape[3])))
-    return Ranked(distances=squared_distances(guessed, gallery), truth=columns)
-
-
-def squared_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Give the summed squared pixel difference of every pair: (N, M), both sides centred so that float32 suffices."""
-    centre = second.flatten(1).mean(0)
-    one, other = first.float().flatten(1) - centre, second.flatten(1) - centre
-    length = other.square().sum(1)
-    return torch.cat([
-        part.square().sum(1, keepdim=True) + length - 2 * part @ other.T for part in one.split(BLOCK)
-    ])  # fmt: skip
-
-
-def _perceptual_ranking(
-    entry: Entry[Reconstructions], distance: PerceptualDistance, rng: torch.Generator, *, rows: int, candidates: int
-) -> Ranked:
-    """Rank the true image among `candidates` - 1 others drawn at random, for `rows` reconstructions drawn at random."""
-    gallery, columns = entry.case.candidates, entry.truth.rows
-    assert gallery is not None
-    assert columns is not None
-    guessed = entry.answer.images.float()
-    size = (int(guessed.shape[2]), int(guessed.shape[3]))
-    asked = torch.randperm(len(guessed), generator=rng)[:rows]
-    found, places = [], []
-    for number in asked.tolist():
-        true = int(columns[number])
-        others = torch.randperm(len(gallery) - 1, generator=rng)[: candidates - 1]
-        others += (others >= true).to(torch.int64)
-        shown = torch.cat([others, torch.tensor([true])])
-        pictures = shrunk(gallery.pixels(shown), size)
-        with torch.inference_mode():
-            apart = [distance(guessed[number].expand_as(part).contiguous(), part) for part in pictures.split(BLOCK)]
-        found.append(torch.cat(apart).clone())
-        places.append(len(shown) - 1)
-    return Ranked(distances=torch.stack(found), truth=torch.tensor(places))
-
-
-def _embedded_ranking(
-    entry: Entry[Reconstructions], distance: EmbeddingDistance, name: str, galleries: Galleries
-) -> Ranked:
-    """Rank the true image among all candidates."""
-    gallery, columns = entry.case.candidates, entry.truth.rows
-    assert gallery is not None
-    assert columns is not None
-    guessed = entry.answer.images
-    points = galleries.points(gallery, (int(guessed.shape[2]), int(guessed.shape[3])), distance, name)
-    return Ranked(distances=torch.cdist(embedded(distance.embed, guessed), points).square(), truth=columns)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fdgsec.data.domains import shrunk
 from fdgsec.metrics.groups import Group, finite
 from fdgsec.metrics.identification import placements
 from fdgsec.metrics.inference import permutation_pvalue
-from fdgsec.metrics.judge_images import shrunk, squared_distances
+from fdgsec.metrics.judge_galleries import squared_distances
 from fdgsec.metrics.judge_rankings import Ranked, ranked
 from fdgsec.reports import Slice
 from fdgsec.rng import child

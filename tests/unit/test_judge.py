@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, shrunk
 from fdgsec.metrics.groups import median_row
 from fdgsec.metrics.identification import tpr_at_fpr
 from fdgsec.metrics.judge import Judge, Reading, present_classes
-from fdgsec.metrics.judge_images import Lineup, shrunk, squared_distances
+from fdgsec.metrics.judge_galleries import Lineup, squared_distances
 from fdgsec.reports import AttackResult, Measurement
 from fdgsec.rng import stream
 from fdgsec.threats import (
