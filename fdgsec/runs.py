@@ -6,7 +6,8 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,9 @@ from fdgsec.cache import cache_root
 from fdgsec.errors import UsageError
 from fdgsec.federation import State
 from fdgsec.wire import Transcript
+
+MARKS = ("report.json", "transcript.jsonl", "sweep.json")
+"""Files by which a folder is known as one that fdgsec wrote and may replace."""
 
 
 @lru_cache(maxsize=1)
@@ -79,36 +83,28 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
     return Transcript.load(folder), states, json.loads((folder / "facts.json").read_text())
 
 
-class new_folder:
-    """Gives a draft folder that takes the place of `path` on success and vanishes on failure.
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a draft folder that takes the place of `path` on success and vanishes on failure.
 
     An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
-
-    MARKS = ("report.json", "transcript.jsonl", "sweep.json")
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.draft = path
-
-    def __enter__(self) -> Path:
-        check_replaceable(self.path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.draft = Path(tempfile.mkdtemp(dir=self.path.parent, prefix=f".{self.path.name}."))
-        return self.draft
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self.draft, ignore_errors=True)
-            return
-        self.draft.chmod(0o755)
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        self.draft.rename(self.path)
+    check_replaceable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield draft
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    draft.chmod(0o755)
+    if path.exists():
+        shutil.rmtree(path)
+    draft.rename(path)
 
 
 def check_replaceable(path: Path) -> None:
     """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write."""
     if path.is_file():
         raise UsageError(f"--out {path} is a file; name a folder.")
-    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in new_folder.MARKS):
+    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in MARKS):
         raise UsageError(f"--out {path} holds files that fdgsec did not write; name a new or empty folder.")

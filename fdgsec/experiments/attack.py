@@ -12,7 +12,8 @@ from fdgsec.console import Progressive
 from fdgsec.data.roles import Roles
 from fdgsec.errors import FdgsecError
 from fdgsec.experiments.figures import figures_of
-from fdgsec.experiments.laboratory import Laboratory, Observed, observe
+from fdgsec.experiments.laboratory import Laboratory
+from fdgsec.experiments.observed import Observed, observe
 from fdgsec.experiments.train import accuracy_document, dataset_document, federate
 from fdgsec.experiments.world import (
     World,
@@ -134,7 +135,9 @@ def _target_run(
     progress: Progressive,
 ) -> tuple[Observed, Mapping[str, object] | None, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    key = run_key(decisive.sha256, world.dataset.content_sha256, encoder_named(config.encoder).fingerprint)
+    model = model_of(config, len(world.dataset.class_names)) if config.rounds else None
+    weights = [encoder_named(config.encoder).fingerprint, *([model.state.sha256] if model else [])]
+    key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
     data = {client.name: client.data for client in clients}
     if folder.exists() and not fresh:
@@ -143,8 +146,8 @@ def _target_run(
         assert accuracy is None or isinstance(accuracy, dict)
         return Observed(transcript=transcript, states=states, clients=data), accuracy, True
     accuracy = None
-    if config.rounds:
-        trained = federate(method, clients, model_of(config, len(world.dataset.class_names)), config, progress)
+    if model is not None:
+        trained = federate(method, clients, model, config, progress)
         accuracy = {**accuracy_document(trained.model, world.unseen(), {}), "round": trained.kept_round}
         observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
     else:

@@ -4,34 +4,23 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
-from fdgsec.driver import Driver
-from fdgsec.engines.local import LocalEngine
-from fdgsec.engines.state import MemoryStates
+from fdgsec.experiments.draws import skewed, stratified, uniform
+from fdgsec.experiments.observed import Observed, observe
 from fdgsec.features import statistics
 from fdgsec.federation import SHARED_ROWS, Client, Method, State
-from fdgsec.rng import integer_seed, stream
+from fdgsec.rng import stream
 from fdgsec.threats import Adversary, Case, Request, Truth, View
-from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
+from fdgsec.wire import Guard, SendsDefended
 
 CANDIDATES = 150
 """Members asked about per membership case, and as many non-members."""
 LEAST_OUTSIDE = 30
 """Images that must be left outside a re-drawn client."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Observed:
-    """One run: what crossed the wire, and (for the judge) what each client remembers and which images it holds."""
-
-    transcript: Transcript
-    states: Mapping[str, State]
-    clients: Mapping[str, DomainDataset]
 
 
 Cases = list[tuple[Case, Truth]]
@@ -154,7 +143,7 @@ class Laboratory:
         if method is None:
             return result
         for domain in self.sources:
-            images = _stratified(
+            images = stratified(
                 self._others(domain), request.per_class, self._coins("as-if", domain, request.per_class)
             )
             observed = self.exchange([images], name=f"as-if:{domain}:{request.per_class}", method=method)
@@ -246,7 +235,7 @@ class Laboratory:
             rng = self._coins("halves", request.scheme, *domains, number)
             remaining = left[which].nonzero().flatten()
             pool = pools[which].subset(remaining)
-            draw = _skewed if request.scheme == "dirichlet" else _uniform
+            draw = skewed if request.scheme == "dirichlet" else uniform
             chosen = draw(pool, 2 * records, rng)
             left[which][remaining[chosen]] = False
             firsts.append(pool.subset(chosen[:records]))
@@ -271,33 +260,6 @@ class Laboratory:
         return result
 
 
-def observe(
-    method: Method,
-    members: Sequence[Client],
-    *,
-    seed: int,
-    name: str,
-    defenses: Sequence[SendsDefended] = (),
-    guards: Sequence[Guard] = (),
-) -> Observed:
-    """Exchange artifacts among `members` without training, and write down everything."""
-    states = MemoryStates()
-    wire = Wire(
-        secret=lambda message, number: stream(
-            seed, "secret", "defense", name, message.round, message.stage, message.sender, message.receiver, number
-        ),
-        defenses=defenses,
-        guards=guards,
-    )
-    engine = LocalEngine(members=members, method=method, seed=seed, states=states)
-    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(None)
-    return Observed(
-        transcript=wire.transcript,
-        states=states.states,
-        clients={client.name: client.data for client in members},
-    )
-
-
 def blinded(candidates: DomainDataset) -> DomainDataset:
     """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
 
@@ -311,26 +273,3 @@ def blinded(candidates: DomainDataset) -> DomainDataset:
 def _shown(data: DomainDataset, state: State) -> DomainDataset | None:
     """The images behind the rows that a client released, in row order; None for pooled releases."""
     return data.subset(state[SHARED_ROWS]) if SHARED_ROWS in state else None
-
-
-def _stratified(data: DomainDataset, per_class: int, rng: torch.Generator) -> DomainDataset:
-    order = torch.randperm(len(data), generator=rng)
-    if per_class:
-        kept = [order[data.labels[order] == label][:per_class] for label in range(len(data.class_names))]
-        order = torch.cat(kept)
-    return data.subset(order.sort().values)
-
-
-def _uniform(pool: DomainDataset, count: int, rng: torch.Generator) -> Tensor:
-    return torch.randperm(len(pool), generator=rng)[:count]
-
-
-def _skewed(pool: DomainDataset, count: int, rng: torch.Generator, *, concentration: float = 0.3) -> Tensor:
-    """Draw images whose classes follow proportions from Dirichlet(concentration), without replacement, shuffled."""
-    classes = len(pool.class_names)
-    proportions = np.random.default_rng(integer_seed(rng)).dirichlet([concentration] * classes)
-    share = (torch.from_numpy(proportions) + 1e-12)[pool.labels]
-    per_class = torch.bincount(pool.labels, minlength=classes).clamp_min(1)
-    weight = share / per_class[pool.labels]
-    chosen = torch.multinomial(weight, count, replacement=False, generator=rng)
-    return chosen[torch.randperm(count, generator=rng)]

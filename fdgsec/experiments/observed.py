@@ -1,0 +1,48 @@
+"""One observed run: artifacts exchanged without training, and everything written down."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.driver import Driver
+from fdgsec.engines.local import LocalEngine
+from fdgsec.engines.state import MemoryStates
+from fdgsec.federation import Client, Method, State
+from fdgsec.rng import stream
+from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observed:
+    """One run: what crossed the wire, and (for the judge) what each client remembers and which images it holds."""
+
+    transcript: Transcript
+    states: Mapping[str, State]
+    clients: Mapping[str, DomainDataset]
+
+
+def observe(
+    method: Method,
+    members: Sequence[Client],
+    *,
+    seed: int,
+    name: str,
+    defenses: Sequence[SendsDefended] = (),
+    guards: Sequence[Guard] = (),
+) -> Observed:
+    """Exchange artifacts among `members` without training, and write down everything."""
+    states = MemoryStates()
+    wire = Wire(
+        secret=lambda message, number: stream(
+            seed, "secret", "defense", name, message.round, message.stage, message.sender, message.receiver, number
+        ),
+        defenses=defenses,
+        guards=guards,
+    )
+    engine = LocalEngine(members=members, method=method, seed=seed, states=states)
+    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(None)
+    return Observed(
+        transcript=wire.transcript,
+        states=states.states,
+        clients={client.name: client.data for client in members},
+    )
