@@ -68,6 +68,13 @@ def test_no_near_duplicates_of_pacs_have_two_roles(pacs: DomainDataset) -> None:
     assert len(groups) - len(set(groups.values())) > 0  # PACS does hold duplicates: the claim is not empty
 
 
+def test_at_a_wider_threshold_hundreds_of_sketches_hang_together(pacs: DomainDataset) -> None:
+    sketches = pacs.of_domain(pacs.domain_index("sketch"))
+
+    assert int(duplicate_groups(sketches, threshold=0.05).bincount().max()) > 400
+    assert int(duplicate_groups(sketches).bincount().max()) <= 2
+
+
 def test_roles_of_pacs_hold_their_fractions_in_every_cell(pacs: DomainDataset) -> None:
     roles = split_roles(pacs, rng=stream(0, "world"))
 

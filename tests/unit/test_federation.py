@@ -116,9 +116,6 @@ class Unreliable:
         replies, failures = self.engine.ask(step, reached)
         return replies, {**failures, self.lost: "no answer within 5 seconds"}
 
-    def close(self) -> None:
-        self.engine.close()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
