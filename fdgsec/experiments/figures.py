@@ -129,7 +129,7 @@ def _grid(
     truths: Sequence[Truth],
 ) -> Figure:
     losses = sorted({loss for by_loss in domains.values() for loss in by_loss})
-    lines = ["true image", *(f"reconstruction, {loss}" for loss in losses), *CONTROLS.values()]
+    lines = ["true image", *(f"reconstruction\n{loss}" for loss in losses), *CONTROLS.values()]
     canvas = Canvas(figsize=(1.6 + 0.95 * SHOWN, 0.95 * len(lines) * len(domains) + 0.3), layout="constrained")
     axes = canvas.subplots(len(lines) * len(domains), 1, squeeze=False)
     for block, (domain, by_loss) in enumerate(domains.items()):
