@@ -3,66 +3,73 @@
 A dataset is one entry of `DATASETS`: what it consists of, where it may lie, and which domain is unseen by default."""
 
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib import resources
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fdgsec.cache import cache_root
 from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.folder import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
-from fdgsec.data.layouts import FolderSpec, find_base, scan
+from fdgsec.data.layouts import scan
+from fdgsec.data.lazy import LazyPixels
+from fdgsec.data.leaf import read_leaf
+from fdgsec.data.listings import find_base
+from fdgsec.data.specs import FolderSpec, ListSpec, PatchSpec
 from fdgsec.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
 from fdgsec.rng import child, stream
+
+LAZY_ABOVE = 100_000
+"""Sets of more images are decoded when they are asked for, smaller ones at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
-    """One known dataset.
+    """One known dataset, a table of datasets.toml.
 
-    `target_domain` is the domain left unseen by default, `image_size` the default side in pixels. `folders` are the
-    names it goes by under a data root, `page` is where its owners hand it out, `files` what it consists of. A dataset
-    that is drawn rather than read has none of the three, but `drawn`: how many images of each domain by default."""
+    `target_domain` is the domain left unseen by default ("" for the last one), `image_size` the default side in pixels.
+    `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `hub` a copy of it on the
+    hub of Hugging Face, `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
+    how many images of each domain by default."""
 
+    title: str
     target_domain: str
     image_size: int
-    folders: Sequence[str] = ()
+    paper: str = ""
     page: str = ""
+    licence: str = ""
+    hub: str = ""
+    folders: Sequence[str] = ()
     files: FolderSpec | None = None
     drawn: int = 0
 
+    @property
+    def anything(self) -> bool:
+        """Whether any tree of images is this dataset (`folder`)."""
+        return self.files is not None and not self.folders
 
-# Li et al., "Deeper, Broader and Artier Domain Generalization", ICCV 2017; counts and manifest of the complete set
-_PACS = FolderSpec(
-    title="PACS",
-    domains={
-        "art_painting": ("art", "artpainting", "painting"),
-        "cartoon": (),
-        "photo": ("photos",),
-        "sketch": ("sketches",),
-    },
-    classes=("dog", "elephant", "giraffe", "guitar", "horse", "house", "person"),
-    counts={
-        "art_painting": (379, 255, 285, 184, 201, 295, 449),
-        "cartoon": (389, 457, 346, 135, 324, 288, 405),
-        "photo": (189, 202, 182, 186, 199, 280, 432),
-        "sketch": (772, 740, 753, 608, 816, 80, 160),
-    },
-    manifest_sha256="7c29ffead8965a7cd100da02e451a5e7de673c6529fe25578ee9c87feaba224b",
-)
 
-DATASETS: Mapping[str, DatasetEntry] = {
-    "pacs": DatasetEntry(
-        target_domain="sketch",
-        image_size=128,
-        folders=("PACS", "pacs_v1.0"),
-        page="https://dali-dl.github.io/project_iccv2017.html",
-        files=_PACS,
-    ),
-    "shapes": DatasetEntry(target_domain="sketch", image_size=64, drawn=420),
-}
+def _read_catalogue() -> Mapping[str, DatasetEntry]:
+    tables = tomllib.loads(resources.files("fdgsec.data").joinpath("datasets.toml").read_text())
+    known = {spec.name for spec in fields(DatasetEntry)}
+    entries = {}
+    for name, table in tables.items():
+        own = {key: value for key, value in table.items() if key in known}
+        rest = {key: value for key, value in table.items() if key not in known}
+        for key, kind in (("list", ListSpec), ("patches", PatchSpec)):
+            if key in rest:
+                rest[key] = kind(**rest[key])
+        files = None if own.get("drawn") else FolderSpec(title=own["title"], **rest)
+        entries[name] = DatasetEntry(**own, files=files)
+    return entries
+
+
+DATASETS: Mapping[str, DatasetEntry] = _read_catalogue()
 
 
 def load_dataset(
@@ -74,6 +81,7 @@ def load_dataset(
     per_domain: int | None = None,
     seed: int = 0,
     memory_budget: int = MEMORY_BUDGET,
+    lazy: bool | None = None,
     progress: Progress | None = None,
 ) -> DomainDataset:
     """Load the dataset called `name`, square images of `image_size` pixels, checked against its known manifest.
@@ -82,7 +90,7 @@ def load_dataset(
     either; see `locate`. With `allow_partial` missing images are accepted and foreign ones left out. `per_domain` keeps
     at most that many images of each domain, classes in proportion, drawn by `seed` before anything is decoded (shapes
     draws that many instead; which shapes they are never depends on `seed`). Pixels above `memory_budget` bytes are
-    mapped from a file. Raises UsageError, DatasetNotFoundError or DataError."""
+    mapped from a file; with `lazy` (None: above 100,000 images) they are decoded when they are asked for. Raises UsageError, DatasetNotFoundError or DataError."""
     entry = dataset_entry(name)
     size = entry.image_size if image_size is None else image_size
     for option, value in {"image_size": size, "per_domain": 1 if per_domain is None else per_domain}.items():
@@ -90,20 +98,37 @@ def load_dataset(
             raise UsageError(f"{option} must be at least 1; got {value}.")
     if entry.files is None:
         return _draw(size, entry.drawn if per_domain is None else per_domain, progress)
-    with open_source(locate(name, data_root)) as source:
-        files = scan(source, entry.files, allow_partial=allow_partial)
+    path = locate(name, data_root)
+    with open_source(path) as source:
+        if entry.files.leaf and (pixels := read_leaf(source, image_size=size, per_domain=per_domain, seed=seed)):
+            return pixels
+        listing = scan(source, entry.files, allow_partial=allow_partial)
+        files = listing.files
         if per_domain is not None:
             files = _sample(files, per_domain, stream(seed, "world", "per-domain", name))
-        pixels = decode(source, files, image_size=size, memory_budget=memory_budget, progress=progress)
+        store: Tensor | LazyPixels
+        if lazy or (lazy is None and len(files) > LAZY_ABOVE):
+            store = LazyPixels(path, files, image_size=size)
+        else:
+            store = decode(source, files, image_size=size, memory_budget=memory_budget, progress=progress)
+    splits = sorted({file.split for file in files} - {""})
+    attributes = {}
+    if splits:
+        attributes["split"] = torch.tensor([splits.index(file.split) if file.split else -1 for file in files])
+    if any(file.group for file in files):
+        numbers = {group: number for number, group in enumerate(dict.fromkeys(file.group for file in files))}
+        attributes["group"] = torch.tensor([numbers[file.group] for file in files])
     return DomainDataset(
         name=name,
-        store=pixels,
+        store=store,
         rows=torch.arange(len(files)),
         labels=torch.tensor([file.label for file in files]),
         domains=torch.tensor([file.domain for file in files]),
         ids=tuple(file.id for file in files),
-        class_names=tuple(entry.files.classes),
-        domain_names=tuple(entry.files.domains),
+        class_names=tuple(listing.classes),
+        domain_names=tuple(listing.domains),
+        attributes=attributes,
+        split_names=tuple(splits),
     )
 
 
@@ -140,8 +165,10 @@ def locate(name: str, data_root: Path | None = None) -> Path:
     if entry.files is None:
         raise UsageError(f"{name} is drawn, not read from disk: it has no place.")
     root = _data_root(data_root)
-    if root.is_file():
+    if root.is_file() or (entry.anything and data_root is not None and root.is_dir()):
         return root
+    if entry.anything:
+        raise UsageError(f"{name} is {entry.files.title}: name its root with --data-root.")
     try:
         candidates = _candidates(root, entry) if root.is_dir() else []
     except OSError as error:
@@ -155,10 +182,10 @@ def locate(name: str, data_root: Path | None = None) -> Path:
     named = [path for path in candidates if path.name.casefold().startswith(name)]
     if named:
         _refuse(named[0], entry.files)
+    inside = f" with the folders {', '.join(entry.files.domains)}" if entry.files.domains else ""
     raise DatasetNotFoundError(
-        f"{entry.files.title} not found in {root}: expected {root / entry.folders[0]} with the folders "
-        f"{', '.join(entry.files.domains)}, or a {name}*.zip; get it from {entry.page} and give its place with "
-        "--data-root or FDGSEC_DATA; see docs/data.md."
+        f"{entry.files.title} not found in {root}: expected {root / entry.folders[0]}{inside}, or a {name}*.zip; get it "
+        f"from {entry.page} and give its place with --data-root or FDGSEC_DATA; see docs/data.md."
     )
 
 
@@ -191,7 +218,12 @@ def _candidates(root: Path, entry: DatasetEntry) -> list[Path]:
 def _may_hold(root: Path, spec: FolderSpec) -> bool:
     """Tell cheaply whether `root` is itself the dataset's folder, as walking all of a large disk is not cheap."""
     names = {path.name.casefold() for path in root.iterdir()}
-    return not names.isdisjoint({*spec.domain_numbers, "kfold", "images", "raw", "metadata.csv"})
+    lists = {spec.list.file} if spec.list is not None else set()
+    if spec.patches is not None or spec.leaf:
+        return any(name.endswith(".json") for name in names)
+    return not names.isdisjoint(
+        {*map(str.casefold, spec.domains), *spec.domain_numbers, "kfold", "images", "raw", *lists}
+    )
 
 
 def _sample(files: Sequence[ImageFile], limit: int, rng: torch.Generator) -> list[ImageFile]:

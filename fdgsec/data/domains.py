@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from fdgsec.data.lazy import LazyPixels
 from fdgsec.errors import DataError
 
 
@@ -21,13 +22,14 @@ def as_float(pixels: Tensor) -> Tensor:
 class DomainDataset:
     """A multi-domain image set held as uint8; subsets share the pixels.
 
-    `store` is (S, 3, H, W) uint8, possibly memory-mapped; `rows` (N,) names the rows of `store` that are in this set.
+    `store` is (S, 3, H, W) uint8, possibly memory-mapped or decoded when asked for; `rows` (N,) names the rows of `store` that are in this set.
     `labels` and `domains` are (N,) int64 indices into `class_names` and `domain_names`; `ids` are unique strings
-    (`domain/class/stem`); `attributes` are (N,) or (N, k) tensors known only for procedural data.
+    (`domain/class/stem`); `attributes` are (N,) or (N, k) tensors: the factors of procedural data, `split` (an index into
+    `split_names`, -1 for none) and `group` (what belongs together: a slide, a sequence) where a distribution says so.
     Raises DataError where sizes or ranges disagree."""
 
     name: str
-    store: Tensor
+    store: Tensor | LazyPixels
     rows: Tensor
     labels: Tensor
     domains: Tensor
@@ -35,6 +37,7 @@ class DomainDataset:
     class_names: Sequence[str]
     domain_names: Sequence[str]
     attributes: Mapping[str, Tensor] = field(default_factory=dict)
+    split_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.store.ndim != 4 or self.store.shape[1] != 3 or self.store.dtype != torch.uint8:
@@ -82,6 +85,13 @@ class DomainDataset:
         """Keep one domain, named or numbered. Raises DataError for an unknown name."""
         return self.subset((self.domains == self.domain_index(domain)).nonzero().flatten())
 
+    def of_split(self, name: str) -> "DomainDataset":
+        """Keep one official split. Raises DataError where the distribution has none of that name."""
+        if name not in self.split_names:
+            known = ", ".join(self.split_names) or "none"
+            raise DataError(f"{self.name} has no official split {name!r}; it has {known}.")
+        return self.subset(self.attributes["split"] == list(self.split_names).index(name))
+
     def domain_index(self, domain: int | str) -> int:
         """Number a domain. Raises DataError for an unknown name."""
         if isinstance(domain, int):
@@ -100,6 +110,9 @@ class DomainDataset:
         """The hash of ids, labels, domains and pixels in order: the key of every cache."""
         digest = hashlib.sha256("\n".join(self.ids).encode())
         digest.update(self.labels.numpy().tobytes() + self.domains.numpy().tobytes())
+        if isinstance(self.store, LazyPixels):  # files are known by name, size and stamp, or all would have to be decoded
+            digest.update(f"lazy {tuple(self.store.shape[1:])}".encode() + self.store.describe(self.rows))
+            return digest.hexdigest()
         for start in range(0, len(self), 1024):
             digest.update(self.store[self.rows[start : start + 1024]].numpy().tobytes())
         return digest.hexdigest()
@@ -110,7 +123,7 @@ def join(parts: Sequence[DomainDataset]) -> DomainDataset:
     if not parts:
         raise DataError("nothing to join: no parts were given.")
     first = parts[0]
-    if any(part.store.data_ptr() != first.store.data_ptr() for part in parts):
+    if any(part.store is not first.store for part in parts):
         raise DataError("only subsets of one dataset can be joined; these hold different pixels.")
     return replace(
         first,

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,10 +28,12 @@ from fdgsec.errors import DataError
 
 Progress = Callable[[str, int, int], None]
 Pixels = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
 
 MEMORY_BUDGET = 4 * 2**30  # bytes of pixels; above it they are kept in a file that is mapped into memory
 _DEPTH = 8  # folders below the root that are searched, so that a link to a parent cannot loop
 _CHUNK = 64  # images that one thread decodes between two progress reports
+_LAST = threading.local()
 # what Pillow's decoders and zipfile raise on damaged (or encrypted) input, depending on the format
 _DAMAGE = (
     OSError,
@@ -47,13 +50,19 @@ _DAMAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFile:
-    """One image before decoding: where it lies in its source, what it shows, and its size in bytes."""
+    """One image before decoding: where it lies in its source, what it shows, and its size in bytes.
+
+    `split` is the official one where there is any, `group` names what belongs together (a slide, a sequence), `box`
+    (left, top, right, bottom) is the part of the file that is meant, None for all of it."""
 
     path: str
     id: str
     domain: int
     label: int
     size: int
+    split: str = ""
+    group: str = ""
+    box: Box | None = None
 
 
 class Source(Protocol):
@@ -64,6 +73,10 @@ class Source(Protocol):
 
     def read(self, name: str) -> bytes:
         """Give the bytes of one file; called from several threads."""
+        ...
+
+    def stamp(self, name: str) -> str:
+        """Give what changes when the file does, without reading it: its checksum or its time."""
         ...
 
 
@@ -83,6 +96,9 @@ class _Folder:
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
 
+    def stamp(self, name: str) -> str:
+        return str((self.path / name).stat().st_mtime_ns)
+
 
 class _Archive:
     def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
@@ -97,6 +113,12 @@ class _Archive:
     def read(self, name: str) -> bytes:
         return self._archive.read(name)
 
+    def stamp(self, name: str) -> str:
+        return f"{self._archive.getinfo(name).CRC:08x}"
+
+    def close(self) -> None:
+        self._archive.close()
+
 
 def hidden(name: str) -> bool:
     """Tell whether a file or folder is some system's housekeeping (`.DS_Store`, `__MACOSX`, `Thumbs.db`)."""
@@ -110,19 +132,23 @@ def printable(text: str) -> str:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
-    """Open a folder or a .zip file for reading. Raises DataError where it cannot be read."""
+    """Open a folder or a .zip file for reading, and close it afterwards. Raises DataError where it cannot be read."""
+    source = opened(path)
     try:
-        archive = None if path.is_dir() else zipfile.ZipFile(path)
-        source: Source = _Folder(path) if archive is None else _Archive(path, archive)
+        yield source
+    finally:
+        if isinstance(source, _Archive):
+            source.close()
+
+
+def opened(path: Path) -> Source:
+    """Open a folder or a .zip file for as long as it is held. Raises DataError where it cannot be read."""
+    try:
+        return _Folder(path) if path.is_dir() else _Archive(path, zipfile.ZipFile(path))
     except zipfile.BadZipFile as error:
         raise DataError(f"{path} is not a complete zip archive ({error}); copy or download it again.") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    try:
-        yield source
-    finally:
-        if archive is not None:
-            archive.close()
 
 
 def decode(
@@ -141,7 +167,7 @@ def decode(
     the copy in memory, never the file. `progress` hears (what, done, of). Raises DataError naming a corrupt image."""
     shape = (len(files), 3, image_size, image_size)
     size = len(files) * 3 * image_size**2
-    threads = threads or min(4, os.cpu_count() or 1)
+    threads = threads or default_threads()
     if size <= memory_budget:
         pixels = torch.empty(shape, dtype=torch.uint8)
         _fill(pixels.numpy(), source, files, threads=threads, progress=progress)
@@ -156,9 +182,14 @@ def decode(
     return torch.from_file(str(target), shared=False, size=size, dtype=torch.uint8).view(shape)
 
 
+def default_threads() -> int:
+    """One per core, up to 4."""
+    return min(4, os.cpu_count() or 1)
+
+
 def _pixel_file(files: Sequence[ImageFile], image_size: int) -> Path:
     """Name the cache file of these pixels: byte sizes tell apart two encodings of one manifest (227 px, 128 px)."""
-    key = hashlib.sha256("\n".join(f"{file.id}\t{file.size}" for file in files).encode()).hexdigest()
+    key = hashlib.sha256("\n".join(f"{file.id}\t{file.size}\t{file.box or ''}" for file in files).encode()).hexdigest()
     return cache_root() / "pixels" / f"{key[:40]}-{image_size}.u8"
 
 
@@ -178,7 +209,7 @@ def _fill(
     def work(start: int) -> int:
         stop = min(start + _CHUNK, len(files))
         for row in range(start, stop):
-            pixels[row] = _decoded(source, files[row], pixels.shape[-1])
+            pixels[row] = decoded(source, files[row], pixels.shape[-1])
         return stop
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -187,14 +218,34 @@ def _fill(
                 progress("decoding", done, len(files))
 
 
-def _decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
-    """Give one image as (3, image_size, image_size) uint8."""
+def decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
+    """Give one image as (3, image_size, image_size) uint8. Raises DataError naming a corrupt one."""
     try:
-        with Image.open(io.BytesIO(source.read(file.path))) as image:
-            rgb = image.convert("RGB")
+        if file.box is not None:
+            rgb = _whole(source, file.path).crop(file.box)
+        else:
+            with Image.open(io.BytesIO(source.read(file.path))) as image:
+                rgb = _eight_bit(image).convert("RGB")
         if rgb.size != (image_size, image_size):
             rgb = rgb.resize((image_size, image_size), Image.Resampling.BICUBIC)
     except _DAMAGE as error:
         reason = printable(str(error))
         raise DataError(f"{source.path}: {printable(file.path)} cannot be decoded ({reason}); replace it.") from error
     return np.asarray(rgb, dtype=np.uint8).transpose(2, 0, 1)
+
+
+def _whole(source: Source, path: str) -> Image.Image:
+    """A large image of which patches are wanted; each thread keeps its last one, as patches of one image come together."""
+    if getattr(_LAST, "key", None) != (source.path, path):
+        with Image.open(io.BytesIO(source.read(path))) as image:
+            _LAST.image, _LAST.key = _eight_bit(image).convert("RGB"), (source.path, path)
+    kept: Image.Image = _LAST.image
+    return kept
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Bring 16-bit greys (microscopes, fundus cameras) to 8 bits by their range; Pillow alone would clip them at 255."""
+    if not image.mode.startswith("I"):
+        return image
+    values = np.asarray(image)
+    return Image.fromarray((values.astype(np.float64) / 257).round().clip(0, 255).astype(np.uint8))

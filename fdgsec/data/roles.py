@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
+from fdgsec.data.lazy import LazyPixels
 from fdgsec.errors import UsageError
 from fdgsec.rng import child
 
@@ -52,13 +53,16 @@ def split_roles(
     fractions: tuple[float, float, float] = FRACTIONS,
     threshold: float = THRESHOLD,
 ) -> Roles:
-    """Split every (domain, class) cell into federation, held-out and auxiliary images.
+    """Split every (domain, class) cell into federation, held-out and auxiliary images, groups together.
+
+    Groups are those of the distribution (attribute `group`: slides, sequences) where it has any, else near-duplicates;
+    images that are decoded only when asked for are not searched for these.
 
     A cell misses its fractions by less than one image, or by less than the largest duplicate group in it. The split
     depends on `rng` and on the images, not on their order. Raises UsageError where the fractions do not add up to 1."""
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6 or fractions[0] == 0:
         raise UsageError(f"role fractions must be >= 0, the first > 0, and add up to 1; got {fractions}.")
-    groups = duplicate_groups(dataset, threshold=threshold)
+    groups = _groups(dataset, threshold)
     role = torch.full((len(dataset),), -1)
     for index, name in enumerate(dataset.domain_names):
         positions = (dataset.domains == index).nonzero().flatten().tolist()
@@ -72,6 +76,14 @@ def split_roles(
         fractions=fractions,
         threshold=threshold,
     )
+
+
+def _groups(dataset: DomainDataset, threshold: float) -> Tensor:
+    if "group" in dataset.attributes:
+        return dataset.attributes["group"]
+    if isinstance(dataset.store, LazyPixels):
+        return torch.arange(len(dataset))
+    return duplicate_groups(dataset, threshold=threshold)
 
 
 def _domain_roles(labels: Tensor, groups: Tensor, *, fractions: Sequence[float], rng: torch.Generator) -> Tensor:

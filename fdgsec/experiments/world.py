@@ -55,7 +55,7 @@ def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressi
         seed=config.seed,
         progress=progress.update,
     )
-    target = dataset.domain_index(config.target_domain or entry.target_domain)
+    target = dataset.domain_index(config.target_domain or entry.target_domain or dataset.domain_names[-1])
     lodo(dataset, target)  # raises where nothing would be left to train on or to test
     present = torch.unique(dataset.domains).tolist()
     return World(dataset=dataset, target=target, sources=tuple(d for d in present if d != target))

@@ -14,7 +14,8 @@ from PIL import Image
 from fdgsec.data.catalog import DATASETS, load_dataset, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.folder import decode, open_source
-from fdgsec.data.layouts import FolderSpec, scan
+from fdgsec.data.layouts import scan
+from fdgsec.data.specs import FolderSpec
 from fdgsec.errors import DataError, DatasetNotFoundError, UsageError
 
 Files = Mapping[str, bytes]
@@ -180,13 +181,13 @@ def test_an_incomplete_dataset_is_refused_with_counts_and_the_way_on(tmp_path: P
 def test_the_right_numbers_of_the_wrong_names_are_refused(tmp_path: Path) -> None:
     known = hashlib.sha256(b"photo/dog/a\nphoto/dog/b").hexdigest()
     spec = FolderSpec(
-        title="Two", domains={"photo": ()}, classes=("dog",), counts={"photo": (2,)}, manifest_sha256=known
+        title="Two", domains={"photo": ()}, classes=("dog",), counts=({"photo": (2,)},), manifest_sha256=known
     )
     right = write(tmp_path / "right", {"photo/dog/a.png": png(1), "photo/dog/b.jpg": png(2)})
     wrong = write(tmp_path / "wrong", {"photo/dog/a.png": png(1), "photo/dog/c.png": png(2)})
 
     with open_source(right) as source:
-        assert [file.id for file in scan(source, spec)] == ["photo/dog/a", "photo/dog/b"]
+        assert [file.id for file in scan(source, spec).files] == ["photo/dog/a", "photo/dog/b"]
     write(right, {"photo/cat/c.png": png(3)})
     with open_source(right) as source, pytest.raises(DataError, match=r"foreign images: 1 \(photo/cat/c\.png\)"):
         scan(source, spec)
@@ -359,7 +360,7 @@ def test_an_interrupted_or_resized_pixel_file_is_written_anew(tmp_path: Path, mo
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
     root = write(tmp_path / "PACS", SMALL)
     with open_source(root) as source:
-        files = scan(source, pacs(), allow_partial=True)
+        files = scan(source, pacs(), allow_partial=True).files
         expected = decode(source, files, image_size=8)
         decode(source, files, image_size=8, memory_budget=0)
         (stored,) = (tmp_path / "cache" / "pixels").iterdir()
@@ -382,7 +383,7 @@ def test_a_corrupt_image_leaves_no_pixel_file_behind(tmp_path: Path, monkeypatch
 
 def test_threads_change_the_time_and_not_the_pixels(tmp_path: Path) -> None:
     with open_source(write(tmp_path, many({"dog": 150}))) as source:
-        files = scan(source, pacs(), allow_partial=True)
+        files = scan(source, pacs(), allow_partial=True).files
 
         assert torch.equal(
             decode(source, files, image_size=8, threads=1), decode(source, files, image_size=8, threads=3)
@@ -404,7 +405,7 @@ def test_shapes_is_one_set_of_images_whatever_the_seed() -> None:
 
 def test_the_known_counts_of_pacs_add_up() -> None:
     assert pacs().images == 9991
-    assert {domain: sum(row) for domain, row in pacs().counts.items()} == {
+    assert {domain: sum(row) for domain, row in pacs().counts[0].items()} == {
         "art_painting": 2048,
         "cartoon": 2344,
         "photo": 1670,

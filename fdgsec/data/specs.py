@@ -1,0 +1,94 @@
+"""What a dataset on disk must consist of, as rows of fdgsec/data/datasets.toml say it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListSpec:
+    """A CSV file that says what each image is; every text is a template over its columns.
+
+    `label` gives a class by name, `index` counted from 0 (it serves where `label` is empty); `elsewhere` is tried where
+    `path` is not there. `split_names` translates values of `split`; `split_of_domain` overrules them for whole domains.
+    `names` is a further CSV file (columns y, name) with the names of the classes."""
+
+    file: str
+    path: str
+    domain: str
+    label: str = ""
+    index: str = ""
+    split: str = ""
+    group: str = ""
+    elsewhere: str = ""
+    names: str = ""
+    split_names: Mapping[str, str] = field(default_factory=dict)
+    split_of_domain: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchSpec:
+    """Patches of `side` pixels around annotated boxes of large images, listed in COCO's JSON.
+
+    `classes` translates category numbers; `domain` is the field of an image that names its domain."""
+
+    side: int
+    classes: Mapping[str, str]
+    domain: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSpec:
+    """What a dataset on disk must consist of.
+
+    `domains` maps each canonical domain to further names for it, `classes` are in the order of their labels (further names
+    in `class_aliases`; where `numbered_from` is set, folders may carry their numbers instead); empty means open: what is
+    found is taken. Names are compared without case, and blanks and hyphens count as underscores. Each table of `counts`
+    is one accepted version: by domain the number of images, or one number per class. `total`, `class_count` and
+    `domain_count` are checked where they are not 0. `manifest_sha256` hashes the sorted `domain/class/stem` lines: no
+    suffix, as distributions differ in it. `splits` is the folder of Dassl's lists; with `only_listed` they select."""
+
+    title: str
+    domains: Mapping[str, Sequence[str]]
+    classes: Sequence[str] = ()
+    class_aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    numbered_from: int | None = None
+    counts: Sequence[Mapping[str, Sequence[int] | int]] = ()
+    manifest_sha256: str = ""
+    total: int = 0
+    class_count: int = 0
+    domain_count: int = 0
+    splits: str = "splits"
+    only_listed: bool = False
+    list: ListSpec | None = None
+    patches: PatchSpec | None = None
+    leaf: bool = False
+
+    @property
+    def images(self) -> int:
+        """How many images the complete dataset has, 0 where that is not known."""
+        if not self.counts:
+            return self.total
+        return sum(row if isinstance(row, int) else sum(row) for row in self.counts[0].values())
+
+    @cached_property
+    def domain_numbers(self) -> Mapping[str, int]:
+        """The number of a domain by any of its plain names."""
+        return {plain(name): i for i, (key, more) in enumerate(self.domains.items()) for name in (key, *more)}
+
+    @cached_property
+    def class_numbers(self) -> Mapping[str, int]:
+        """The number of a class by any of its plain names."""
+        known = {
+            plain(name): index
+            for index, key in enumerate(self.classes)
+            for name in (key, *self.class_aliases.get(key, ()))
+        }
+        if self.numbered_from is not None:
+            known |= {str(index + self.numbered_from): index for index in range(len(self.classes))}
+        return known
+
+
+def plain(name: str) -> str:
+    """Fold case, blanks and hyphens, in which distributions of one dataset differ."""
+    return name.casefold().replace(" ", "_").replace("-", "_")
