@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fdgsec.cache import cache_root
 from fdgsec.config import RunConfig, presets
-from fdgsec.data.catalog import DATASETS, locate
+from fdgsec.data.catalog import DATASETS, DatasetEntry, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import ENCODERS
 from fdgsec.errors import FdgsecError, UsageError
@@ -148,16 +148,71 @@ def print_dry_run(config: RunConfig, rows: Sequence[tuple[str, str]]) -> None:
     )
 
 
-def print_dataset(dataset: DomainDataset) -> None:
-    """Print counts per domain and class."""
+CLASSES_SHOWN = 12
+DOMAINS_SHOWN = 40
+
+
+def print_datasets() -> None:
+    """Print the catalogue: size, licence, how to get it, and where it was found."""
     rows = []
+    for name, entry in DATASETS.items():
+        files = entry.files
+        known = str(files.images) if files is not None and files.images else "any" if entry.anything else ""
+        where = _found(name, entry)
+        rows.append((name, entry.title, known, _layout(entry), entry.licence, where))
+    _print("datasets", ("dataset", "what", "images", "layout", "licence", "found"), rows)
+    for name, entry in DATASETS.items():  # whole lines, so that addresses can be copied
+        if entry.page:
+            fetched = f" (or `fdgsec data fetch {name}`)" if entry.archives or entry.hub else ""
+            print(f"{name}: {entry.page}{fetched}")
+
+
+def _found(name: str, entry: DatasetEntry) -> str:
+    if entry.files is None:
+        return "bundled"
+    if entry.anything:
+        return "--data-root"
+    try:
+        return str(locate(name))
+    except FdgsecError:
+        return "no"
+
+
+def _layout(entry: DatasetEntry) -> str:
+    files = entry.files
+    if files is None:
+        return "drawn"
+    if files.leaf:
+        return "LEAF's json"
+    if files.patches is not None:
+        return f"images and json, {files.patches.side} px patches"
+    if files.list is not None and not files.classes[2:]:
+        return files.list.file
+    listed = f" + {files.splits}/*.txt" if files.only_listed else ""
+    table = f", or {files.list.file}" if files.list is not None else ""
+    return f"domain/(split/)class{listed}{table}"
+
+
+def print_dataset(dataset: DomainDataset) -> None:
+    """Print counts per domain and class; per domain alone where there are many classes, the first 40 of many domains."""
+    wide = len(dataset.class_names) <= CLASSES_SHOWN
+    rows: list[tuple[str, ...]] = []
     for index, domain in enumerate(dataset.domain_names):
         counts = torch.bincount(dataset.labels[dataset.domains == index], minlength=len(dataset.class_names)).tolist()
-        rows.append((domain, *(str(count) for count in counts), str(sum(counts))))
+        held = sum(count > 0 for count in counts)
+        middle = map(str, counts) if wide else (f"{held} of {len(counts)}",)
+        rows.append((domain, *middle, str(sum(counts))))
+    if len(rows) > DOMAINS_SHOWN:
+        left = rows[DOMAINS_SHOWN:]
+        rest = str(sum(int(row[-1]) for row in left))
+        rows = [*rows[:DOMAINS_SHOWN], (f"and {len(left)} more", *[""] * (len(rows[0]) - 2), rest)]
     title = (
         f"{dataset.name}: {len(dataset)} images, {dataset.image_size[0]} px, manifest sha256 {dataset.manifest_sha256}"
     )
-    _print(title, ("domain", *dataset.class_names, "all"), rows)
+    _print(title, ("domain", *(dataset.class_names if wide else ("classes",)), "all"), rows)
+    if dataset.split_names:
+        counted = ", ".join(f"{name} {len(dataset.of_split(name))}" for name in dataset.split_names)
+        print(f"official splits: {counted}")
 
 
 def print_weights(rows: Sequence[WeightStatus]) -> None:
@@ -177,11 +232,7 @@ def _summary(group: str, name: str) -> str:
 def _datasets() -> Rows:
     rows = []
     for name, entry in DATASETS.items():
-        try:
-            where = "bundled" if entry.files is None else str(locate(name))
-        except FdgsecError:
-            where = "not found"
-        rows.append((name, entry.target_domain, str(entry.image_size), where))
+        rows.append((name, entry.target_domain or "(last)", str(entry.image_size), _found(name, entry)))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""`fdgsec data`: which datasets are known, and whether yours is whole."""
+"""`fdgsec data`: which datasets are known, where to get them, and whether yours is whole."""
 
 from typing import Annotated
 
@@ -6,25 +6,38 @@ import typer
 
 from fdgsec.cli.options import AllowPartial, DataRoot
 from fdgsec.console import progress_bars
-from fdgsec.tables import print_dataset, print_list
+from fdgsec.tables import print_dataset, print_datasets
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Datasets: list the known ones, check yours.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Datasets: list the known ones, check yours, fetch."
+)
 Name = Annotated[str, typer.Argument(help="A dataset by name.")]
 
 
 @app.command("list")
 def list_() -> int:
-    """List the known datasets."""
-    print_list("datasets")
+    """List the known datasets: source, size, licence, layout, what is found."""
+    print_datasets()
     return 0
 
 
 @app.command()
 def check(name: Name, data_root: DataRoot = None, allow_partial: AllowPartial = False) -> int:
-    """Decode a dataset, check its manifest and count its images."""
+    """Read a dataset, check its counts and names, and decode it unless it is too large to hold."""
     from fdgsec.data.catalog import load_dataset
 
     with progress_bars() as progress:
         dataset = load_dataset(name, data_root=data_root, allow_partial=allow_partial, progress=progress.update)
     print_dataset(dataset)
+    return 0
+
+
+@app.command()
+def fetch(name: Name, data_root: DataRoot = None) -> int:
+    """Download a dataset where its owners allow that; otherwise say where to get it."""
+    from fdgsec.data import catalog
+
+    with progress_bars() as progress:
+        for path in catalog.fetch(name, data_root=data_root, progress=progress.update):
+            typer.echo(str(path))
     return 0

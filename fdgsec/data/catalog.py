@@ -15,6 +15,7 @@ from torch import Tensor
 from fdgsec.cache import cache_root
 from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
+from fdgsec.data.fetch import Archive, fetch_dataset
 from fdgsec.data.folder import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
 from fdgsec.data.layouts import scan
 from fdgsec.data.lazy import LazyPixels
@@ -33,8 +34,8 @@ class DatasetEntry:
     """One known dataset, a table of datasets.toml.
 
     `target_domain` is the domain left unseen by default ("" for the last one), `image_size` the default side in pixels.
-    `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `hub` a copy of it on the
-    hub of Hugging Face, `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
+    `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `archives` what may be
+    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face, `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
     how many images of each domain by default."""
 
     title: str
@@ -44,6 +45,7 @@ class DatasetEntry:
     page: str = ""
     licence: str = ""
     hub: str = ""
+    archives: Sequence[Archive] = ()
     folders: Sequence[str] = ()
     files: FolderSpec | None = None
     drawn: int = 0
@@ -60,6 +62,7 @@ def _read_catalogue() -> Mapping[str, DatasetEntry]:
     entries = {}
     for name, table in tables.items():
         own = {key: value for key, value in table.items() if key in known}
+        own["archives"] = tuple(Archive(**archive) for archive in table.get("archives", ()))
         rest = {key: value for key, value in table.items() if key not in known}
         for key, kind in (("list", ListSpec), ("patches", PatchSpec)):
             if key in rest:
@@ -154,6 +157,23 @@ def dataset_entry(name: str) -> DatasetEntry:
     return DATASETS[name]
 
 
+def fetch(name: str, *, data_root: Path | None = None, progress: Progress | None = None) -> list[Path]:
+    """Download a dataset into the data root where its owners let it be downloaded, and give what now holds it.
+
+    Raises UsageError for an unknown or drawn one, DatasetNotFoundError, with the page to get it from, where it cannot be
+    downloaded; see `fdgsec.data.fetch`."""
+    entry = dataset_entry(name)
+    if entry.files is None or entry.anything:
+        raise UsageError(f"{name} is {entry.title}: there is nothing to fetch.")
+    root = data_root_of(data_root)
+    if root.is_file():
+        raise UsageError(f"{root} is a file; --data-root must be a folder to fetch into.")
+    return fetch_dataset(
+        name, title=entry.title, page=entry.page, root=root, folder=entry.folders[0], archives=entry.archives,
+        hub=entry.hub or None, progress=progress,
+    )  # fmt: skip
+
+
 def locate(name: str, data_root: Path | None = None) -> Path:
     """Find the folder or .zip file that holds a dataset.
 
@@ -164,7 +184,7 @@ def locate(name: str, data_root: Path | None = None) -> Path:
     entry = dataset_entry(name)
     if entry.files is None:
         raise UsageError(f"{name} is drawn, not read from disk: it has no place.")
-    root = _data_root(data_root)
+    root = data_root_of(data_root)
     if root.is_file() or (entry.anything and data_root is not None and root.is_dir()):
         return root
     if entry.anything:
@@ -195,7 +215,8 @@ def _refuse(path: Path, spec: FolderSpec) -> None:
         scan(source, spec)
 
 
-def _data_root(given: Path | None) -> Path:
+def data_root_of(given: Path | None) -> Path:
+    """Where datasets lie: what was given, else $FDGSEC_DATA, else the cache's `data`."""
     if given is not None:
         return given.expanduser()
     named = os.environ.get("FDGSEC_DATA")
