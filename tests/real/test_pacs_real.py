@@ -35,7 +35,7 @@ def test_the_archive_is_the_known_pacs(pacs: DomainDataset) -> None:
     assert pacs.manifest_sha256 == files.manifest_sha256
     for index, domain in enumerate(pacs.domain_names):
         counts = pacs.labels[pacs.domains == index].bincount(minlength=7)
-        assert tuple(counts.tolist()) == tuple(files.counts[0][domain])
+        assert counts.tolist() == files.counts[0][domain]
 
 
 def test_sketches_are_grey_and_light_and_photos_are_not(pacs: DomainDataset) -> None:

@@ -126,6 +126,8 @@ def test_a_copied_gallery_keeps_order_ids_and_labels():
     copied = _copied(gallery, "jpeg 75", stream(0, "attack"))
 
     assert list(copied.ids) == list(gallery.ids)
+    assert isinstance(copied.store, torch.Tensor)
+    assert isinstance(gallery.store, torch.Tensor)
     assert copied.store.data_ptr() != gallery.store.data_ptr()
     apart = (copied.pixels().float() - gallery.pixels().float()).abs().mean((1, 2, 3))
     shifted = (copied.pixels().float() - gallery.pixels().roll(1, 0).float()).abs().mean((1, 2, 3))

@@ -253,7 +253,7 @@ def test_any_size_from_sixteen_pixels_is_drawn(size: int) -> None:
     dataset = shapes(image_size=size, per_domain=1)
 
     assert dataset.store.shape == (4, 3, size, size)
-    assert dataset.store.float().std((1, 2, 3)).min() > 5
+    assert dataset.pixels().float().std((1, 2, 3)).min() > 5
 
 
 def test_too_small_an_image_is_refused() -> None:
