@@ -110,7 +110,7 @@ class DomainDataset:
         """The hash of ids, labels, domains and pixels in order: the key of every cache."""
         digest = hashlib.sha256("\n".join(self.ids).encode())
         digest.update(self.labels.numpy().tobytes() + self.domains.numpy().tobytes())
-        if isinstance(self.store, LazyPixels):  # files are known by name, size and stamp, or all would have to be decoded
+        if isinstance(self.store, LazyPixels):  # known by name, size and stamp, or all would have to be decoded
             digest.update(f"lazy {tuple(self.store.shape[1:])}".encode() + self.store.describe(self.rows))
             return digest.hexdigest()
         for start in range(0, len(self), 1024):

@@ -39,13 +39,14 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
     read = list(_read(source, base, spec))
     domains = list(spec.domains) or sorted({image.domain for image in read if image.domain}, key=_naturally)
     classes = list(spec.classes) or _open_classes(read, spec)
-    numbers = spec.domain_numbers or {plain(name): index for index, name in enumerate(domains)}
-    labels = spec.class_numbers or {plain(name): index for index, name in enumerate(classes)}
+    # open names are taken as they are: FEMNIST's A and a are two classes
+    numbers = spec.domain_numbers or {name: index for index, name in enumerate(domains)}
+    labels = spec.class_numbers or {name: index for index, name in enumerate(classes)}
     files: list[ImageFile] = []
     foreign: list[str] = []
     for image in read:
-        domain = numbers.get(plain(image.domain or ""))
-        label = _numbered(image.label, labels, len(classes))
+        domain = numbers.get(plain(image.domain or "") if spec.domains else image.domain or "")
+        label = _numbered(image.label, labels, spec)
         if domain is None or label is None:
             foreign.append(image.path)
             continue
@@ -89,10 +90,10 @@ def _open_classes(read: Sequence[Found], spec: FolderSpec) -> list[str]:
     return [f"class_{index:0{width}d}" for index in range(max([*numbered, spec.class_count - 1]) + 1)]
 
 
-def _numbered(label: str | int | None, names: Mapping[str, int], classes: int) -> int | None:
+def _numbered(label: str | int | None, names: Mapping[str, int], spec: FolderSpec) -> int | None:
     if isinstance(label, int):
-        return label if label < classes else None
-    return None if label is None else names.get(plain(label))
+        return label if label < (len(spec.classes) or len(names)) else None
+    return None if label is None else names.get(plain(label) if spec.classes else label)
 
 
 def _check_files(source: Source, files: Sequence[ImageFile]) -> None:

@@ -377,6 +377,13 @@ def test_writers_are_domains_and_their_pixels_are_those_of_the_file(tmp_path: Pa
     assert data.pixels(torch.tensor([0]))[0, 1, 0, :3].tolist() == [0, 28, 57]
 
 
+def test_open_classes_that_differ_in_case_alone_are_two(tmp_path: Path) -> None:
+    data = load("femnist", write(tmp_path, tree("femnist/f0001/A", "femnist/f0001/a", "femnist/f0002/a")))
+
+    assert data.class_names == ("A", "a")
+    assert data.labels.tolist() == [0, 0, 1, 1, 1, 1]
+
+
 def test_a_folder_needs_a_root_and_domains_in_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="name its root with --data-root"):
         load_dataset("folder")
