@@ -1,10 +1,9 @@
 """The published weights fdgsec can use: which files, where from, and which network each must fit.
 
-Expectations are read off the network itself, built on the meta device, never off a table of shapes. The two AdaIN
-layouts (Huang & Belongie 2017) are those of the published files: an encoder of reflection-padded 3x3 convolutions behind
-a 1x1 one that holds the normalisation, and its mirror image, whose numbering leaves room for pads, ReLUs and upsampling."""
+Expectations are read off the network itself, built on the meta device, never off a table of shapes; the tables, and what
+the networks compute, are transcribed independently in tests/golden/test_published_*.py."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +13,8 @@ import torch
 import torchvision.models
 from torch import nn
 
+from fdgsec.networks.style_codec import vgg_decoder, vgg_encoder
+
 Shape = tuple[int, ...]
 
 
@@ -21,8 +22,9 @@ Shape = tuple[int, ...]
 class WeightEntry:
     """Published weights that fdgsec can use.
 
-    `sha256` is the digest of the published file, or its first digits where only those are published (in the file's
-    name). `build` gives the network, `prefix_only` says that the file may hold further layers, which are dropped."""
+    `sha256` is the digest of the published file, or its first digits where only those are known (from the file's name);
+    each whole one was found to agree in two or more independent public sources. `build` gives the network, `prefix_only`
+    says that the file may hold further layers, which are dropped."""
 
     name: str
     what: str
@@ -43,29 +45,6 @@ class WeightEntry:
         return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
 
 
-def _padded(channels: int, plan: Sequence[int | nn.Module], *first: nn.Module) -> nn.Sequential:
-    """Build AdaIN's layout: a number in `plan` stands for reflection padding, a 3x3 convolution to it, and a ReLU."""
-    layers = list(first)
-    for step in plan:
-        if isinstance(step, int):
-            layers += [nn.ReflectionPad2d(1), nn.Conv2d(channels, step, 3), nn.ReLU()]
-            channels = step
-        else:
-            layers.append(step)
-    return nn.Sequential(*layers)
-
-
-def _adain_vgg() -> nn.Module:
-    pool = nn.MaxPool2d(2, ceil_mode=True)
-    plan = (64, 64, pool, 128, 128, pool, 256, 256, 256, 256, pool, 512)
-    return _padded(3, plan, nn.Conv2d(3, 3, 1))
-
-
-def _adain_decoder() -> nn.Module:
-    up = nn.Upsample(scale_factor=2, mode="nearest")
-    return _padded(512, (256, up, 256, 256, 256, 128, up, 128, 64, up, 64, 3))
-
-
 def _inception_fid() -> nn.Module:
     # pytorch-fid patches the pooling of torchvision's blocks, which holds no parameter
     network = torchvision.models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False)
@@ -76,7 +55,7 @@ def _imagenet(name: str, digest: str, *, file: str | None = None) -> WeightEntry
     return WeightEntry(
         name=name,
         what=f"torchvision's {name}, ImageNet-1k (IMAGENET1K_V1)",
-        url=f"https://download.pytorch.org/models/{file or name}-{digest}.pth",
+        url=f"https://download.pytorch.org/models/{file or name}-{digest[:8]}.pth",
         sha256=digest,
         build=cast(Callable[[], nn.Module], partial(torchvision.models.get_model, name, weights=None)),
     )
@@ -85,20 +64,20 @@ def _imagenet(name: str, digest: str, *, file: str | None = None) -> WeightEntry
 _ADAIN = "https://github.com/naoto0804/pytorch-AdaIN/releases/download/v0.0.0"
 _FID = "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights"
 _ENTRIES = (
-    _imagenet("resnet18", "f37072fd"),
-    _imagenet("resnet50", "0676ba61"),
-    _imagenet("mobilenet_v3_large", "8738ca79"),
+    _imagenet("resnet18", "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec"),
+    _imagenet("resnet50", "0676ba61b6795bbe1773cffd859882e5e297624d384b6993f7c9e683e722fb8a"),
+    _imagenet("mobilenet_v3_large", "8738ca797c879b547d18bbd15da5736ff2557b2036a9af72225393ca61759a04"),
     _imagenet("squeezenet1_0", "b66bff10"),
-    _imagenet("densenet121", "a639ec97"),
-    _imagenet("alexnet", "7be5be79", file="alexnet-owt"),
-    _imagenet("vgg16", "397923af"),
-    _imagenet("squeezenet1_1", "b8a52dc0"),
+    _imagenet("densenet121", "a639ec97d7c33b07ae66f0b5fb7d0192f95a3b11b7576c66c0126c2a727c4395"),
+    _imagenet("alexnet", "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02", file="alexnet-owt"),
+    _imagenet("vgg16", "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0"),
+    _imagenet("squeezenet1_1", "b8a52dc049b60e4b6ab68ad0df457362afab8b6304b2febdc1650a5dab4d7e7b"),
     WeightEntry(
         name="adain_vgg",
         what="AdaIN's normalised VGG-19 up to relu4_1 (encoder `vgg19`)",
         url=f"{_ADAIN}/vgg_normalised.pth",
         sha256="804ca2835ecf7539f0cd2a7ac3c18ce81e6f8468969ae7117ac0c148d286bb4a",
-        build=_adain_vgg,
+        build=vgg_encoder,
         prefix_only=True,
     ),
     WeightEntry(
@@ -106,13 +85,13 @@ _ENTRIES = (
         what="AdaIN's decoder for the normalised VGG-19",
         url=f"{_ADAIN}/decoder.pth",
         sha256="379ca41d59f3a37eed3599bbbc2560c19da5c458870a5ffd3a9dd41aa88f9472",
-        build=_adain_decoder,
+        build=vgg_decoder,
     ),
     WeightEntry(
         name="inception_fid",
         what="the Inception v3 that FID, KID and the inception score are defined with",
         url=f"{_FID}/pt_inception-2015-12-05-6726825d.pth",
-        sha256="6726825d",
+        sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
         build=_inception_fid,
     ),
 )

@@ -8,12 +8,9 @@ fdgsec, by `torch.load(weights_only=True)`, which runs no code.
 Nothing is downloaded unless `fetch` is called."""
 
 import hashlib
-import http.client
 import json
 import re
-import tempfile
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -25,13 +22,11 @@ from torch import Tensor
 
 from fdgsec import published
 from fdgsec.cache import atomic, cache_root, write_atomic
+from fdgsec.download import DownloadError, Progress, download
 from fdgsec.errors import UsageError, WeightsUnavailableError, unknown_name
 from fdgsec.published import Shape, WeightEntry
 
-Progress = Callable[[int, int | None], None]  # (bytes done, bytes in all where the server says so)
-
 CATALOG: Mapping[str, WeightEntry] = published.CATALOG
-TIMEOUT = 30.0  # seconds without a byte
 COUNTER = "num_batches_tracked"  # BatchNorm's step counter; files older than torch 0.4.1 have none
 
 
@@ -122,16 +117,21 @@ def fingerprint(name: str) -> str:
     return digest
 
 
-def import_file(name: str, source: Path) -> ImportedWeights:
+def import_file(name: str, source: Path, *, sha256: str | None = None) -> ImportedWeights:
     """Check `source` (.pth, .pt or .safetensors) and store its tensors, in its own precision.
 
-    Raises UsageError for an unknown name and for a file that is missing, damaged, not a plain state dict, not finite, or
+    `sha256` is the file's digest, or its first eight digits or more, where its author published it. Raises UsageError for
+    an unknown name and for a file that is missing, damaged, not a plain state dict, not finite, of another digest, or
     another network's: with the first key or shape that differs. Nothing is stored then."""
     entry = _entry(name)
     if not source.is_file():
         raise UsageError(f"{source} is not a file; expected the weights {name} ({entry.what}).")
-    state = _conforming(entry, _read(source), source)
+    if sha256 is not None and not re.fullmatch("[0-9a-f]{8,64}", sha256.lower()):
+        raise UsageError(f"sha256 must be 8 to 64 hexadecimal digits; got {sha256!r}.")
     source_digest = _sha256(source)
+    if sha256 is not None and not source_digest.startswith(sha256.lower()):
+        raise UsageError(f"{source} has sha256 {source_digest}; expected {sha256.lower()}. Get it again.")
+    state = _conforming(entry, _read(source), source)
     target = weights_dir() / f"{name}.safetensors"
     with atomic(target) as temporary:
         safetensors.torch.save_file({key: tensor.contiguous().clone() for key, tensor in state.items()}, temporary)
@@ -148,28 +148,23 @@ def import_file(name: str, source: Path) -> ImportedWeights:
 
 
 def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
-    """Download the published file, check its hash, and store it as `import_file` does.
+    """Download the published file, check its hash, and store it as `import_file` does; a cut download is taken up again.
 
     Raises UsageError for an unknown name, WeightsUnavailableError without a network, on a broken download and on a
     file with another hash; nothing is stored then."""
     entry = _entry(name)
-    weights_dir().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=weights_dir(), prefix=".fetch-") as folder:
-        file = Path(folder) / entry.file_name
-        try:
-            _download(entry.url, file, progress)
-        except (OSError, http.client.HTTPException) as error:
-            reason = " ".join(str(error).removeprefix("<urlopen error ").removesuffix(">").split())
-            raise WeightsUnavailableError(
-                f"cannot fetch {name} from {entry.url}: {reason or type(error).__name__}. Get {entry.file_name} on another machine and run "
-                f"`fdgsec weights import {name} {entry.file_name}`."
-            ) from error
-        digest = _sha256(file)
-        if not digest.startswith(entry.sha256):
-            raise WeightsUnavailableError(
-                f"{entry.url} gave a file with sha256 {digest}; expected {entry.sha256}. Nothing was stored; try again."
-            )
+    file = weights_dir() / entry.file_name
+    try:
+        download(entry.url, file, sha256=entry.sha256, size=None, progress=progress)
+    except DownloadError as error:
+        raise WeightsUnavailableError(
+            f"cannot fetch {name}: {error} Get {entry.file_name} on another machine and run "
+            f"`fdgsec weights import {name} {entry.file_name}`."
+        ) from error
+    try:
         return import_file(name, file)
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def listing() -> list[WeightStatus]:
@@ -202,20 +197,6 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _download(url: str, file: Path, progress: Progress | None) -> None:
-    """Copy `url` into `file`. Raises OSError, also where fewer bytes come than the server announced."""
-    with urllib.request.urlopen(url, timeout=TIMEOUT) as response, file.open("wb") as handle:
-        announced = response.headers.get("Content-Length")
-        total = int(announced) if announced else None
-        done = 0
-        while block := response.read(1 << 20):
-            done += handle.write(block)
-            if progress:
-                progress(done, total)
-    if total is not None and done != total:
-        raise OSError(f"the connection ended after {done} of {total} bytes")
-
-
 def _read(file: Path) -> dict[str, Tensor]:
     """Read a flat state dict without running code from it. Raises UsageError."""
     if file.suffix not in (".pth", ".pt", ".safetensors"):
@@ -231,7 +212,8 @@ def _read(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged pickle can raise anything
         if "GLOBAL" in str(error):  # torch names the refused class or function so
             raise UsageError(
-                f"{file} holds pickled code, which is refused. Save the state dict alone: torch.save(model.state_dict(), FILE)."
+                f"{file} holds pickled code, which is refused. Save the state dict alone: "
+                "torch.save(model.state_dict(), FILE)."
             ) from error
         raise UsageError(f"{file} is damaged, truncated or not a torch file. Get it again.") from error
     if not isinstance(content, dict):

@@ -6,11 +6,14 @@ from typing import Annotated
 import typer
 
 from fdgsec import weights
+from fdgsec.console import progress_bars
+from fdgsec.download import in_megabytes
 from fdgsec.tables import print_weights
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Weights: list, import, fetch, path.")
 Name = Annotated[str, typer.Argument(help="A name from `fdgsec weights list`.")]
 File = Annotated[Path, typer.Argument(help="A .pth, .pt or .safetensors file.")]
+Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="Refuse the file if its hash differs.")]
 
 
 @app.command("list")
@@ -21,16 +24,18 @@ def list_() -> int:
 
 
 @app.command("import")
-def import_(name: Name, file: File) -> int:
+def import_(name: Name, file: File, sha256: Digest = None) -> int:
     """Check a file and store its weights."""
-    _echo(weights.import_file(name, file))
+    _echo(weights.import_file(name, file, sha256=sha256))
     return 0
 
 
 @app.command()
 def fetch(name: Name) -> int:
-    """Download weights, check them and store them."""
-    _echo(weights.fetch(name))
+    """Download weights (or the rest of them), check and store them."""
+    with progress_bars() as progress:
+        stored = weights.fetch(name, progress=in_megabytes(progress.update, name))
+    _echo(stored)
     return 0
 
 

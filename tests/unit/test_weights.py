@@ -1,9 +1,7 @@
 import hashlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import safetensors.torch
@@ -12,6 +10,7 @@ import torchvision.models
 from torch import Tensor, nn
 
 from fdgsec import weights
+from fdgsec.cli import main
 from fdgsec.errors import UsageError, WeightsUnavailableError
 from fdgsec.rng import stream
 
@@ -254,46 +253,16 @@ def test_an_unknown_name_gets_the_nearest_one():
         weights.locate("adain-vgg")
 
 
-def serve(monkeypatch: pytest.MonkeyPatch, name: str, file: Path, digest: str) -> None:
-    """Let the catalogue point at a local file instead of the internet."""
-    entry = replace(weights.CATALOG[name], url=file.as_uri(), sha256=digest)
-    monkeypatch.setattr(weights, "CATALOG", MappingProxyType({**weights.CATALOG, name: entry}))
+def test_a_digest_that_the_user_gives_is_checked_before_anything_is_read(tmp_path, store):
+    source = saved(random_state("squeezenet1_1"), tmp_path / "mine.pth")
 
+    with pytest.raises(UsageError, match=rf"has sha256 {sha256(source)}; expected 00000000\. Get it again"):
+        weights.import_file("squeezenet1_1", source, sha256="00000000")
+    with pytest.raises(UsageError, match="sha256 must be 8 to 64 hexadecimal digits; got 'abc'"):
+        weights.import_file("squeezenet1_1", source, sha256="abc")
+    assert not list(store.glob("*"))
 
-def test_a_fetched_file_is_stored_and_marked_as_the_published_one(tmp_path, monkeypatch, store):
-    state = random_state("squeezenet1_1")
-    file = saved(state, tmp_path / "published.pth")
-    serve(monkeypatch, "squeezenet1_1", file, sha256(file)[:8])
-    seen: list[tuple[int, int | None]] = []
-
-    imported = weights.fetch("squeezenet1_1", progress=lambda done, total: seen.append((done, total)))
-
-    assert imported.official
-    assert imported.source == "published.pth"
-    assert seen[-1] == (file.stat().st_size, file.stat().st_size)
-    assert torch.equal(weights.load_state("squeezenet1_1")["classifier.1.bias"], state["classifier.1.bias"])
-    assert sorted(path.name for path in store.iterdir()) == ["squeezenet1_1.json", "squeezenet1_1.safetensors"]
-
-
-def test_a_download_with_another_hash_is_not_stored(tmp_path, monkeypatch, store):
-    serve(monkeypatch, "squeezenet1_1", saved(random_state("squeezenet1_1"), tmp_path / "published.pth"), "00000000")
-
-    with pytest.raises(WeightsUnavailableError, match=r"expected 00000000\. Nothing was stored"):
-        weights.fetch("squeezenet1_1")
-
-    assert not list(store.iterdir())
-
-
-def test_a_failed_download_says_in_one_line_what_to_do_instead(tmp_path, monkeypatch, store):
-    serve(monkeypatch, "squeezenet1_1", tmp_path / "squeezenet1_1-b8a52dc0.pth", "b8a52dc0")
-
-    with pytest.raises(WeightsUnavailableError) as caught:
-        weights.fetch("squeezenet1_1")
-
-    assert str(caught.value).startswith("cannot fetch squeezenet1_1 from file:")
-    assert "`fdgsec weights import squeezenet1_1 squeezenet1_1-b8a52dc0.pth`" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert not list(store.iterdir())
+    assert main(["weights", "import", "squeezenet1_1", str(source), "--sha256", sha256(source).upper()]) == 0
 
 
 def test_deeper_layers_of_the_adain_encoder_are_dropped(tmp_path):
