@@ -17,6 +17,7 @@ from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.fetch import Archive, fetch_dataset
 from fdgsec.data.folder import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.data.hub import COLUMNS
 from fdgsec.data.layouts import scan
 from fdgsec.data.lazy import LazyPixels
 from fdgsec.data.leaf import read_leaf
@@ -35,7 +36,7 @@ class DatasetEntry:
 
     `target_domain` is the domain left unseen by default ("" for the last one), `image_size` the default side in pixels.
     `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `archives` what may be
-    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face, `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
+    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face (`hub_columns` hold its domains and classes), `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
     how many images of each domain by default."""
 
     title: str
@@ -45,6 +46,7 @@ class DatasetEntry:
     page: str = ""
     licence: str = ""
     hub: str = ""
+    hub_columns: Sequence[str] = COLUMNS
     archives: Sequence[Archive] = ()
     folders: Sequence[str] = ()
     files: FolderSpec | None = None
@@ -170,7 +172,7 @@ def fetch(name: str, *, data_root: Path | None = None, progress: Progress | None
         raise UsageError(f"{root} is a file; --data-root must be a folder to fetch into.")
     return fetch_dataset(
         name, title=entry.title, page=entry.page, root=root, folder=entry.folders[0], archives=entry.archives,
-        hub=entry.hub or None, progress=progress,
+        hub=entry.hub or None, hub_columns=entry.hub_columns, progress=progress,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdgsec.data.hub import write_hub_copy
+from fdgsec.data.hub import COLUMNS, write_hub_copy
 from fdgsec.data.unpack import TAR_SUFFIXES, inner_path, unpack_tar, whole_folder
 from fdgsec.download import DownloadError, download, in_megabytes
 from fdgsec.errors import DataError, DatasetNotFoundError
@@ -39,12 +39,13 @@ def fetch_dataset(
     folder: str,
     archives: Sequence[Archive] = (),
     hub: str | None = None,
+    hub_columns: Sequence[str] = COLUMNS,
     progress: Progress | None = None,
 ) -> list[Path]:
     """Put the dataset `name` under the data root `root`, and give what now holds it.
 
     `archives` are downloaded to `root`/<file_name>; tars are unpacked together into `root`/`folder` and deleted, zips
-    stay as they are. Without archives the `hub` repository is written to `root`/`folder`/<domain>/<class>/. What is
+    stay as they are. Without archives the `hub` repository is written, by its `hub_columns` of domain and class, to `root`/`folder`/<domain>/<class>/. What is
     there is not fetched again: every file and folder gets its name only when it is complete, so that a call that was cut
     can be repeated. Raises DatasetNotFoundError, in one line with `page`, where neither is known or the network fails;
     MissingResourceError without the extra `hub`; DataError for a file that is damaged or not to be trusted."""
@@ -56,7 +57,7 @@ def fetch_dataset(
         if archives:
             return _fetch_archives(archives, root=root, home=home, progress=progress)
         if hub is not None:
-            return [_fetch_hub(hub, title=title, home=home, progress=progress)]
+            return [_fetch_hub(hub, hub_columns, title=title, home=home, progress=progress)]
     except DownloadError as error:
         raise DatasetNotFoundError(f"{title} was not fetched: {error} {_by_hand(name, page, root)}") from error
     except OSError as error:
@@ -99,14 +100,14 @@ def _unpack(files: Sequence[Path], home: Path, progress: Progress | None) -> Non
         file.unlink()
 
 
-def _fetch_hub(hub: str, *, title: str, home: Path, progress: Progress | None) -> Path:
+def _fetch_hub(hub: str, columns: Sequence[str], *, title: str, home: Path, progress: Progress | None) -> Path:
     def count(done: int, total: int | None) -> None:
         if progress:
             progress(f"writing {title}", done, done if total is None else total)
 
     if not _filled(home):
         with whole_folder(home) as staging:
-            write_hub_copy(hub, staging, progress=count)
+            write_hub_copy(hub, staging, columns=columns, progress=count)
     return home
 
 

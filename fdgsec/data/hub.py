@@ -1,7 +1,8 @@
 """Datasets from the Hugging Face hub, written out as the image folders that every dataset here is read from.
 
-The columns are those of the flwrlabs copies (dataset cards of flwrlabs/pacs and flwrlabs/office-home): `image`, `domain`
-(text, or the number of a named class) and `label` (the number of a named class)."""
+The columns are those of the flwrlabs copies (dataset cards of flwrlabs/pacs and flwrlabs/office-home): `image`, and two
+whose values (text, a number, or the number of a named class) name the domain and the class, `domain` and `label` unless
+the catalogue says otherwise (`writer_id` and `character` of flwrlabs/femnist)."""
 
 import importlib
 import io
@@ -18,7 +19,7 @@ from fdgsec.data.unpack import inner_path
 from fdgsec.download import DownloadError, Progress, reach
 from fdgsec.errors import DataError, MissingResourceError
 
-COLUMNS = ("image", "domain", "label")
+COLUMNS = ("domain", "label")
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg"}
 _TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own library takes for yes
 _EVERY = 64  # images between two progress reports
@@ -48,21 +49,26 @@ class _Library(Protocol):
     def Image(self, *, decode: bool) -> object: ...
 
 
-def write_hub_copy(repository: str, folder: Path, *, progress: Progress | None = None) -> None:
+def write_hub_copy(
+    repository: str, folder: Path, *, columns: Sequence[str] = COLUMNS, progress: Progress | None = None
+) -> None:
     """Write every image of the hub's `repository` to `folder`/<domain>/<class>/ as it is stored there.
+
+    `columns` are those of the domain and of the class.
 
     An image keeps the name that it has on the hub, if that is one of its own, else it gets a number; its bytes are not
     decoded. `progress` counts images. Raises MissingResourceError without the extra `hub`; DownloadError, at once and in
     one line, without a network and (unless the hub's own cache has the set) with HF_HUB_OFFLINE; DataError for another
     layout. The hub's cache keeps its copy, under $HF_HOME."""
+    domain, label = columns
     library = _library()
     splits = _loaded(library, repository)
     done, total = 0, sum(len(split) for split in splits.values())
     taken: dict[Path, set[str]] = {}
     for split in splits.values():
-        table = _stored(library, split, repository)
+        table = _stored(library, split, repository, ("image", domain, label))
         for row in table:
-            cell = folder / _name(table, row, "domain", repository) / _name(table, row, "label", repository)
+            cell = folder / _name(table, row, domain, repository) / _name(table, row, label, repository)
             if cell not in taken:
                 cell.mkdir(parents=True)
                 taken[cell] = set()
@@ -95,12 +101,12 @@ def _loaded(library: _Library, repository: str) -> Mapping[str, _Table]:
         raise DownloadError(f"{repository} cannot be loaded from the hub: {reason.rstrip('.')}.") from error
 
 
-def _stored(library: _Library, split: _Table, repository: str) -> _Table:
+def _stored(library: _Library, split: _Table, repository: str, columns: Sequence[str]) -> _Table:
     """Give `split` with its images as stored bytes. Raises DataError where a column is missing."""
-    missing = [column for column in COLUMNS if column not in split.features]
+    missing = [column for column in columns if column not in split.features]
     if missing:
         raise DataError(
-            f"{repository} must have the columns {', '.join(COLUMNS)}; it has {printable(', '.join(split.features))}."
+            f"{repository} must have the columns {', '.join(columns)}; it has {printable(', '.join(split.features))}."
         )
     return split.cast_column("image", library.Image(decode=False))
 
@@ -110,6 +116,8 @@ def _name(table: _Table, row: Mapping[str, object], column: str, repository: str
     value, feature = row[column], table.features[column]
     if isinstance(value, int) and isinstance(feature, _Named):
         value = feature.names[value] if 0 <= value < len(feature.names) else None
+    elif isinstance(value, int):
+        value = str(value)
     path = inner_path(value) if isinstance(value, str) else None
     if path is None or len(path.parts) != 1 or path.name.startswith("."):
         raise DataError(f"{repository}: {column} {printable(repr(row[column]))} cannot name a folder.")

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from fdgsec.data.fetch import fetch_dataset
+from fdgsec.data.hub import write_hub_copy
 from fdgsec.errors import DataError, DatasetNotFoundError, MissingResourceError
 from tests.local_site import Site, serving
 
@@ -130,6 +131,16 @@ def test_a_hub_copy_becomes_folders_of_the_bytes_it_holds(hub, tmp_path, fetch):
     ]
     assert (tmp_path / "data/Tiny/art_painting/dog/pic_001.jpg").read_bytes() == JPEG
     assert seen[-1] == ("writing Tiny", 5, 5)
+
+
+def test_a_copy_may_call_its_columns_otherwise_and_number_its_centres(hub, tmp_path):
+    columns = {"image": ImageColumn(), "center": "int64", "character": ClassLabel(["A", "a"])}
+    rows = [{"image": {"bytes": PNG, "path": None}, "center": 4, "character": number} for number in (1, 0)]
+    hub["train"] = Table(rows, columns)
+
+    write_hub_copy("someone/tiny", tmp_path / "out", columns=("center", "character"))
+
+    assert tree(tmp_path / "out") == ["4/A/00001.png", "4/a/00001.png"]
 
 
 def test_a_domain_may_be_the_number_of_a_name(hub, tmp_path, fetch):
