@@ -7,7 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdgsec.data.folder import ImageFile, Source, printable
-from fdgsec.data.listings import Found, find_base, from_boxes, from_folders, from_list, has_list, with_splits
+from fdgsec.data.listings import (
+    Found,
+    find_base,
+    from_boxes,
+    from_folders,
+    from_list,
+    has_list,
+    with_splits,
+    without_duplicates,
+)
 from fdgsec.data.specs import FolderSpec, plain
 from fdgsec.errors import DataError
 
@@ -71,7 +80,8 @@ def _read(source: Source, base: str, spec: FolderSpec) -> Iterable[Found]:
         return from_boxes(source, base, spec.patches)
     if spec.list is not None and has_list(source, base, spec.list):
         return from_list(source, base, spec.list)
-    return with_splits(from_folders(source, base, spec), source, base, spec)
+    found = without_duplicates(from_folders(source, base, spec), source, base, spec)
+    return with_splits(found, source, base, spec)
 
 
 def _naturally(name: str) -> tuple[str, int, str]:

@@ -102,6 +102,20 @@ def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]
             yield Found(path=path, stem=stem, domain=None, label=None)
 
 
+def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+    """Leave out what the dataset's list of duplicates names, where that lies in `base` or beside it."""
+    places = [f"{part}/{spec.duplicates}" if part else spec.duplicates for part in (base, base.rpartition("/")[0])]
+    name = next((place for place in places if spec.duplicates and place in source.files), None)
+    if name is None:
+        yield from found
+        return
+    start = len(base) + 1 if base else 0
+    named = {line.strip() for line in _text(source, name).splitlines()}
+    for image in found:
+        if image.path[start:] not in named:
+            yield image
+
+
 def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
     """Give each image the split of the list that names it; with `only_listed` drop what none names.
 

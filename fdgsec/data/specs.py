@@ -46,7 +46,8 @@ class FolderSpec:
     found is taken. Names are compared without case, and blanks and hyphens count as underscores. Each table of `counts`
     is one accepted version: by domain the number of images, or one number per class. `total`, `class_count` and
     `domain_count` are checked where they are not 0. `manifest_sha256` hashes the sorted `domain/class/stem` lines: no
-    suffix, as distributions differ in it. `splits` is the folder of Dassl's lists; with `only_listed` they select."""
+    suffix, as distributions differ in it. `splits` is the folder of Dassl's lists; with `only_listed` they select. `duplicates` is a list of
+    images, a path a line, that are left out where it lies beside the domains."""
 
     title: str
     domains: Mapping[str, Sequence[str]]
@@ -60,6 +61,7 @@ class FolderSpec:
     domain_count: int = 0
     splits: str = "splits"
     only_listed: bool = False
+    duplicates: str = ""
     list: ListSpec | None = None
     patches: PatchSpec | None = None
     leaf: bool = False

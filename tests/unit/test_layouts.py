@@ -328,6 +328,25 @@ def test_a_subset_by_lists_holds_nothing_else(tmp_path: Path) -> None:
     assert "infograph" not in data.domain_names
 
 
+def test_a_list_of_duplicates_takes_them_out(tmp_path: Path) -> None:
+    named = {"domain_net/domain_net_duplicates.txt": text("real/t-shirt/a.png", "sketch/t-shirt/b.png", "")}
+
+    data = load("domainnet", write(tmp_path, domainnet() | named))
+
+    assert len(data) == 22
+    assert "real/t-shirt/a" not in data.ids
+    assert "real/t-shirt/b" in data.ids
+
+
+def test_both_known_versions_of_domainnet_are_accepted_and_no_third() -> None:
+    spec = DATASETS["domainnet"].files
+    assert spec is not None
+
+    cleaned, raw = (sum(row for row in table.values() if isinstance(row, int)) for table in spec.counts)
+
+    assert (cleaned, raw, raw - cleaned) == (586_575, 596_006, 9_431)
+
+
 def test_a_listed_image_that_is_absent_is_named(tmp_path: Path) -> None:
     files = {name: data for name, data in minidomainnet().items() if name != "domainnet/real/zebra/b.png"}
 
