@@ -48,7 +48,7 @@ _DAMAGE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
 class ImageFile:
     """One image before decoding: where it lies in its source, what it shows, and its size in bytes.
 

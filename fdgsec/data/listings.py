@@ -17,7 +17,7 @@ SPLITS = frozenset({"train", "crossval", "val", "test", "full", "images"})
 """Folders between a domain and its classes; `full` repeats the others (VLCS), `images` is none (Office-31)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
 class Found:
     """One image as its distribution describes it: the domain by name, the class by name or number, None where unsaid."""
 

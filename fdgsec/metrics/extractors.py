@@ -104,8 +104,10 @@ class InceptionExtractor(Extractor):
 
     def _extract(self, images: Tensor) -> Extracted:
         side = (INCEPTION_SIDE, INCEPTION_SIDE)
-        enlarged = functional.interpolate(images, size=side, mode="bilinear", align_corners=False)
-        features: Tensor = self.network((2 * enlarged - 1).contiguous(memory_format=torch.channels_last))
+        enlarged = functional.interpolate(
+            images.contiguous(memory_format=torch.channels_last), size=side, mode="bilinear", align_corners=False
+        )
+        features: Tensor = self.network(enlarged.mul_(2).sub_(1))
         return Extracted(features=features, logits=features @ self._head.T)
 
 

@@ -4,7 +4,8 @@
 
 The last trace is the sum of the singular values of A B^T for any A, B with A^T A = C1 and B^T B = C2. That is the number of
 pytorch-fid's `calculate_frechet_distance`, which asks scipy for a general matrix root instead: in a form that scipy 1.18
-no longer has, and that is inexact where covariances are singular (fewer images than dimensions). Covariances divide by n - 1, as there. All arithmetic is float64 on the CPU.
+no longer has, and that is inexact where covariances are singular (fewer images than dimensions). Covariances divide by
+n - 1, as there. All arithmetic is float64 on the CPU.
 
 The estimate is biased upwards by about a / n (Chong & Forsyth 2020): compare only at equal n."""
 

@@ -97,7 +97,8 @@ def test_a_set_has_no_distance_from_itself_also_where_covariances_are_singular(n
 def test_both_ways_to_the_distance_agree_where_covariances_are_singular() -> None:
     first, second = features(seed=4, n=40, d=100), features(seed=5, n=150, d=100, shift=0.1)
 
-    assert frechet_of(first, second) == pytest.approx(frechet_distance(gaussian(first), gaussian(second)), rel=1e-9)
+    # a covariance of rank 39 in 100 dimensions has eigenvalues of 1e-16 for 0, whose roots are 1e-8
+    assert frechet_of(first, second) == pytest.approx(frechet_distance(gaussian(first), gaussian(second)), rel=1e-7)
 
 
 def test_statistics_do_not_depend_on_how_the_set_is_cut() -> None:

@@ -1,0 +1,200 @@
+"""How fast features are extracted against the bare network, and whether streaming needs memory that grows with the images.
+
+Part "speed": `extraction.extracted` on uint8 images (read, scale, check, resize, pool, gather) and
+`extraction.feature_statistics` (the same, then mean and covariance) against the network's forward on one float batch that
+lies in memory at the network's own size and layout. The target is 90 % of the bare speed. Weights are random where none
+are stored: speed does not depend on them.
+Part "memory": the peak resident set of a fresh process that streams N and 4 N images of one dataset.
+
+Jobs take turns in one process. The speed is in processor seconds of this process, the least of all turns: whatever else
+the machine does only adds to them. A share is the quotient of two such speeds; those of the single turns go to `--out`.
+
+    python benchmarks/metric_speed.py --threads 1"""
+
+import argparse
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from training_speed import Job, interleaved, processor_name
+
+from fdgsec import weights
+from fdgsec.cache import write_atomic
+from fdgsec.data.domains import DomainDataset
+from fdgsec.encoders import MiniStyle, SqueezeStyle, load_encoder
+from fdgsec.metrics.extraction import extracted, feature_statistics
+from fdgsec.metrics.extractors import INCEPTION_SIDE, EncoderExtractor, Extractor, InceptionExtractor, extractor_named
+from fdgsec.models import Normalisation
+from fdgsec.rng import stream
+from fdgsec.runs import environment
+
+TARGET = 0.9
+STORED_IMAGES = 64  # a dataset may name a stored image any number of times
+
+
+def random_state(name: str) -> dict[str, Tensor]:
+    """Draw weights of the published shapes, at a scale that keeps activations finite and normal."""
+    rng, state = stream(0, "world", name), {}
+    for key, shape in weights.expected_shapes(name).items():
+        if len(shape) < 2:
+            state[key] = torch.full(shape, 1.0 if key.endswith(("running_var", "weight")) else 0.0)
+        else:
+            state[key] = torch.randn(shape, generator=rng) * math.sqrt(2 / math.prod(shape[1:]))
+    return state
+
+
+def subject(name: str) -> tuple[Extractor, nn.Module, str]:
+    """Give an extractor, the bare network inside it, and where its weights come from."""
+    if name == "inception":
+        inception = InceptionExtractor(random_state("inception_fid"), name="inception_random")
+        return inception, inception.network, "random"
+    if name == "squeezenet":
+        stored = any(row.name == "squeezenet1_0" and row.stored for row in weights.listing())
+        squeezenet = cast(SqueezeStyle, load_encoder(name)) if stored else SqueezeStyle(random_state("squeezenet1_0"))
+        return EncoderExtractor(squeezenet), squeezenet.features, "stored" if stored else "random"
+    mini = cast(MiniStyle, load_encoder("mini"))
+    return EncoderExtractor(mini), mini.encoder, "bundled"
+
+
+def bare_input(name: str, pixels: Tensor) -> Tensor:
+    """Prepare one float batch exactly as the network wants it."""
+    images = pixels.float() / 255
+    if name == "inception":
+        images = 2 * functional.interpolate(images, size=(INCEPTION_SIDE, INCEPTION_SIDE), mode="bilinear") - 1
+    elif name == "squeezenet":
+        images = Normalisation()(images)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def forward(network: nn.Module, batch: Tensor, *, batches: int) -> None:
+    """The bare loop."""
+    with torch.no_grad():
+        for _ in range(batches):
+            network(batch)
+
+
+class Extraction(Protocol):
+    """One of the two ways to take a set of images through an extractor."""
+
+    def __call__(self, extractor: Extractor, images: Tensor, *, batch_size: int) -> object:
+        """Give whatever it makes of them."""
+        ...
+
+
+def run(way: Extraction, extractor: Extractor, pixels: Tensor, *, batch: int) -> None:
+    """Extract and drop the result."""
+    way(extractor, pixels, batch_size=batch)
+
+
+def measure_speed(name: str, *, images: int, side: int, batch: int, repeats: int) -> dict[str, object]:
+    """Time one extractor; every job sees `images` images in batches of `batch`."""
+    extractor, network, origin = subject(name)
+    rng = stream(0, "world", "pixels")
+    pixels = torch.randint(0, 256, (images, 3, side, side), generator=rng, dtype=torch.uint8)
+    jobs: dict[str, Job] = {
+        "bare": partial(forward, network, bare_input(name, pixels[:batch]), batches=images // batch),
+        "extracted": partial(run, extracted, extractor, pixels, batch=batch),
+        "statistics": partial(run, feature_statistics, extractor, pixels, batch=batch),
+    }
+    timings = interleaved(jobs, repeats=repeats)
+    row: dict[str, object] = {"extractor": name, "weights": origin, "images": images, "side": side, "batch": batch}
+    for job, timing in timings.items():
+        row[f"{job}_images_per_processor_second"] = images / min(timing.processor)
+        row[f"{job}_images_per_wall_second"] = images / min(timing.wall)
+        row[f"{job}_share"] = min(timings["bare"].processor) / min(timing.processor)
+        row[f"{job}_shares"] = [
+            bare / own for bare, own in zip(timings["bare"].processor, timing.processor, strict=True)
+        ]
+    return row
+
+
+def repeated(images: int, side: int) -> DomainDataset:
+    """A dataset of `images` images out of a store of few."""
+    rng = stream(0, "world", "pixels")
+    zeros = torch.zeros(images, dtype=torch.int64)
+    return DomainDataset(
+        name="random",
+        store=torch.randint(0, 256, (STORED_IMAGES, 3, side, side), generator=rng, dtype=torch.uint8),
+        rows=torch.arange(images) % STORED_IMAGES,
+        labels=zeros,
+        domains=zeros,
+        ids=tuple(str(i) for i in range(images)),
+        class_names=("noise",),
+        domain_names=("random",),
+    )
+
+
+def peak_of(name: str, images: int, side: int, threads: int) -> float:
+    """Stream `images` images in a fresh process and give its peak resident set in MiB."""
+    command = [sys.executable, __file__, "--peak", name, "--images", str(images), "--side", str(side)]
+    done = subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def print_peak(name: str, images: int, side: int) -> None:
+    """Be that process."""
+    feature_statistics(extractor_named(name), repeated(images, side), reuse=False)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
+
+
+def print_speed(rows: Sequence[Mapping[str, object]]) -> None:
+    """One line per extractor."""
+    print("images per processor second, and the share of the bare network's")
+    for row in rows:
+        speeds = "  ".join(
+            f"{job} {float(str(row[f'{job}_images_per_processor_second'])):.1f}"
+            + (f" ({float(str(row[f'{job}_share'])):.1%})" if job != "bare" else "")
+            for job in ("bare", "extracted", "statistics")
+        )
+        share = min(float(str(row["extracted_share"])), float(str(row["statistics_share"])))
+        verdict = "ok" if share >= TARGET else f"below {TARGET:.0%}"
+        print(f"{row['extractor']:<11} {row['weights']:<8} {row['side']} px  {speeds}: {verdict}")
+
+
+def main() -> None:
+    """Measure, print, and write JSON where `--out` says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--extractors", nargs="+", default=["mini:192", "squeezenet:384", "inception:48"], help="name:images per job"
+    )
+    parser.add_argument("--images", type=int, default=64, help=argparse.SUPPRESS)
+    parser.add_argument("--side", type=int, default=128, help="pixels")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--streamed", type=int, default=2000, help="N of the memory part, at 32 px")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.peak:
+        print_peak(given.peak, given.images, given.side)
+        return
+    effort = {"side": given.side, "batch": given.batch, "repeats": given.repeats}
+    chosen = [text.partition(":") for text in given.extractors]
+    rows = [measure_speed(name, images=int(images or 64), **effort) for name, _, images in chosen]
+    print_speed(rows)
+    peaks = {count: peak_of("mini", count, 32, given.threads) for count in (given.streamed, 4 * given.streamed)}
+    print("peak resident set, mini, streamed: " + ", ".join(f"{n} images {mib:.0f} MiB" for n, mib in peaks.items()))
+    if given.out is not None:
+        document = {
+            "environment": {**environment(), "processor": processor_name(), "load": os.getloadavg()[0]},
+            "repeats": given.repeats,
+            "speed": rows,
+            "peak_mib": peaks,
+        }
+        write_atomic(given.out, json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
