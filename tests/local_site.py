@@ -74,6 +74,7 @@ def _answer(site: Site, request: BaseHTTPRequestHandler) -> None:
         request.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
     else:
         request.send_response(200)
+    end = site.cuts.pop(0) if site.cuts else None  # before the client can go on, or it might set the next answer's cut
     request.send_header("Content-Type", site.kind)
     if site.says_length:
         request.send_header("Content-Length", str(len(body) - start))
@@ -81,4 +82,4 @@ def _answer(site: Site, request: BaseHTTPRequestHandler) -> None:
         request.send_header("ETag", site.etag)
     request.end_headers()
     with suppress(ConnectionError):  # the client may turn away after the headers
-        request.wfile.write(body[start:][: site.cuts.pop(0) if site.cuts else None])
+        request.wfile.write(body[start:][:end])

@@ -65,6 +65,7 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
                 size=source.files[image.path], split=image.split, group=image.group, box=image.box,
             )
         )  # fmt: skip
+    del read  # as large as what was made of it
     files.sort(key=lambda file: (file.domain, file.label, file.id, file.path))
     _check_files(source, files)
     if not allow_partial:

@@ -5,6 +5,7 @@ Each reader gives what it found by name; `fdgsec.data.layouts` numbers and check
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -70,15 +71,17 @@ def _fits(folders: Sequence[str], spec: FolderSpec) -> bool:
 
 def _common_folder(source: Source) -> str | None:
     """The folder two levels above the classes: of a tree or archive that wraps everything in one more folder too."""
-    images = [name.split("/") for name in source.files if is_image(name)]
-    if not images:
-        return None
-    shortest = min(map(len, images))
-    first = images[0]
-    shared = 0
-    while shared < shortest - 3 and all(parts[shared] == first[shared] for parts in images):
-        shared += 1
-    return "/".join(first[:shared])
+    shared: list[str] | None = None
+    for name in source.files:
+        if not is_image(name):
+            continue
+        parts = name.split("/")[:-3]
+        if shared is None:
+            shared = parts
+        elif parts[: len(shared)] != shared:
+            same = [one == other for one, other in zip(shared, parts, strict=False)]
+            shared = shared[: same.index(False) if False in same else len(same)]
+    return None if shared is None else "/".join(shared)
 
 
 def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
@@ -86,12 +89,14 @@ def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]
 
     `full` is left out where a domain has other splits: it repeats their images under other names."""
     prefix = f"{base}/" if base else ""
-    rows = [name[len(prefix) :].split("/") for name in source.files if name.startswith(prefix) and is_image(name)]
-    split = {plain(parts[0]) for parts in rows if len(parts) == 4 and plain(parts[1]) in SPLITS - {"full", "images"}}
-    for parts in rows:
-        path, stem = prefix + "/".join(parts), parts[-1].rpartition(".")[0]
+    names = [name for name in source.files if name.startswith(prefix) and is_image(name)]
+    folders = {tuple(name[len(prefix) :].split("/")[:-1]) for name in names}
+    split = {plain(parts[0]) for parts in folders if len(parts) == 3 and plain(parts[1]) in SPLITS - {"full", "images"}}
+    for path in names:
+        parts = path[len(prefix) :].split("/")
+        stem = parts[-1].rpartition(".")[0]
         if len(parts) == 3:
-            yield Found(path=path, stem=stem, domain=parts[0], label=parts[1])
+            yield Found(path=path, stem=stem, domain=sys.intern(parts[0]), label=sys.intern(parts[1]))
         elif len(parts) == 4 and (part := plain(parts[1])) in SPLITS:
             if part == "full" and plain(parts[0]) in split:
                 continue

@@ -121,8 +121,9 @@ parts = partition(data.subset(split.train), "domain", rng=stream(0, "world"))
 roles = split_roles(data.subset(split.train), rng=stream(0, "world"))
 taken = time.process_time() - start  # wall-clock time is this on a machine with nothing else to do
 # not getrusage: its peak is inherited from the process that started this one
-peak = [line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
-print(len(data), len(parts), len(roles.federation), taken, *peak)
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+peak = int(status["VmHWM"].split()[0]) - int(status["RssFile"].split()[0])  # without the pages of torch's libraries
+print(len(data), len(parts), len(roles.federation), taken, peak)
 """
 
 
