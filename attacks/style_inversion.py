@@ -84,9 +84,13 @@ class StyleInversion:
             )
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for one row per image where images are released singly, else for pairs of runs one record apart."""
+        """Ask for one row per image where images are released singly, else for pairs of runs one record apart.
+
+        Raises UsageError where pooled styles would have to be parted without knowing how many images they pool."""
         profile = self.PROFILES[self.profile]
         if "StyleStatistics" in facts.artifact_kinds:
+            if "client sizes" not in facts.knows:
+                raise UsageError("reads differences of pooled releases, for which the adversary must know client sizes")
             return [Request(kind="add_one_record", count=profile.records)]
         return [
             Request(kind="released", gallery=300),

@@ -250,13 +250,14 @@ Guess = Sequence[Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """What an attack may know of its target before it runs: public settings, never data."""
+    """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows."""
 
     artifact_kinds: frozenset[str]
     clients: int
     images_per_client: int
     classes: int
     profile: Literal["quick", "full"]
+    knows: frozenset[str] = frozenset(KNOWLEDGE)
 
 
 class Observer(Protocol):
@@ -269,7 +270,9 @@ class Observer(Protocol):
     """Entries of KNOWLEDGE that it cannot do without."""
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Name the observed runs that the attack wants."""
+        """Name the observed runs that the attack wants.
+
+        Raises UsageError, saying what is missing, where its adversary knows too little for this very target."""
         ...
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:

@@ -10,7 +10,7 @@ from typing import Any
 from fdgsec.config import RunConfig, build, load_preset
 from fdgsec.console import Progressive
 from fdgsec.data.roles import Roles
-from fdgsec.errors import FdgsecError
+from fdgsec.errors import FdgsecError, UsageError
 from fdgsec.experiments.figures import figures_of
 from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed, observe
@@ -34,7 +34,7 @@ from fdgsec.registry import names, resolve, target_named
 from fdgsec.reports import AttackReport, AttackResult
 from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, load_run, new_folder, run_key, save_run, stored_run
-from fdgsec.threats import ADVERSARIES, Adversary, Case, Incomplete, Knowledge, Observer, TargetFacts, Truth
+from fdgsec.threats import ADVERSARIES, Adversary, Case, Incomplete, Knowledge, Observer, Request, TargetFacts, Truth
 from fdgsec.wire import Transcript
 
 
@@ -186,7 +186,7 @@ def _scene(
     )  # fmt: skip
     facts = TargetFacts(
         artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
-        classes=len(world.dataset.class_names), profile=config.profile,
+        classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return _Scene(
@@ -202,12 +202,15 @@ def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
     described: dict[str, object] = {
         "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps, "knows": list(adversary.knows),
     }  # fmt: skip
-    reason = _obstacle(observer, scene)
+    try:
+        reason, requests = _obstacle(observer, scene), observer.plan(scene.facts)
+    except UsageError as error:
+        reason, requests = str(error), []
     if reason:
         return _Outcome(result=AttackResult(name=observer.name, adversary=described, status="skipped", reason=reason))
     seed = scene.config.seed
     try:
-        cases, truths = _cases(observer, scene)
+        cases, truths = _cases(requests, scene)
         if not cases:
             reason = (
                 "asks nothing of this target: it releases no row per image, or has too few images for every request"
@@ -248,8 +251,8 @@ def _obstacle(observer: Observer, scene: _Scene) -> str:
     return ""
 
 
-def _cases(observer: Observer, scene: _Scene) -> tuple[list[Case], list[Truth]]:
-    pairs = [pair for request in observer.plan(scene.facts) for pair in scene.laboratory.cases(request)]
+def _cases(requests: Sequence[Request], scene: _Scene) -> tuple[list[Case], list[Truth]]:
+    pairs = [pair for request in requests for pair in scene.laboratory.cases(request)]
     return [case for case, _ in pairs], [truth for _, truth in pairs]
 
 

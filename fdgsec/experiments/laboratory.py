@@ -74,6 +74,10 @@ class Laboratory:
             defenses=self.defenses, guards=self.guards,
         )  # fmt: skip
 
+    def _known_size(self, records: int) -> int | None:
+        """How many images are behind a release, for an adversary that is told."""
+        return records if "client sizes" in self.adversary.knows else None
+
     def _view(self, observed: Observed) -> View:
         return self.adversary.view(observed.transcript)
 
@@ -97,7 +101,7 @@ class Laboratory:
         for client in victims:
             images = shown[client.name]
             case = Case(
-                request="released", views=(self._view(observed),), victim=client.name, records=len(client.data),
+                request="released", views=(self._view(observed),), victim=client.name, records=self._known_size(len(client.data)),
                 slice={"domain": self._domain_of(client.data)}, candidates=asked,
             )  # fmt: skip
             if images is None:
@@ -153,7 +157,7 @@ class Laboratory:
             gallery = images.subset(order)
             position = {name: index for index, name in enumerate(gallery.ids)}
             case = Case(
-                request="as_if_released", views=(self._view(observed),), victim="client:1", records=len(images),
+                request="as_if_released", views=(self._view(observed),), victim="client:1", records=self._known_size(len(images)),
                 slice={"domain": self._domain_name(domain)}, candidates=blinded(gallery),
             )  # fmt: skip
             rows = torch.tensor([position[name] for name in shown.ids], dtype=torch.int64)
@@ -174,7 +178,7 @@ class Laboratory:
                 record = pool.subset(index.reshape(1))
                 after = self._view(self.exchange([join([holds, record])], name=f"add-one:{domain}:{number}"))
                 case = Case(
-                    request="add_one_record", views=(before, after), victim="client:1", records=len(holds),
+                    request="add_one_record", views=(before, after), victim="client:1", records=self._known_size(len(holds)),
                     slice={"domain": self._domain_name(domain)}, candidates=asked,
                 )  # fmt: skip
                 result.append((case, self._truth_of(record, torch.tensor([position[record.ids[0]]]))))
@@ -206,7 +210,7 @@ class Laboratory:
                 both = torch.cat([order[:asked], outside[:asked]])
                 mixed = torch.randperm(2 * asked, generator=rng)
                 case = Case(
-                    request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
+                    request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=self._known_size(len(data)),
                     slice={"domain": self._domain_name(domain), "n_per_client": request.records},
                     candidates=blinded(pool.subset(both[mixed])),
                 )  # fmt: skip
@@ -253,7 +257,7 @@ class Laboratory:
         for half, view in (("A", view_a), ("B", view_b)):
             for number in range(request.count):
                 case = Case(
-                    request="halves", views=(view,), victim=f"client:{number + 1}", records=records,
+                    request="halves", views=(view,), victim=f"client:{number + 1}", records=self._known_size(records),
                     slice={**slices, "half": half},
                 )  # fmt: skip
                 result.append((case, Truth(partner=place[number] if half == "A" else None)))

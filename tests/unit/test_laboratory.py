@@ -1,15 +1,19 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fdgsec.attacks.style_inversion import StyleInversion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
+from fdgsec.errors import UsageError
 from fdgsec.experiments.laboratory import Laboratory, blinded
 from fdgsec.features import statistics
 from fdgsec.federation import Client
 from fdgsec.methods.ccst import CCST
 from fdgsec.rng import stream
-from fdgsec.threats import ADVERSARIES, Request
+from fdgsec.threats import ADVERSARIES, Request, TargetFacts
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +108,24 @@ def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monk
     for first, second in zip(held[::2], held[1::2], strict=True):
         everything = [row for half in (*first, *second) for row in half]
         assert len(everything) == len(set(everything))
+
+
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
+@pytest.mark.parametrize(("adversary", "told"), [("server", True), ("client", False), ("outsider", False)])
+def test_only_an_adversary_that_knows_client_sizes_is_told_them(
+    roles: Roles, style: str, request_: Request, adversary: str, told: bool
+):
+    watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
+
+    assert {case.records is not None for case, _ in watched.cases(request_)} == {told}
+
+
+def test_inversion_parts_pooled_styles_only_where_client_sizes_are_known():
+    facts = TargetFacts(
+        artifact_kinds=frozenset({"StyleStatistics", "StyleBank"}), clients=3, images_per_client=50, classes=7,
+        profile="quick", knows=frozenset(ADVERSARIES["client"].knows),
+    )  # fmt: skip
+
+    with pytest.raises(UsageError, match="must know client sizes"):
+        StyleInversion().plan(facts)
+    assert StyleInversion().plan(replace(facts, knows=frozenset(ADVERSARIES["server"].knows)))
