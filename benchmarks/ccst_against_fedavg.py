@@ -31,8 +31,8 @@ from fdgsec.experiments.world import load_world, model_of
 from fdgsec.features import encoder_named
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.plans import Plan
 from fdgsec.runs import environment
-from fdgsec.training import Plan
 
 SCHEMA = 1
 
@@ -115,7 +115,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     clients, validation = split_sources(world, config)
     method = method_of(cell, protocol)
     method.check(len(clients))
-    trained = federate(method, clients, model_of(config, len(world.dataset.class_names)), config, Silent())
+    trained = federate(method, clients, model_of(config, method, len(world.dataset.class_names)), config, Silent())
     accuracy = accuracy_document(trained.model, test, validation)
     sources = cast(dict[str, dict[str, float]], accuracy["per_domain"])
     seen = sum(found["n"] for found in sources.values())

@@ -24,14 +24,16 @@ import torch
 from torch.nn import functional
 
 from fdgsec.artifacts import ModelState
+from fdgsec.batches import TrainingSet
 from fdgsec.cache import write_atomic
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import Classifier, build_classifier
+from fdgsec.plans import Plan
 from fdgsec.rng import stream
 from fdgsec.runs import environment
-from fdgsec.training import CrossEntropy, Plan, Precision, TrainingSet, epochs, precision_of
+from fdgsec.training import CrossEntropy, Precision, epochs, precision_of
 
 CPU = torch.device("cpu")
 CLASSES = 7

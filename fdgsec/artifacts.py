@@ -156,6 +156,51 @@ class GeneratorState(ModelState):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Amplitudes(Artifact):
+    """Amplitude spectra |FFT| of images, one per row: `values` (J, channels, H, W // 2 + 1), the half that a real image needs.
+
+    FedDG sends spectra of images, CCST's appendix E uses them as styles. `owner` (J,) int64 numbers the clients."""
+
+    kind: ClassVar[str] = "Amplitudes"
+    values: Tensor
+    owner: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.values.ndim == 4 and self.owner.shape == self.values.shape[:1]
+        _expect(legal, self.kind, "values (J, channels, H, W // 2 + 1), owner (J,)", self.values, self.owner)
+        _not_negative(self.kind, "values", self.values)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prototypes(Artifact):
+    """Mean features with their class: `features` (rows, d), `classes` (rows,) int64 (FPL)."""
+
+    kind: ClassVar[str] = "Prototypes"
+    features: Tensor
+    classes: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.features.ndim == 2 and self.classes.shape == self.features.shape[:1]
+        _expect(legal, self.kind, "features (rows, d), classes (rows,)", self.features, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadGradient(Artifact):
+    """The loss's gradient in the linear head: `weight` (classes, d), `bias` (classes,) (FedIIR)."""
+
+    kind: ClassVar[str] = "HeadGradient"
+    weight: Tensor
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.weight.ndim == 2 and self.bias.shape == self.weight.shape[:1]
+        _expect(legal, self.kind, "weight (classes, d), bias (classes,)", self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Scores(Artifact):
     """Numbers that clients report about each other or themselves: `values` (n,)."""
 
@@ -166,7 +211,8 @@ class Scores(Artifact):
 KINDS: Mapping[str, type[Artifact]] = {
     cls.kind: cls
     for cls in (
-        StyleStatistics, StyleDistribution, ImageStyles, StyleBank, InterpolationStyle, ModelState, GeneratorState, Scores,
+        StyleStatistics, StyleDistribution, ImageStyles, StyleBank, InterpolationStyle, ModelState, GeneratorState,
+        Amplitudes, Prototypes, HeadGradient, Scores,
     )
 }  # fmt: skip
 

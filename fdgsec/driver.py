@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fdgsec.artifacts import ModelState, Scores
+from fdgsec.artifacts import Scores
 from fdgsec.errors import FdgsecError, UsageError
 from fdgsec.federation import Clock, Engine, GlobalModel, Inbox, Method, Reply, Request, State, Step, Update
 from fdgsec.rng import stream
@@ -59,15 +59,14 @@ class Driver:
         inboxes: Mapping[str, Inbox] = {}
         for number in range(max(self.rounds, 1)):
             clock = Clock(round=number, rounds=self.rounds, participants=self._participants(names, number))
-            if self.method.shares == "every" or (self.method.shares == "once" and number == 0):
-                everyone = (
-                    clock
-                    if self.method.shares == "every"
-                    else Clock(round=0, rounds=self.rounds, participants=tuple(names))
-                )
-                inboxes, server = self._exchange(everyone, model, server)
+            if self.method.shares == "once" and number == 0:
+                everyone = Clock(round=0, rounds=self.rounds, participants=tuple(names))
+                inboxes, server = self._exchange(everyone, {}, server)
+            received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
+            if self.method.shares == "every":
+                inboxes, server = self._exchange(clock, received, server)
             if self.rounds and model is not None:
-                model, server = self._train(clock, model, inboxes, server)
+                model, server = self._train(clock, model, received, inboxes, server)
         return model
 
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
@@ -102,8 +101,17 @@ class Driver:
             for receiver, inbox in inboxes.items()
         }
 
-    def _exchange(self, clock: Clock, model: GlobalModel | None, server: State) -> tuple[Mapping[str, Inbox], State]:
-        requests = {name: Request(clock=clock, model=model, inbox={}) for name in clock.participants}
+    def _models(self, clock: Clock, model: GlobalModel | None) -> Mapping[str, GlobalModel]:
+        """Send the global model to each participant; what it receives serves all its steps of this round."""
+        if model is None:
+            return {}
+        sent = self._deliver(clock, "model", {name: {"model": model.state} for name in clock.participants})
+        return {name: model.with_state(inbox["model"].tensors()) for name, inbox in sent.items()}
+
+    def _exchange(
+        self, clock: Clock, received: Mapping[str, GlobalModel], server: State
+    ) -> tuple[Mapping[str, Inbox], State]:
+        requests = {name: Request(clock=clock, model=received.get(name), inbox={}) for name in clock.participants}
         replies = self._ask("share", requests)
         shared = {name: self._upload(clock, "share", name, reply.artifacts) for name, reply in replies.items()}
         rng = stream(self.seed, "secret", "combine", clock.round)
@@ -111,13 +119,16 @@ class Driver:
         return self._deliver(clock, "combine", combined), server
 
     def _train(
-        self, clock: Clock, model: GlobalModel, inboxes: Mapping[str, Inbox], server: State
+        self,
+        clock: Clock,
+        model: GlobalModel,
+        received: Mapping[str, GlobalModel],
+        inboxes: Mapping[str, Inbox],
+        server: State,
     ) -> tuple[GlobalModel, State]:
-        requests = {}
-        for name in clock.participants:
-            sent = self._deliver(clock, "model", {name: {"model": model.state}})[name]["model"]
-            received = GlobalModel(blueprint=model.blueprint, state=ModelState(state=sent.tensors()))
-            requests[name] = Request(clock=clock, model=received, inbox=inboxes.get(name, {}))
+        requests = {
+            name: Request(clock=clock, model=received[name], inbox=inboxes.get(name, {})) for name in clock.participants
+        }
         updates = {name: self._received(clock, name, reply) for name, reply in self._ask("fit", requests).items()}
         scores: Mapping[str, Scores] = {}
         held = model  # what reviewers were sent; a newer model reaches them as an exhibit only

@@ -4,7 +4,7 @@ One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate; fdg
 functions of a method; what a client must remember is its `state`, a dict of tensors that the engine stores; what the
 server must remember is `server`, the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self
 
@@ -48,12 +48,20 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """How to build the network that a state fits into, and on which device; states themselves stay on the CPU."""
+    """How to build the network that a state fits into, and on which device; states themselves stay on the CPU.
+
+    `remodel` is the method's change to the plain classifier (StableFDG's attention, FedSR's random features)."""
 
     backbone: str
     classes: int
     norm: Literal["batch", "group"] = "batch"
     device: str = "cpu"
+    remodel: Callable[[Classifier, torch.Generator], Classifier] | None = None
+
+    def network(self, rng: torch.Generator) -> Classifier:
+        """Build the network on the CPU, its parameters drawn from `rng`."""
+        plain = build_classifier(self.backbone, self.classes, norm=self.norm, rng=rng)
+        return plain if self.remodel is None else self.remodel(plain, rng)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,10 +73,9 @@ class GlobalModel:
 
     def module(self) -> Classifier:
         """Build the network and load the state."""
-        plan = self.blueprint
-        network = build_classifier(plan.backbone, plan.classes, norm=plan.norm, rng=stream(0, "world", "blueprint"))
+        network = self.blueprint.network(stream(0, "world", "blueprint"))
         network.load_state_dict(dict(self.state.state))
-        return network.to(plan.device)
+        return network.to(self.blueprint.device)
 
     def with_state(self, state: Mapping[str, Tensor]) -> "GlobalModel":
         """The same blueprint with another state."""
@@ -109,10 +116,14 @@ class Method(Protocol):
         """The variant in which a client releases a row for each of its images, or None where rows are not per image."""
         ...
 
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """Give the network that this method trains in place of the plain `network`; parts it adds are drawn from `rng`."""
+        ...
+
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """Make what the client sends beside the model."""
+        """Make what the client sends beside the model; `model` is what it received, None where `shares` is "once"."""
         ...
 
     def combine(

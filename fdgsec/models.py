@@ -23,6 +23,7 @@ from fdgsec.errors import UsageError, unknown_name
 from fdgsec.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
 
 Norm = Literal["batch", "group"]
+Between = Mapping[str, Callable[[Tensor], Tensor]]
 BACKBONES = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "tiny")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -62,11 +63,29 @@ class Classifier(nn.Module):
         self.neck = neck
         self.head = head
 
-    def maps(self, images: Tensor) -> Tensor:
-        """Give the last stage's feature maps, (N, C, h, w). Raises ValueError: images not float (N, 3, H, W)."""
+    def maps(self, images: Tensor, *, between: Between | None = None) -> Tensor:
+        """Give the last stage's feature maps, (N, C, h, w), changed on the way by `between`.
+
+        Each entry of `between` replaces what its place gives: "conv" (the first convolution), "stem", "stage1", ...,
+        "stage4". Raises ValueError: images not float (N, 3, H, W); AttributeError: no such place."""
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images must be float (N, 3, H, W) in [0, 1]; got {images.dtype} {tuple(images.shape)}.")
-        return cast(Tensor, self.body(self.normalise(images)))
+        hooks = [
+            self.place(name).register_forward_hook(lambda module, given, made, change=change: change(made))
+            for name, change in (between or {}).items()
+        ]
+        try:
+            return cast(Tensor, self.body(self.normalise(images)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def place(self, name: str) -> nn.Module:
+        """Find the module whose output `between` calls `name`. Raises AttributeError where there is none."""
+        if name == "conv":
+            stem = self.body.get_submodule("stem")
+            return next(module for module in stem.modules() if isinstance(module, nn.Conv2d))
+        return self.body.get_submodule(name)
 
     def features(self, images: Tensor) -> Tensor:
         """Give the penultimate features, (N, features_width): what the linear head sees."""

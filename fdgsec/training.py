@@ -1,6 +1,6 @@
 """The only training loop, and evaluation by domain."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -9,40 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.errors import UsageError
+from fdgsec.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.data.domains import as_float
 from fdgsec.models import Classifier
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How a client trains: optimiser, length and augmentation.
-
-    `epochs` passes over the data, or exactly `steps` steps where that is set; `crop` is the area range of a random
-    resized crop (None: no crop), `flip` the probability of a mirror image."""
-
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 64
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    learning_rate: float = 1e-3
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    crop: tuple[float, float] | None = (0.8, 1.0)
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if (
-            self.epochs < 1
-            or self.batch_size < 1
-            or self.learning_rate <= 0
-            or (self.steps is not None and self.steps < 1)
-        ):
-            raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {self}.")
-        if not 0 <= self.flip <= 1 or (self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1):
-            raise UsageError(
-                f"a plan needs crop = (low, high) with 0 < low <= high <= 1, and flip in [0, 1]; got {self}."
-            )
+from fdgsec.plans import Plan, optimiser_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +21,11 @@ class Precision:
 
     dtype: Literal["float32", "bfloat16"]
     channels_last: bool
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """The layout as torch names it."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
 # Measured offline with benchmarks/training_speed.py; never decided by a timing at run time (DESIGN 6.2).
@@ -71,17 +46,10 @@ def precision_of(device: torch.device, backbone: str) -> Precision:
     return PRECISION.get((device.type, backbone), fallback)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
-    """Augmented images (B, 3, H, W) in [0, 1], labels (B,), and which records they are (B,)."""
-
-    images: Tensor
-    labels: Tensor
-    records: Tensor
-
-
 class Objective(Protocol):
-    """Gives per-record losses (B,); `couples_records` is True where one record's loss depends on another record."""
+    """Gives per-record losses, (B,) or more where the objective adds records of its own.
+
+    `couples_records` is True where one record's loss depends on another record."""
 
     @property
     def couples_records(self) -> bool:
@@ -104,45 +72,31 @@ class CrossEntropy:
         return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TrainingSet:
-    """Images (n, 3, H, W) uint8 and labels (n,): what a client trains on, originals or stylised."""
-
-    images: Tensor
-    labels: Tensor
-
-    @classmethod
-    def of(cls, dataset: DomainDataset) -> "TrainingSet":
-        """Take a dataset as it is."""
-        return cls(images=dataset.pixels(), labels=dataset.labels)
-
-    def __len__(self) -> int:
-        return int(self.labels.shape[0])
+def prepared(model: Classifier, plan: Plan) -> tuple[torch.device, Precision]:
+    """Put `model` into training mode and its fastest layout; say on which device and in which precision it runs."""
+    device = next(model.parameters()).device
+    precision = precision_of(device, model.backbone)
+    model.to(memory_format=precision.layout)
+    model.train()
+    if plan.freeze_norm:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+    return device, precision
 
 
-def augment(images: Tensor, plan: Plan, rng: torch.Generator) -> Tensor:
-    """Crop, resize and mirror a float batch, each image with its own draw (RandomResizedCrop of CCST's released code)."""
-    count, _, height, width = images.shape
-    if plan.crop is None:  # mirrored without resampling, hence exactly
-        mirrored = (torch.rand(count, generator=rng) < plan.flip).to(images.device)
-        return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
-    area = torch.empty(count).uniform_(plan.crop[0], plan.crop[1], generator=rng)
-    aspect = torch.empty(count).uniform_(-0.2877, 0.2877, generator=rng).exp().sqrt()  # ratio 3/4 .. 4/3
-    scale = torch.stack([area.sqrt() * aspect, area.sqrt() / aspect], 1).clamp_max(1.0)
-    shift = (torch.rand(count, 2, generator=rng) * 2 - 1) * (1 - scale)
-    mirror = torch.where(torch.rand(count, generator=rng) < plan.flip, -1.0, 1.0)
-    theta = torch.zeros(count, 2, 3)
-    theta[:, 0, 0], theta[:, 1, 1] = scale[:, 0] * mirror, scale[:, 1]
-    theta[:, :, 2] = shift
-    grid = functional.affine_grid(theta.to(images.device), [count, 3, height, width], align_corners=False)
-    return functional.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+def autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
+    """The context in which forward passes of this precision run."""
+    return torch.autocast(device.type, torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext()
 
 
-def _optimiser(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if plan.optimiser == "adam":
-        return torch.optim.Adam(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
-    return torch.optim.SGD(parameters, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
+    """Take one step down `loss`, with the plan's bound on the gradient's norm."""
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward()
+    if plan.clip_norm is not None:
+        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], plan.clip_norm)
+    optimiser.step()
 
 
 def epochs(
@@ -152,63 +106,51 @@ def epochs(
     plan: Plan,
     rng: torch.Generator,
     *,
+    round: int = 0,
+    rounds: int = 1,
+    beside: Iterable[nn.Parameter] = (),
+    optimiser: torch.optim.Optimizer | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and give {"loss": mean, "steps": count}.
 
-    Batches are drawn by reshuffling every epoch; a last short batch is kept unless one record is left over (batch norm).
-    Raises UsageError for an empty set."""
-    if not len(data):
-        raise UsageError("a client has no training images; every client needs at least one.")
-    device = next(model.parameters()).device
-    precision = precision_of(device, model.backbone)
-    layout = torch.channels_last if precision.channels_last else torch.contiguous_format
-    model.to(memory_format=layout)
-    model.train()
-    optimiser = _optimiser(model, plan)
-    total, seen, step = torch.zeros((), device=device), 0, 0
-    while plan.steps is None or step < plan.steps:
-        order = torch.randperm(len(data), generator=rng)
-        for records in order.split(plan.batch_size):
-            if len(records) == 1 < min(len(data), plan.batch_size):
-                continue
-            pixels = as_float(data.images[records].to(device))
-            images = augment(pixels, plan, rng).contiguous(memory_format=layout)
-            batch = Batch(images=images, labels=data.labels[records].to(device), records=records)
-            with _autocast(device, precision):
+    `round` of `rounds` places the learning rate on its schedule; `beside` are an objective's own parameters, trained by
+    the same optimiser; a given `optimiser` goes on from its moments. Raises UsageError for an empty set."""
+    device, precision = prepared(model, plan)
+    optimiser = optimiser or optimiser_of([*model.parameters(), *beside], plan)
+    total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
+    while step < plan.steps if plan.steps is not None else epoch < plan.epochs:
+        for group in optimiser.param_groups:
+            group["lr"] = plan.rate(round=round, rounds=rounds, epoch=epoch)
+        for batch in epoch_of_batches(data, plan, rng, device=device, layout=precision.layout):
+            with autocast(device, precision):
                 losses = objective(batch, model)
-            optimiser.zero_grad(set_to_none=True)
-            losses.mean().backward()
-            optimiser.step()
-            total, seen, step = total + losses.detach().sum(), seen + len(records), step + 1
+            stepped(optimiser, losses.mean(), plan)
+            total, seen, step = total + losses.detach().sum(), seen + len(losses), step + 1
             if on_step is not None:
                 on_step(step, float(losses.detach().mean()))
             if plan.steps is not None and step >= plan.steps:
                 break
-        if plan.steps is None and step >= plan.epochs * _steps_per_epoch(len(data), plan.batch_size):
-            break
+        epoch += 1
     return {"loss": float(total) / max(seen, 1), "steps": float(step)}
-
-
-def _steps_per_epoch(records: int, batch_size: int) -> int:
-    full, rest = divmod(records, batch_size)
-    return full + (1 if rest > 1 or rest == records else 0)
-
-
-def _autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
-    return torch.autocast(device.type, torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext()
 
 
 @torch.inference_mode()
 def predictions(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
     """Predict the class of each uint8 image, (n,) int64, on the CPU."""
+    return logits(model, images, batch_size=batch_size).argmax(1)
+
+
+@torch.inference_mode()
+def logits(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
+    """Give the logits of uint8 images, (n, classes) float32, on the CPU, in evaluation mode."""
     device = next(model.parameters()).device
     precision = precision_of(device, model.backbone)
-    layout = torch.channels_last if precision.channels_last else torch.contiguous_format
-    model.to(memory_format=layout)
+    model.to(memory_format=precision.layout)
     model.eval()
     parts = []
     for chunk in images.split(batch_size):
-        with _autocast(device, precision):
-            parts.append(model(as_float(chunk.to(device)).contiguous(memory_format=layout)).argmax(1).cpu())
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+        with autocast(device, precision):
+            given = model(as_float(chunk.to(device)).contiguous(memory_format=precision.layout))
+        parts.append(given.float().cpu())
+    return torch.cat(parts) if parts else torch.zeros(0, model.classes)

@@ -23,13 +23,13 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from fdgsec.artifacts import Artifact, ImageStyles, StyleBank, StyleStatistics
+from fdgsec.batches import TrainingSet
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, resized, statistics
 from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.styles import Moments, adain
-from fdgsec.training import TrainingSet
 
 STYLISED_AT_ONCE = 32
 

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fdgsec.artifacts import ModelState, Scores
+from fdgsec.batches import TrainingSet
 from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.training import CrossEntropy, Plan, TrainingSet, epochs, predictions
+from fdgsec.models import Classifier
+from fdgsec.plans import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.training import CrossEntropy, Objective, epochs, predictions
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -34,15 +37,24 @@ def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -
     return result
 
 
+def detached(network: nn.Module) -> dict[str, Tensor]:
+    """Copy a network's state to the CPU, free of its graph."""
+    return {name: value.detach().cpu().clone() for name, value in network.state_dict().items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
     """FedAvg with its local plan; other methods extend the steps that they change.
 
-    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code)."""
+    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimiser` lets a client's
+    moments survive its rounds. `local` is a method whose local objective is trained in place of cross-entropy: what
+    `--with mixstyle` puts on top of CCST."""
 
     plan: Plan = field(default_factory=Plan)
     weights: Literal["size", "uniform"] = "size"
     select: Literal["last", "validation"] = "last"
+    keep_optimiser: bool = False
+    local: "FedAvg | None" = None
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
@@ -85,16 +97,54 @@ class FedAvg:
         """Train on the client's own images."""
         return TrainingSet.of(client.data), state
 
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """The plain classifier, or what the local method makes of it."""
+        return network if self.local is None else self.local.remodel(network, rng)
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Cross-entropy, or the local method's objective."""
+        if self.local is None:
+            return CrossEntropy()
+        return self.local.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+    def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
+        """The network that local training starts from: the received model."""
+        return model.module()
+
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
         """ClientUpdate of Algorithm 1: a fresh optimiser, E epochs of minibatch steps from the global model."""
         data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
-        network = model.module()
-        metrics = epochs(network, data, CrossEntropy(), self.plan, rng)
+        network = self.start(client, model=model, state=state)
+        objective = self.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        optimiser = optimiser_of(network.parameters(), self.plan)
+        if self.keep_optimiser:
+            remember(optimiser, state)
+        metrics = epochs(
+            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+        )
+        if self.keep_optimiser:
+            state = {**state, **optimiser_memory(optimiser)}
+        artifacts, state = self.results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
-        sent = ModelState(state={name: value.detach().cpu().clone() for name, value in network.state_dict().items()})
-        return Update(artifacts={"model": sent}, weight=weight, metrics=metrics), state
+        return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
+
+    def results(
+        self,
+        client: Client,
+        network: Classifier,
+        data: TrainingSet,
+        *,
+        inbox: Inbox,
+        state: State,
+        clock: Clock,
+        rng: torch.Generator,
+    ) -> tuple[Inbox, State]:
+        """What a client sends after training: the model, under "model"."""
+        return {"model": ModelState(state=detached(network))}, state
 
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator

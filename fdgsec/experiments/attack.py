@@ -135,7 +135,8 @@ def _target_run(
     progress: Progressive,
 ) -> tuple[Observed, Mapping[str, object] | None, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    model = model_of(config, len(world.dataset.class_names)) if config.rounds else None
+    needed = config.rounds or method.shares == "every"
+    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
     weights = [encoder_named(config.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
@@ -146,12 +147,12 @@ def _target_run(
         assert accuracy is None or isinstance(accuracy, dict)
         return Observed(transcript=transcript, states=states, clients=data), accuracy, True
     accuracy = None
-    if model is not None:
+    if config.rounds and model is not None:
         trained = federate(method, clients, model, config, progress)
         accuracy = {**accuracy_document(trained.model, world.unseen(), {}), "round": trained.kept_round}
         observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
     else:
-        observed = observe(method, clients, seed=config.seed, name="run")
+        observed = observe(method, clients, seed=config.seed, name="run", model=model)
     kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
     save_run(folder, observed.transcript, kept, {"accuracy": accuracy})
     return observed, accuracy, False

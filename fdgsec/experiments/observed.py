@@ -7,7 +7,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.driver import Driver
 from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
-from fdgsec.federation import Client, Method, State
+from fdgsec.federation import Client, GlobalModel, Method, State
 from fdgsec.rng import stream
 from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
 
@@ -27,10 +27,13 @@ def observe(
     *,
     seed: int,
     name: str,
+    model: GlobalModel | None = None,
     defenses: Sequence[SendsDefended] = (),
     guards: Sequence[Guard] = (),
 ) -> Observed:
-    """Exchange artifacts among `members` without training, and write down everything."""
+    """Exchange artifacts among `members` without training, and write down everything.
+
+    `model` is what methods need that share under the current model (StableFDG)."""
     states = MemoryStates()
     wire = Wire(
         secret=lambda message, number: stream(
@@ -40,7 +43,7 @@ def observe(
         guards=guards,
     )
     engine = LocalEngine(members=members, method=method, seed=seed, states=states)
-    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(None)
+    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(model)
     return Observed(
         transcript=wire.transcript,
         states=states.states,

@@ -133,7 +133,7 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     world = load_world(config, data_root=data_root, progress=progress)
     clients, validation = split_sources(world, config)
     method.check(len(clients))
-    model = model_of(config, len(world.dataset.class_names))
+    model = model_of(config, method, len(world.dataset.class_names))
     trained = federate(method, clients, model, config, progress)
     artifacts, traffic = artifact_rows(trained.transcript.rows)
     accuracy: dict[str, object] | None = None

@@ -116,14 +116,16 @@ def device_of(name: str) -> str:
     return name
 
 
-def model_of(config: RunConfig, classes: int) -> GlobalModel:
-    """Initialise the global model. Raises WeightsUnavailableError for pretrained weights that are not stored."""
-    device = device_of(config.device)
-    blueprint = Blueprint(backbone=config.backbone, classes=classes, norm=config.norm, device=device)
-    network = build_classifier(
-        config.backbone, classes, norm=config.norm, pretrained=config.pretrained,
-        rng=stream(config.seed, "world", "initialisation"),
+def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
+    """Initialise the global model as `method` shapes it.
+
+    Raises WeightsUnavailableError for pretrained weights that are not stored."""
+    blueprint = Blueprint(
+        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device), remodel=method.remodel,
     )  # fmt: skip
+    rng = stream(config.seed, "world", "initialisation")
+    plain = build_classifier(config.backbone, classes, norm=config.norm, pretrained=config.pretrained, rng=rng)
+    network = method.remodel(plain, rng)
     state = {name: value.detach().clone() for name, value in network.state_dict().items()}
     return GlobalModel(blueprint=blueprint, state=ModelState(state=state))
 

@@ -16,8 +16,8 @@ from fdgsec.federation import Blueprint, Client, Clock, GlobalModel, Request
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import build_classifier
+from fdgsec.plans import Plan
 from fdgsec.rng import stream
-from fdgsec.training import Plan
 from fdgsec.wire import Wire
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))

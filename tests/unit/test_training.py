@@ -7,25 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.batches import Batch, TrainingSet, augment
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
 from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError
 from fdgsec.experiments.train import train
 from fdgsec.models import BACKBONES, Classifier, build_classifier
+from fdgsec.plans import Plan
 from fdgsec.rng import stream
-from fdgsec.training import (
-    PRECISION,
-    Batch,
-    CrossEntropy,
-    Plan,
-    Precision,
-    TrainingSet,
-    augment,
-    epochs,
-    precision_of,
-    predictions,
-)
+from fdgsec.training import PRECISION, CrossEntropy, Precision, epochs, precision_of, predictions
 
 PLAIN = Plan(batch_size=4, crop=None, flip=0.0)
 
