@@ -4,7 +4,17 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fdgsec.artifacts import ImageStyles, ModelState, StyleBank, StyleStatistics, decode
+from fdgsec.artifacts import (
+    Amplitudes,
+    Artifact,
+    HeadGradient,
+    ImageStyles,
+    ModelState,
+    Prototypes,
+    StyleBank,
+    StyleStatistics,
+    decode,
+)  # fmt: skip
 from fdgsec.errors import ArtifactError
 
 
@@ -85,3 +95,32 @@ def test_equal_artifacts_have_equal_hashes_and_others_do_not():
 
     assert one.sha256 == ImageStyles(mean=torch.ones(1, 2), std=torch.ones(1, 2)).sha256
     assert one.sha256 != other.sha256
+
+
+SPECTRA = Amplitudes(values=torch.ones(2, 3, 4, 3), owner=torch.tensor([0, 1]))
+CENTRES = Prototypes(features=torch.ones(2, 5), classes=torch.tensor([0, 6]))
+GRADIENT = HeadGradient(weight=torch.ones(7, 5), bias=torch.ones(7))
+
+
+@pytest.mark.parametrize("sent", [SPECTRA, CENTRES, GRADIENT], ids=lambda artifact: artifact.kind)
+def test_what_the_baselines_send_survives_the_wire(sent: Artifact):
+    received = decode(sent.encode())
+
+    assert type(received) is type(sent)
+    assert all(torch.equal(received.tensors()[name], value) for name, value in sent.tensors().items())
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Amplitudes(values=torch.ones(2, 3, 4), owner=torch.tensor([0, 1])), "values"),
+        (lambda: Amplitudes(values=-torch.ones(1, 3, 4, 3), owner=torch.tensor([0])), "must be >= 0"),
+        (lambda: Amplitudes(values=torch.ones(2, 3, 4, 3), owner=torch.tensor([0])), "owner"),
+        (lambda: Prototypes(features=torch.ones(2, 5), classes=torch.tensor([0])), "classes"),
+        (lambda: HeadGradient(weight=torch.ones(7, 5), bias=torch.ones(6)), "bias"),
+    ],
+    ids=["flat spectra", "negative amplitude", "owners missing", "classes missing", "bias too short"],
+)
+def test_shapes_that_do_not_fit_are_refused(make, said: str):
+    with pytest.raises(ArtifactError, match=said):
+        make()

@@ -256,6 +256,36 @@ def test_tiny_is_small_and_reads_32_pixels():
     assert model.maps(images(2, size=32)).shape == (2, 96, 4, 4)
 
 
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_a_change_between_stages_reaches_the_rest_of_the_network(backbone):
+    model = build_classifier(backbone, 3, rng=stream(0, "world", "network")).eval()
+    places = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
+    seen: dict[str, int] = {}
+
+    def watch(name):
+        def change(maps):
+            seen[name] = maps.shape[1]
+            return maps.repeat(2, 1, 1, 1) if name == "stage2" else maps
+
+        return change
+
+    with torch.no_grad():
+        changed = model.maps(images(2, size=64), between={name: watch(name) for name in places})
+        plain = model.maps(images(2, size=64))
+
+    assert list(seen) == list(places)
+    assert changed.shape[0] == 4
+    assert torch.allclose(changed[2:], plain, atol=1e-5)
+    assert torch.equal(model.maps(images(2, size=64)).detach(), plain)  # the hooks are gone
+
+
+def test_a_change_at_no_place_is_refused():
+    model = build_classifier("tiny", 3, rng=stream(0, "world", "network"))
+
+    with pytest.raises(AttributeError, match="stage9"):
+        model.maps(images(2), between={"stage9": lambda maps: maps})
+
+
 def test_the_normalisation_is_not_part_of_the_state():
     model = build_classifier("tiny", 5, rng=stream(0, "world"))
 
