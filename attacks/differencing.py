@@ -25,7 +25,8 @@ class Differencing:
 
     Candidates are ranked by |estimate - t(x)| / |t(x)|, unwhitened: the rounding error of a coordinate grows with its
     size, and whitening would blow it up just where images differ least. `records` is the number of added images per
-    domain; None takes 20 (profile quick) or 50 (full)."""
+    domain; None takes 20 (profile quick) or 50 (full). Knowing the victim's domain is no help to it, only to the blind
+    guess that it is compared with."""
 
     name: ClassVar[str] = "differencing"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics"})
@@ -70,7 +71,7 @@ class Differencing:
             cases.append(
                 Case(
                     request="add_one_record", views=(before, after), victim="client:0", records=holds,
-                    slice={"domain": "planted"}, candidates=candidates,
+                    domain="planted", slice={"domain": "planted"}, candidates=candidates,
                 )
             )  # fmt: skip
             truths.append(Truth(rows=torch.tensor([number]), statistic=moments.rows(row).linear()))
@@ -119,7 +120,7 @@ def _difference(case: Case) -> Tensor:
 def _public_mean(case: Case, knowledge: Knowledge) -> Tensor:
     """What to guess without the releases: the mean of public images, those of the victim's domain where it is known."""
     images = knowledge.public_images()
-    domain = case.slice.get("domain")
-    if isinstance(domain, str) and domain in images.domain_names and len(images.of_domain(domain)):
-        images = images.of_domain(domain)
+    known = case.domain
+    if known is not None and known in images.domain_names and len(images.of_domain(known)):
+        images = images.of_domain(known)
     return knowledge.statistics(images).linear().mean(0)

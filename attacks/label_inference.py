@@ -3,7 +3,10 @@
 StableFDG (Remark 1) and CCST take a style to carry the domain and not the label. The test: multinomial logistic
 regression from one released style to the class, within a domain, against 1/K. Labelled auxiliary images are the training
 set. They are few, so images of the other domains, standardised within theirs, may join with less weight; features,
-weight and regularisation are chosen by cross-validation on auxiliary images of the victim's domain alone."""
+weight and regularisation are chosen by cross-validation on auxiliary images of the victim's domain alone.
+
+An adversary that is not told that domain takes every image for another domain's: nothing is left to choose by, and the
+released rows are standardised by themselves, which is right whatever domain they are of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +114,7 @@ def _recall(labels: Tensor, predicted: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelInference:
-    """Logistic regression from a single image's style to its class, one model per domain."""
+    """Logistic regression from a single image's style to its class, one model per domain, or one where none is known."""
 
     name: ClassVar[str] = "label-inference"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank"})
@@ -120,24 +123,27 @@ class LabelInference:
     folds: int = 5
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for the released rows, and for more rows of the same kind; nothing where rows are pooled over images."""
+        """Ask for the released rows, and for more rows of the same kind; nothing where rows are pooled over images.
+
+        Raises UsageError where no images are known."""
+        facts.check_images()
         if "StyleStatistics" in facts.artifact_kinds and "ImageStyles" not in facts.artifact_kinds:
             return []
         return [Request(kind="released"), Request(kind="as_if_released", per_class=self.per_class)]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
-        """Predict the class of every row, with one model per domain that a case names."""
+        """Predict the class of every row, with one model per domain that the adversary was told."""
         public = knowledge.public_images()
         models: dict[str | None, tuple[_Training, Setting, LogisticRegression]] = {}
         answers = []
         for number, case in enumerate(cases):
             if case.request not in ("released", "as_if_released"):
                 continue
-            named = str(case.slice.get("domain", ""))
-            domain = named if named in public.domain_names else None  # a client may hold several domains
+            domain = case.domain
             if domain not in models:
+                named = domain if domain in public.domain_names else None
                 with threadpool_limits(limits=1):  # hundreds of small fits: a second thread only waits
-                    models[domain] = self._model(_training(public, domain, knowledge), child(rng, "folds", str(domain)))
+                    models[domain] = self._model(_training(public, domain, knowledge), child(rng, "folds", str(named)))
             training, setting, model = models[domain]
             rows = _rows_like(training, case.released(), setting.features)
             answers.append(
@@ -169,7 +175,7 @@ class LabelInference:
         shown = images.subset(auxiliary + torch.randperm(released, generator=rng))
         style = statistics(shown).style(unbiased=True)
         case = Case(
-            request="as_if_released", victim="client:0", slice={"domain": "planted"},
+            request="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
             views=(upload(ImageStyles(mean=style[0].float(), std=style[1].float())),),
         )  # fmt: skip
         planted = replace(
@@ -218,15 +224,16 @@ class LabelInference:
 
 
 def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge) -> _Training:
-    """Public images as training data; without a named domain all of them count as the victim's, as one."""
+    """Public images as training data, and which of them are of the victim's `domain`: none where it is not known.
+
+    A victim of several domains has a name that is no domain's: all images then count as its own, as of one domain."""
     mean, std = knowledge.statistics(public).style(unbiased=True)
-    if domain is None:
-        everything = torch.ones(len(public), dtype=torch.bool)
-        return _Training(
-            mean=mean, std=std, labels=public.labels, domains=torch.zeros_like(public.domains), own=everything
-        )
-    own = public.domains == public.domain_index(domain)
-    return _Training(mean=mean, std=std, labels=public.labels, domains=public.domains, own=own)
+    domains, own = public.domains, torch.zeros(len(public), dtype=torch.bool)
+    if domain in public.domain_names:
+        own = domains == public.domain_names.index(domain)
+    elif domain is not None:
+        domains, own = torch.zeros_like(domains), ~own
+    return _Training(mean=mean, std=std, labels=public.labels, domains=domains, own=own)
 
 
 def _rows_like(training: _Training, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:

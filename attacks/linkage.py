@@ -39,7 +39,8 @@ class Linkage:
     schemes: tuple[str, ...] = ("iid", "dirichlet", "domain")
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for the halves of re-drawn clients, one population each."""
+        """Ask for the halves of re-drawn clients, one population each. Raises UsageError where no images are known."""
+        facts.check_images()
         return [Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:

@@ -50,7 +50,7 @@ class Membership:
 
     name: ClassVar[str] = "membership"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics"})
-    needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 50
     statistic: Literal["standardised", "likelihood-ratio"] = "likelihood-ratio"
@@ -95,7 +95,7 @@ class Membership:
             cases.append(
                 Case(
                     request="resampled_clients", views=(upload(artifact),), victim="client:0", records=size,
-                    slice={"domain": "planted", "n_per_client": size}, candidates=images.subset(start + order),
+                    domain="planted", slice={"domain": "planted", "n_per_client": size}, candidates=images.subset(start + order),
                 )
             )  # fmt: skip
             truths.append(Truth(members=order < size))
@@ -120,7 +120,7 @@ class Membership:
     ) -> list[MembershipAnswer]:
         test, answers = self._test(), []
         for name, population in populations.items():
-            mine = [number for number in _asked(cases) if str(cases[number].slice["domain"]) == name]
+            mine = [number for number in _asked(cases) if _domain(cases[number]) == name]
             candidates = _whitened_candidates([cases[number] for number in mine], population, knowledge)
             for number, v in zip(mine, candidates, strict=True):
                 case = cases[number]
@@ -148,6 +148,12 @@ def _size(case: Case) -> int:
     return case.records
 
 
+def _domain(case: Case) -> str:
+    if case.domain is None:
+        raise UsageError(f"membership needs the domain of the images of {case.victim}; the adversary does not know it.")
+    return case.domain
+
+
 def _auxiliary(knowledge: Knowledge) -> DomainDataset:
     if knowledge.auxiliary is None:
         raise UsageError(
@@ -157,12 +163,12 @@ def _auxiliary(knowledge: Knowledge) -> DomainDataset:
 
 
 def _populations(cases: Sequence[Case], knowledge: Knowledge) -> dict[str, _Population]:
-    """Fit one whitening per domain that a case names."""
+    """Fit one whitening per domain of a victim."""
     auxiliary = _auxiliary(knowledge)
     records = knowledge.statistics(auxiliary).linear()
     channels = records.shape[1] // 2
     populations = {}
-    for name in dict.fromkeys(str(cases[number].slice["domain"]) for number in _asked(cases)):
+    for name in dict.fromkeys(_domain(cases[number]) for number in _asked(cases)):
         victim = auxiliary.domain_index(name)
         parts = {int(domain): records[auxiliary.domains == domain] for domain in auxiliary.domains.unique()}
         if victim not in parts or parts[victim].shape[0] < 2:
@@ -196,7 +202,7 @@ def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
     """The same question about a release that knows nothing of the candidates."""
     if case.request != "resampled_clients":
         return case
-    images = _auxiliary(knowledge).of_domain(str(case.slice["domain"]))
+    images = _auxiliary(knowledge).of_domain(_domain(case))
     drawn = torch.randint(len(images), (_size(case),), generator=rng)
     mean, std = knowledge.statistics(images).rows(drawn).pooled().style(unbiased=False)
     artifact = StyleStatistics(mean=mean[0].float(), std=std[0].float())
@@ -212,7 +218,7 @@ def _predictions(
     test on Gaussian records with the shrunk covariance, whose flat tail makes it an optimistic one."""
     first: dict[str, dict[int, int]] = {name: {} for name in populations}
     for number in _asked(cases):
-        first[str(cases[number].slice["domain"])].setdefault(_size(cases[number]), number)
+        first[_domain(cases[number])].setdefault(_size(cases[number]), number)
     answers = []
     for name, population in populations.items():
         reference, others = population.reference, population.others

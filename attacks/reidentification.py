@@ -54,7 +54,8 @@ class Reidentification:
     per_class: int = 0
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for the run as it is, and for as many rows as the data allow."""
+        """Ask for the run as it is, and for as many rows as the data allow. Raises UsageError where no images are known."""
+        facts.check_images()
         return [
             Request(kind="released", gallery=self.gallery),
             Request(kind="as_if_released", per_class=self.per_class),

@@ -3,7 +3,8 @@
 The adversary trains an inverter (fdgsec.inversion) on images that it has, and shows it what the victim released. Three
 priors: *intra*, auxiliary images of the victim's own domain; *inter*, another domain (the images of the adversary, when
 that is a client; for the server, which holds no client's, the auxiliary images of the next source domain in order);
-*third-party*, images of the unseen domain, painted where they are line drawings.
+*third-party*, images of the unseen domain, painted where they are line drawings. An adversary that does not know the
+victim's domain has no intra prior, and as a client takes all its images, of whatever domain, in place of inter: *own*.
 
 Rows: the released ones, those of as-if clients, and for pooled styles the difference of two releases: t(r') of n + 1
 records and t(r) of n give the new record's own t = (n + 1) t(r') - n t(r).
@@ -24,7 +25,7 @@ from fdgsec.errors import UsageError, WeightsUnavailableError
 from fdgsec.features import encoder_named
 from fdgsec.inversion import Inverter, Loss, Schedule, fit_generator
 from fdgsec.inversion_priors import Prior, encoded, prior_images
-from fdgsec.inversion_rows import Rows, domain_of, populations
+from fdgsec.inversion_rows import Rows, populations
 from fdgsec.metrics.images import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.networks.style_generator import full_shape, small_shape
 from fdgsec.planting import upload
@@ -86,11 +87,14 @@ class StyleInversion:
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
         """Ask for one row per image where images are released singly, else for pairs of runs one record apart.
 
-        Raises UsageError where pooled styles would have to be parted without knowing how many images they pool."""
+        Raises UsageError where pooled styles would have to be parted without knowing how many images they pool, or of
+        which domain: the differences of one domain are each other's controls."""
         profile = self.PROFILES[self.profile]
         if "StyleStatistics" in facts.artifact_kinds:
-            if "client sizes" not in facts.knows:
-                raise UsageError("reads differences of pooled releases, for which the adversary must know client sizes")
+            lacking = sorted({"client sizes", "victim domains"} - facts.knows)
+            if lacking:
+                needed = " and ".join(lacking)
+                raise UsageError(f"reads differences of pooled releases, for which the adversary must know {needed}")
             return [Request(kind="add_one_record", count=profile.records)]
         return [
             Request(kind="released", gallery=300),
@@ -122,7 +126,7 @@ class StyleInversion:
         mean, std = _thumbnail(victims).style(unbiased=True)
         case = Case(
             request="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
-            victim="client:0", slice={"domain": "planted"}, candidates=victims.subset(order),
+            victim="client:0", domain="planted", slice={"domain": "planted"}, candidates=victims.subset(order),
         )  # fmt: skip
         truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
         planted = replace(
@@ -137,10 +141,10 @@ class StyleInversion:
             ("loss", name): found for name in self._losses() if isinstance(found := self._loss(name, self.size), str)
         }
         for kind in self.priors:
-            for domain in dict.fromkeys(domain_of(case) for case in cases):
+            for domain in dict.fromkeys(case.domain for case in cases):
                 images = prior_images(kind, domain, knowledge)
                 if isinstance(images, str):
-                    reasons["prior", f"{kind} of {domain}"] = images
+                    reasons["prior", kind if domain is None else f"{kind} of {domain}"] = images
         return [
             Measurement(
                 name="psnr_gain", value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
@@ -160,18 +164,19 @@ class StyleInversion:
         for rows in populations(cases, knowledge):
             if exchange and len(rows.features) < 2:
                 continue  # nothing to exchange it with
-            order = derangement(len(rows.features), child(rng, "exchange", rows.kind, rows.domain))
+            order = derangement(len(rows.features), child(rng, "exchange", rows.kind, str(rows.domain)))
             shown = replace(rows, features=rows.features[order]) if exchange else rows
             for kind in self.priors:
                 prior = workshop.prior(kind, rows.domain)
                 if prior is None:
                     continue
+                named = "own" if kind == "inter" and rows.domain is None else kind
                 for loss in self._losses():
                     inverter = workshop.inverter(prior, loss)
                     if inverter is not None:
-                        coins = child(rng, "controls", rows.kind, rows.domain, kind, loss)
+                        coins = child(rng, "controls", rows.kind, str(rows.domain), kind, loss)
                         answers += _drawn(
-                            shown, prior, inverter, {"prior": kind, "loss": loss, "rows": rows.kind}, coins
+                            shown, prior, inverter, {"prior": named, "loss": loss, "rows": rows.kind}, coins
                         )
         return answers
 
@@ -201,7 +206,7 @@ class _Workshop:
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], Inverter] = field(default_factory=dict)
 
-    def prior(self, kind: str, domain: str) -> Prior | None:
+    def prior(self, kind: str, domain: str | None) -> Prior | None:
         """The training set of `kind` against `domain`, encoded, or None where the data are missing."""
         found = prior_images(kind, domain, self.knowledge)
         if isinstance(found, str):

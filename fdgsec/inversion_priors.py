@@ -1,8 +1,9 @@
 """The images an inverter is trained on: which ones an adversary has, and more made of them.
 
-Intra: images of the victim's own domain. Inter: another client's, which are the adversary's own when it is a client; a
-server holds no client's images and takes its auxiliary ones of the next source domain, cyclically. Third party: images
-of the unseen domain. Images are mirrored, cropped, and, where they are line drawings, painted.
+Intra: images of the victim's own domain. Inter: another client's, which are the adversary's own when it is a client
+(those of other domains, or all where the victim's is not known); a server holds no client's images and takes its auxiliary
+ones of the next source domain, cyclically. Third party: images of the unseen domain. Images are mirrored, cropped, and,
+where they are line drawings, painted.
 
 Every variant is a new image that the public encoder must see; its style is then exact, not interpolated."""
 
@@ -12,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fdgsec.adversaries import Knowledge, Statistics
 from fdgsec.data.domains import DomainDataset, as_float, shrunk
 from fdgsec.inversion import LinearInverse, TrainingSet, fit_linear, style_features
-from fdgsec.threats import Knowledge, Statistics
 
 LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
 LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
@@ -125,13 +126,17 @@ def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
     return variant(dataset, ground + (ink - ground) * darkness * opacity, "painted")
 
 
-def prior_images(kind: str, domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
-    """The name and the images of a prior against `domain`, or why there is none."""
+def prior_images(kind: str, domain: str | None, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
+    """The name and the images of a prior against `domain` (None: not known), or why there is none."""
     found: tuple[str, DomainDataset] | str
-    if domain not in knowledge.domain_names and kind != "third-party":
-        return f"the victim's images are of {domain} domains"
     if kind == "third-party":
         found = "no images of the unseen domain" if knowledge.unseen is None else ("unseen", knowledge.unseen)
+    elif domain is None:
+        if kind == "intra" or knowledge.own is None:
+            return "the adversary does not know the domain of the victim's images"
+        found = ("own", knowledge.own)
+    elif domain not in knowledge.domain_names:
+        return f"the victim's images are of {domain} domains"
     elif kind == "intra":
         source = knowledge.auxiliary if knowledge.auxiliary is not None else knowledge.own
         found = f"no images of {domain}" if source is None else (f"domain:{domain}", source.of_domain(domain))

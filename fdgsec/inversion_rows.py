@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fdgsec.adversaries import Knowledge
 from fdgsec.errors import UsageError
 from fdgsec.inversion import style_features, style_from_linear
 from fdgsec.styles import linear_statistic, unbiased_to_biased
-from fdgsec.threats import Case, Knowledge, RequestKind
+from fdgsec.threats import Case, RequestKind
 
 Kind = Literal["released", "as_if_released", "difference"]
 KINDS: dict[RequestKind, Kind] = {
@@ -22,27 +23,24 @@ KINDS: dict[RequestKind, Kind] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Style rows of one population: `features` (R, 2C), and how many of them belong to each of `cases`."""
+    """Style rows of one population: `features` (R, 2C), and how many of them belong to each of `cases`.
+
+    `domain` is the victim's: "mixed" where its images are of several, None where the adversary does not know."""
 
     kind: Kind
-    domain: str
+    domain: str | None
     cases: tuple[int, ...]
     sizes: tuple[int, ...]
     features: Tensor
 
 
-def domain_of(case: Case) -> str:
-    """The domain of the victim's images, "mixed" where the adversary cannot name one."""
-    return str(case.slice.get("domain", "mixed"))
-
-
 def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
     """Rows that are answered together: those of one case, or, for differences, all of one domain."""
-    groups: dict[tuple[RequestKind, str, int], list[int]] = {}
+    groups: dict[tuple[RequestKind, str | None, int], list[int]] = {}
     for number, case in enumerate(cases):
         if case.request in KINDS:
             alone = -1 if case.request == "add_one_record" else number
-            groups.setdefault((case.request, domain_of(case), alone), []).append(number)
+            groups.setdefault((case.request, case.domain, alone), []).append(number)
     result = []
     for (request, domain, _), numbers in groups.items():
         read = _difference if request == "add_one_record" else _released

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fdgsec.adversaries import View
 from fdgsec.artifacts import Artifact
 from fdgsec.data.domains import DomainDataset
 from fdgsec.styles import Moments
-from fdgsec.threats import View
 from fdgsec.wire import SERVER, Message
 
 

@@ -1,4 +1,4 @@
-"""Who attacks, what they see, what they know, what they are asked, and what they may answer.
+"""What attacks are asked, and what they may answer. Who attacks is in fdgsec.adversaries, and can be had from here too.
 
 An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
 from the laboratory to the judge and never through here."""
@@ -10,99 +10,16 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import ImageStyles, InterpolationStyle, StyleBank, StyleStatistics
+from fdgsec.adversaries import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.reports import Measurement
-from fdgsec.styles import Moments
-from fdgsec.wire import SERVER, Message, Transcript
 
-KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "auxiliary", "unseen", "own data")
-"""What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
-labelled auxiliary images of the victims' domains; images of the unseen domain; its own training images."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class View:
-    """The messages that one adversary could see, in order."""
-
-    messages: tuple[Message, ...]
-
-    def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
-        """Find the style rows (R, C) of `victim`: its own upload, else its rows of a bank; None if neither was seen."""
-        number = int(victim.partition(":")[2])
-        for message in self.messages:
-            artifact = message.artifact
-            if message.sender == victim and isinstance(artifact, ImageStyles):
-                return artifact.mean, artifact.std
-            if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
-                return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
-            if isinstance(artifact, StyleBank):
-                mine = artifact.owner == number
-                return artifact.mean[mine], artifact.std[mine]
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adversary:
-    """Who attacks: the parties it is, the links it taps, and what it knows beside the transcript."""
-
-    name: str
-    parties: tuple[str, ...]
-    taps: Literal["own", "all"]
-    knows: tuple[str, ...]
-
-    def view(self, transcript: Transcript) -> View:
-        """Keep the messages whose sender or receiver is this adversary, or all of them when it taps every link."""
-        return View(
-            messages=tuple(
-                message
-                for message in transcript.messages()
-                if self.taps == "all" or message.sender in self.parties or message.receiver in self.parties
-            )
-        )
-
-
-ADVERSARIES: Mapping[str, Adversary] = {
-    "server": Adversary(
-        name="server", parties=(SERVER,), taps="own",
-        knows=("encoder", "transform", "class names", "client sizes", "auxiliary", "unseen"),
-    ),
-    "client": Adversary(
-        name="client", parties=("client:0",), taps="own",
-        knows=("encoder", "transform", "class names", "own data", "unseen"),
-    ),
-    "outsider": Adversary(name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen")),
-}  # fmt: skip
-
-
-class Statistics(Protocol):
-    """The public encoder's per-image channel statistics, computed once per image."""
-
-    def __call__(self, dataset: DomainDataset) -> Moments:
-        """Give one row of moments per image of `dataset`."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Knowledge:
-    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it."""
-
-    statistics: Statistics
-    encoder: str
-    class_names: Sequence[str]
-    domain_names: Sequence[str]
-    auxiliary: DomainDataset | None
-    unseen: DomainDataset | None
-    own: DomainDataset | None
-
-    def public_images(self) -> DomainDataset:
-        """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""
-        images = self.auxiliary if self.auxiliary is not None else self.own
-        if images is None:
-            raise UsageError("this attack needs auxiliary images; the adversary knows none (see --adversary).")
-        return images
-
+__all__ = [
+    "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "Guess", "Incomplete", "Knowledge", "Labels", "Membership",
+    "Observer", "Plant", "Prediction", "Ranking", "Reconstructions", "Recovered", "Request", "RequestKind", "TargetFacts",
+    "Truth", "View",
+]  # fmt: skip
 
 RequestKind = Literal["released", "as_if_released", "add_one_record", "resampled_clients", "halves"]
 
@@ -129,15 +46,18 @@ class Request:
 class Case:
     """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
 
-    `slice` says which population the case belongs to ({"domain": "photo", "n_per_client": 40}); `records` is the number
-    of images behind the release where the adversary knows it. Candidates carry pixels, but neither label nor
-    domain nor telling name, and come in an order that says nothing."""
+    `records` is the number of images behind the release, and `domain` the domain that they are of ("mixed" where of
+    several), each None where the adversary does not know it. `slice` says which population the case belongs to
+    ({"domain": "photo", "n_per_client": 40}): it sorts cases for controls, judge and report, and no answer may depend on
+    what it names. Candidates carry pixels, but neither label nor domain nor telling name, and come in an order that says
+    nothing."""
 
     request: RequestKind
     views: tuple[View, ...]
     victim: str
     slice: Mapping[str, str | int]
     records: int | None = None
+    domain: str | None = None
     candidates: DomainDataset | None = None
 
     def released(self, run: int = 0) -> tuple[Tensor, Tensor]:
@@ -258,6 +178,11 @@ class TargetFacts:
     classes: int
     profile: Literal["quick", "full"]
     knows: frozenset[str] = frozenset(KNOWLEDGE)
+
+    def check_images(self) -> None:
+        """Raise UsageError where `Knowledge.public_images` will have none to give."""
+        if not self.knows & {"auxiliary", "own data"}:
+            raise UsageError("needs auxiliary or own data to learn from; the adversary knows neither")
 
 
 class Observer(Protocol):

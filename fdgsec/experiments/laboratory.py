@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fdgsec.adversaries import Adversary, View
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.draws import skewed, stratified, uniform
 from fdgsec.experiments.observed import Observed, observe
 from fdgsec.features import statistics
-from fdgsec.federation import SHARED_ROWS, Client, Method, State
+from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method, State
 from fdgsec.rng import stream
-from fdgsec.threats import Adversary, Case, Request, Truth, View
+from fdgsec.threats import Case, Request, Truth
 from fdgsec.wire import Guard, SendsDefended
 
 CANDIDATES = 150
@@ -30,7 +31,7 @@ Cases = list[tuple[Case, Truth]]
 class Laboratory:
     """One target on one federation, watched by one adversary.
 
-    `clients` are the run's real clients; further runs draw from `roles`."""
+    `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one."""
 
     method: Method
     roles: Roles
@@ -43,12 +44,14 @@ class Laboratory:
     defenses: Sequence[SendsDefended] = ()
     guards: Sequence[Guard] = ()
     run: Observed | None = None
+    model: GlobalModel | None = None
     memo: dict[Request, Cases] = field(default_factory=dict)
 
     def cases(self, request: Request) -> Cases:
         """Execute `request` (once) and give its cases with their truths, in a fixed order."""
         if request not in self.memo:
-            self.memo[request] = self._kinds()[request.kind](request)
+            pairs = self._kinds()[request.kind](request)
+            self.memo[request] = [(self._told(case), truth) for case, truth in pairs]
         return self.memo[request]
 
     def _kinds(self) -> Mapping[str, Callable[[Request], Cases]]:
@@ -70,13 +73,18 @@ class Laboratory:
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
         return observe(
-            (method or self.method).fitting(len(members)), members, seed=self.seed, name=name,
+            (method or self.method).fitting(len(members)), members, seed=self.seed, name=name, model=self.model,
             defenses=self.defenses, guards=self.guards,
         )  # fmt: skip
 
-    def _known_size(self, records: int) -> int | None:
-        """How many images are behind a release, for an adversary that is told."""
-        return records if "client sizes" in self.adversary.knows else None
+    def _told(self, case: Case) -> Case:
+        """Take out of a question what its adversary does not know."""
+        knows = self.adversary.knows
+        return replace(
+            case,
+            records=case.records if "client sizes" in knows else None,
+            domain=case.domain if "victim domains" in knows else None,
+        )
 
     def _view(self, observed: Observed) -> View:
         return self.adversary.view(observed.transcript)
@@ -99,10 +107,10 @@ class Laboratory:
         position = {} if gallery is None else {name: index for index, name in enumerate(gallery.ids)}
         result: Cases = []
         for client in victims:
-            images = shown[client.name]
+            images, domain = shown[client.name], self._domain_of(client.data)
             case = Case(
-                request="released", views=(self._view(observed),), victim=client.name, records=self._known_size(len(client.data)),
-                slice={"domain": self._domain_of(client.data)}, candidates=asked,
+                request="released", views=(self._view(observed),), victim=client.name, records=len(client.data),
+                domain=domain, slice={"domain": domain}, candidates=asked,
             )  # fmt: skip
             if images is None:
                 majority = torch.bincount(client.data.domains).argmax().reshape(1)
@@ -147,6 +155,7 @@ class Laboratory:
         if method is None:
             return result
         for domain in self.sources:
+            where = self._domain_name(domain)
             images = stratified(
                 self._others(domain), request.per_class, self._coins("as-if", domain, request.per_class)
             )
@@ -157,8 +166,8 @@ class Laboratory:
             gallery = images.subset(order)
             position = {name: index for index, name in enumerate(gallery.ids)}
             case = Case(
-                request="as_if_released", views=(self._view(observed),), victim="client:1", records=self._known_size(len(images)),
-                slice={"domain": self._domain_name(domain)}, candidates=blinded(gallery),
+                request="as_if_released", views=(self._view(observed),), victim="client:1", records=len(images),
+                domain=where, slice={"domain": where}, candidates=blinded(gallery),
             )  # fmt: skip
             rows = torch.tensor([position[name] for name in shown.ids], dtype=torch.int64)
             result.append((case, self._truth_of(shown, rows)))
@@ -167,6 +176,7 @@ class Laboratory:
     def _add_one_record(self, request: Request) -> Cases:
         result: Cases = []
         for domain in self.sources:
+            where = self._domain_name(domain)
             holds = self.roles.federation.of_domain(domain)
             pool = self.roles.held_out.of_domain(domain)
             order = torch.randperm(len(pool), generator=self._coins("add-one", domain))
@@ -178,8 +188,8 @@ class Laboratory:
                 record = pool.subset(index.reshape(1))
                 after = self._view(self.exchange([join([holds, record])], name=f"add-one:{domain}:{number}"))
                 case = Case(
-                    request="add_one_record", views=(before, after), victim="client:1", records=self._known_size(len(holds)),
-                    slice={"domain": self._domain_name(domain)}, candidates=asked,
+                    request="add_one_record", views=(before, after), victim="client:1", records=len(holds),
+                    domain=where, slice={"domain": where}, candidates=asked,
                 )  # fmt: skip
                 result.append((case, self._truth_of(record, torch.tensor([position[record.ids[0]]]))))
         return result
@@ -192,6 +202,7 @@ class Laboratory:
         set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%."""
         result: Cases = []
         for domain in self.sources:
+            where = self._domain_name(domain)
             pool = self._others(domain)
             if len(pool) < request.records + LEAST_OUTSIDE:
                 continue
@@ -210,8 +221,8 @@ class Laboratory:
                 both = torch.cat([order[:asked], outside[:asked]])
                 mixed = torch.randperm(2 * asked, generator=rng)
                 case = Case(
-                    request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=self._known_size(len(data)),
-                    slice={"domain": self._domain_name(domain), "n_per_client": request.records},
+                    request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
+                    domain=where, slice={"domain": where, "n_per_client": request.records},
                     candidates=blinded(pool.subset(both[mixed])),
                 )  # fmt: skip
                 truth = Truth(
@@ -228,7 +239,8 @@ class Laboratory:
         """Draw the clients of one population from disjoint images.
 
         Were they drawn independently, the first half of one client would share images with the second halves of others
-        but never with its own, and its true partner would look farther away than chance."""
+        but never with its own, and its true partner would look farther away than chance. They come under new names, so
+        that even whoever knows the domain of every client is not told theirs."""
         pools = [self._others(domain) for domain in domains]
         per_pool = -(-request.count // len(pools))
         records = request.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
@@ -257,7 +269,7 @@ class Laboratory:
         for half, view in (("A", view_a), ("B", view_b)):
             for number in range(request.count):
                 case = Case(
-                    request="halves", views=(view,), victim=f"client:{number + 1}", records=self._known_size(records),
+                    request="halves", views=(view,), victim=f"client:{number + 1}", records=records,
                     slice={**slices, "half": half},
                 )  # fmt: skip
                 result.append((case, Truth(partner=place[number] if half == "A" else None)))

@@ -83,6 +83,23 @@ def test_the_blind_guess_is_the_mean_of_the_auxiliary_images():
     assert torch.allclose(answer.without, by_hand)
 
 
+def test_without_the_victims_domain_only_the_blind_guess_changes():
+    plant = planted()
+    images = plant.knowledge.auxiliary
+    assert images is not None
+    halved = replace(images, domains=torch.arange(len(images)) % 2, domain_names=("planted", "other"))
+    known = replace(plant.knowledge, auxiliary=halved)
+    untold = [replace(case, domain=None) for case in plant.cases]
+
+    told, blind = (ATTACK.run(cases, known, stream(0, "attack"))[0] for cases in (plant.cases, untold))
+
+    assert isinstance(told, Recovered)
+    assert isinstance(blind, Recovered)
+    assert torch.equal(told.statistic, blind.statistic)
+    assert torch.allclose(told.without, known.statistics(halved.of_domain("planted")).linear().mean(0))
+    assert torch.allclose(blind.without, known.statistics(halved).linear().mean(0))
+
+
 def test_exchanged_runs_are_not_significant():
     failures = 0
     for seed in range(20):

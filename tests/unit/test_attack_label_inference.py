@@ -46,7 +46,9 @@ def world(seed: int, *, colour: float, auxiliary: int = 45, released: int = 60, 
         style = statistics(shown).style(unbiased=True)
         view = upload(ImageStyles(mean=style[0].float(), std=style[1].float()))
         name = images.domain_names[number]
-        cases.append(Case(request="as_if_released", views=(view,), victim="client:0", slice={"domain": name}))
+        cases.append(
+            Case(request="as_if_released", views=(view,), victim="client:0", domain=name, slice={"domain": name})
+        )
         truths.append(Truth(labels=shown.labels, domains=shown.domains))
     knowledge = replace(EMPTY, statistics=statistics, auxiliary=images.subset(position < auxiliary))
     return Plant(cases=cases, truths=truths, knowledge=knowledge, measurement="balanced_accuracy", at_least=0.9)
@@ -133,20 +135,40 @@ def joined_predictions(answers: Sequence[Answer]) -> Tensor:
     return torch.cat([answer.predicted for answer in answers if isinstance(answer, Labels)])
 
 
-def test_client_that_holds_one_domain_reads_rows_of_another_by_their_own_spread():
+@pytest.mark.parametrize("told", ["oil", None])
+def test_client_that_holds_one_domain_reads_rows_of_another_by_their_own_spread(told: str | None):
     coloured = world(2, colour=2.0, released=120)
     knowledge = coloured.knowledge
     assert knowledge.auxiliary is not None
     client = replace(knowledge, auxiliary=None, own=knowledge.auxiliary.of_domain("ink"))
 
-    answers = LabelInference(folds=3).run(coloured.cases[1:], client, stream(0, "attack", "run"))
+    asked = [replace(coloured.cases[1], domain=told)]
+
+    answers = LabelInference(folds=3).run(asked, client, stream(0, "attack", "run"))
 
     assert accuracy(answers, coloured.truths[1:]) > 0.8
 
 
+def test_rows_of_a_domain_that_was_not_told_are_read_alike_whatever_it_is():
+    coloured = world(2, colour=2.0, released=120)
+    asked = [replace(case, domain=None) for case in coloured.cases]
+
+    answers = LabelInference(folds=3).run(asked, coloured.knowledge, stream(0, "attack", "run"))
+
+    assert accuracy(answers[:1], coloured.truths) > 0.8
+    assert accuracy(answers[1:], coloured.truths) > 0.8
+
+
+def test_without_any_images_the_attack_is_not_planned():
+    blind = replace(facts("ImageStyles"), knows=frozenset({"encoder", "class names"}))
+
+    with pytest.raises(UsageError, match="needs auxiliary or own data"):
+        LabelInference().plan(blind)
+
+
 def test_clients_of_mixed_domains_are_read_with_one_model():
     coloured = world(3, colour=2.0, domains=1)
-    mixed = replace(coloured.cases[0], request="released", slice={"domain": "mixed"})
+    mixed = replace(coloured.cases[0], request="released", domain="mixed", slice={"domain": "mixed"})
 
     answers = LabelInference(folds=3).run([mixed], coloured.knowledge, stream(0, "attack", "run"))
 

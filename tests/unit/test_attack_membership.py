@@ -60,7 +60,7 @@ def scene(seed: int, *, clients: int = 8, records: int = 30, heavy: bool = False
             cases.append(
                 Case(
                     request="resampled_clients", views=(upload(artifact),), victim="client:0", records=records,
-                    slice={"domain": name, "n_per_client": records}, candidates=images.subset(both[order]),
+                    domain=name, slice={"domain": name, "n_per_client": records}, candidates=images.subset(both[order]),
                 )
             )  # fmt: skip
             truths.append(Truth(members=order < records))
@@ -189,6 +189,13 @@ def test_size_that_the_adversary_does_not_know_is_named_in_the_error():
 
     with pytest.raises(UsageError, match="number of images behind the style of client:0"):
         Membership().run([replace(world.cases[0], records=None)], world.knowledge, stream(0, "attack", "run"))
+
+
+def test_domain_that_the_adversary_does_not_know_is_named_in_the_error():
+    world = scene(8, clients=1)
+
+    with pytest.raises(UsageError, match="domain of the images of client:0"):
+        Membership().run([replace(world.cases[0], domain=None)], world.knowledge, stream(0, "attack", "run"))
 
 
 def test_rows_of_single_images_are_refused():

@@ -89,7 +89,10 @@ def victims(domain: int, count: int = 6) -> DomainDataset:
 def image_rows(images: DomainDataset, domain: str) -> Case:
     mean, std = quadrant_statistics(images).style(unbiased=True)
     view = upload(ImageStyles(mean=mean.float(), std=std.float()))
-    return Case(request="as_if_released", views=(view,), victim="client:0", slice={"domain": domain}, candidates=images)
+    return Case(
+        request="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": domain},
+        candidates=images,
+    )  # fmt: skip
 
 
 def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case:
@@ -98,8 +101,9 @@ def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case
         mean, std = quadrant_statistics(WORLD.subset(rows)).pooled().style(unbiased=False)
         views.append(upload(StyleStatistics(mean=mean[0].float(), std=std[0].float())))
     return Case(
-        request="add_one_record", views=tuple(views), victim="client:0", slice={"domain": domain}, records=len(holds)
-    )
+        request="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
+        records=len(holds),
+    )  # fmt: skip
 
 
 def reconstructions(attack: StyleInversion, cases: Sequence[Case], known: Knowledge) -> list[Reconstructions]:
@@ -227,7 +231,7 @@ def test_a_released_std_is_read_as_unbiased():
 
 def test_foreign_channels_are_refused():
     view = upload(ImageStyles(mean=torch.zeros(2, 5), std=torch.ones(2, 5)))
-    case = Case(request="released", views=(view,), victim="client:0", slice={"domain": "red"})
+    case = Case(request="released", views=(view,), victim="client:0", domain="red", slice={"domain": "red"})
 
     with pytest.raises(UsageError, match="released 5 channels; encoder quadrants has 12"):
         populations([case], SERVER)
@@ -259,6 +263,35 @@ def test_priors_without_data_are_reported_with_their_reason_and_not_answered():
 
     assert set(reasons) == {"intra of green", "third-party of green"}
     assert {a.slice["prior"] for a in reconstructions(MSE, cases, client)} == {"inter"}
+
+
+def test_whoever_does_not_know_the_victims_domain_has_no_intra_prior_and_takes_all_own_images_for_inter():
+    client = knowledge(unseen=WORLD.of_domain("lines"), own=AUXILIARY)
+    found = prior_images("inter", None, client)
+
+    assert not isinstance(found, str)
+    assert found[1] is AUXILIARY
+    assert prior_images("third-party", None, client) == prior_images("third-party", "red", client)
+    for kind, known in (("intra", client), ("inter", SERVER)):
+        assert prior_images(kind, None, known) == "the adversary does not know the domain of the victim's images"
+
+
+def test_a_prior_that_may_be_of_the_victims_domain_is_not_called_inter():
+    client = knowledge(own=AUXILIARY.of_domain("red"))
+    case = image_rows(victims(1), "green")
+
+    (told,) = reconstructions(MSE, [case], client)
+    (untold,) = reconstructions(MSE, [replace(case, domain=None)], client)
+
+    assert (told.slice["prior"], untold.slice["prior"]) == ("inter", "own")
+
+
+def test_an_outsider_inverts_with_the_unseen_domain_alone():
+    outsider = knowledge(unseen=WORLD.of_domain("lines"))
+    cases = [replace(image_rows(victims(1), "green"), domain=None)]
+
+    assert {a.slice["prior"] for a in reconstructions(MSE, cases, outsider)} == {"third-party"}
+    assert [row.slice["prior"] for row in MSE.missing(cases, outsider)] == ["intra", "inter"]
 
 
 def test_lpips_without_weights_is_reported_and_never_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: object):

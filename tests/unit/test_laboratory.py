@@ -120,12 +120,43 @@ def test_only_an_adversary_that_knows_client_sizes_is_told_them(
     assert {case.records is not None for case, _ in watched.cases(request_)} == {told}
 
 
-def test_inversion_parts_pooled_styles_only_where_client_sizes_are_known():
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
+@pytest.mark.parametrize(("adversary", "told"), [("server", True), ("client", False), ("outsider", False)])
+def test_only_an_adversary_that_knows_victim_domains_is_told_them(
+    roles: Roles, style: str, request_: Request, adversary: str, told: bool
+):
+    watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
+
+    cases = [case for case, _ in watched.cases(request_)]
+
+    assert len({case.slice["domain"] for case in cases}) >= 2
+    assert all(case.domain == (case.slice["domain"] if told else None) for case in cases)
+
+
+def test_a_server_is_told_that_a_client_holds_several_domains(roles: Roles):
+    plain = laboratory(roles)
+    several = Client(name="client:0", data=roles.federation)
+
+    cases = replace(plain, clients=[several, *plain.clients[1:]]).cases(Request(kind="released"))
+
+    assert [case.domain for case, _ in cases] == ["mixed", "painting", "cartoon"]
+
+
+@pytest.mark.parametrize("scheme", ["iid", "dirichlet", "domain"])
+def test_halves_come_under_new_names_whose_domain_nobody_is_told(roles: Roles, scheme: str):
+    cases = laboratory(roles).cases(Request(kind="halves", count=3, records=4, scheme=scheme))
+
+    assert cases
+    assert {case.domain for case, _ in cases} == {None}
+
+
+@pytest.mark.parametrize("lacking", ["client sizes", "victim domains"])
+def test_inversion_parts_pooled_styles_only_where_client_sizes_and_domains_are_known(lacking: str):
     facts = TargetFacts(
         artifact_kinds=frozenset({"StyleStatistics", "StyleBank"}), clients=3, images_per_client=50, classes=7,
-        profile="quick", knows=frozenset(ADVERSARIES["client"].knows),
+        profile="quick", knows=frozenset(ADVERSARIES["server"].knows),
     )  # fmt: skip
 
-    with pytest.raises(UsageError, match="must know client sizes"):
-        StyleInversion().plan(facts)
-    assert StyleInversion().plan(replace(facts, knows=frozenset(ADVERSARIES["server"].knows)))
+    with pytest.raises(UsageError, match=f"must know {lacking}"):
+        StyleInversion().plan(replace(facts, knows=facts.knows - {lacking}))
+    assert StyleInversion().plan(facts)

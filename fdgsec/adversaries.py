@@ -1,0 +1,101 @@
+"""Who attacks: what they see of a transcript, and what they know beside it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from fdgsec.artifacts import ImageStyles, InterpolationStyle, StyleBank, StyleStatistics
+from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import UsageError
+from fdgsec.styles import Moments
+from fdgsec.wire import SERVER, Message, Transcript
+
+KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
+"""What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
+which domain a client's images are of; labelled auxiliary images of the victims' domains; images of the unseen domain;
+its own training images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The messages that one adversary could see, in order."""
+
+    messages: tuple[Message, ...]
+
+    def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
+        """Find the style rows (R, C) of `victim`: its own upload, else its rows of a bank; None if neither was seen."""
+        number = int(victim.partition(":")[2])
+        for message in self.messages:
+            artifact = message.artifact
+            if message.sender == victim and isinstance(artifact, ImageStyles):
+                return artifact.mean, artifact.std
+            if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
+                return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+            if isinstance(artifact, StyleBank):
+                mine = artifact.owner == number
+                return artifact.mean[mine], artifact.std[mine]
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Who attacks: the parties it is, the links it taps, and what it knows beside the transcript."""
+
+    name: str
+    parties: tuple[str, ...]
+    taps: Literal["own", "all"]
+    knows: tuple[str, ...]
+
+    def view(self, transcript: Transcript) -> View:
+        """Keep the messages whose sender or receiver is this adversary, or all of them when it taps every link."""
+        return View(
+            messages=tuple(
+                message
+                for message in transcript.messages()
+                if self.taps == "all" or message.sender in self.parties or message.receiver in self.parties
+            )
+        )
+
+
+ADVERSARIES: Mapping[str, Adversary] = {
+    "server": Adversary(
+        name="server", parties=(SERVER,), taps="own",
+        # an institution signs up under its name, and its updates carry their weight
+        knows=("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen"),
+    ),
+    "client": Adversary(
+        name="client", parties=("client:0",), taps="own",
+        knows=("encoder", "transform", "class names", "own data", "unseen"),
+    ),
+    "outsider": Adversary(name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen")),
+}  # fmt: skip
+
+
+class Statistics(Protocol):
+    """The public encoder's per-image channel statistics, computed once per image."""
+
+    def __call__(self, dataset: DomainDataset) -> Moments:
+        """Give one row of moments per image of `dataset`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it."""
+
+    statistics: Statistics
+    encoder: str
+    class_names: Sequence[str]
+    domain_names: Sequence[str]
+    auxiliary: DomainDataset | None
+    unseen: DomainDataset | None
+    own: DomainDataset | None
+
+    def public_images(self) -> DomainDataset:
+        """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""
+        images = self.auxiliary if self.auxiliary is not None else self.own
+        if images is None:
+            raise UsageError("this attack needs auxiliary images; the adversary knows none (see --adversary).")
+        return images
