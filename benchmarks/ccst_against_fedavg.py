@@ -26,7 +26,8 @@ from fdgsec.cache import write_atomic
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.train import accuracy_document, federate, split_sources
+from fdgsec.experiments.evaluation import accuracy_document
+from fdgsec.experiments.train import federate, split_sources
 from fdgsec.experiments.world import load_world, model_of
 from fdgsec.features import encoder_named
 from fdgsec.methods.ccst import CCST

@@ -22,20 +22,28 @@ Profile = Literal["quick", "full"]
 class RunConfig:
     """Everything that decides a run's numbers; `None` means "the dataset's or the method's own default".
 
-    `method` and `options` say what is run; `per_domain` caps the images per domain; `rounds` 0 exchanges artifacts and
-    trains nothing."""
+    `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt` whether
+    the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those per class
+    and domain; `splits` says whether the seed or the dataset's official splits set validation images aside; `rounds` 0
+    exchanges artifacts and trains nothing."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    local: str = ""
+    local_options: Mapping[str, Any] = field(default_factory=dict)
+    adapt: str = ""
     preset: str = ""
     target: str = ""
     dataset: str = "shapes"
     image_size: int | None = None
     per_domain: int | None = None
+    per_class: int | None = None
     target_domain: str | None = None
+    validation_domain: str | None = None
     partition: Literal["domain", "single-domain", "dirichlet", "lambda"] = "domain"
     clients: int | None = None
     heterogeneity: float = 0.1
+    splits: Literal["own", "official"] = "own"
     allow_partial: bool = False
     encoder: str = "mini"
     style_size: int | None = None
@@ -52,6 +60,11 @@ class RunConfig:
     defenses: tuple[str, ...] = ()
     keep: Literal["artifacts", "models=all"] = "artifacts"
     device: str = "auto"
+
+    @property
+    def method_name(self) -> str:
+        """The method as reports name it: ccst, or ccst+mixstyle."""
+        return f"{self.method}+{self.local}" if self.local else self.method
 
     def document(self) -> dict[str, Any]:
         """Plain data, as written into the run directory."""
@@ -138,6 +151,8 @@ def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
 def _fitted(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
+        if value == "none" and type(None) in get_args(kind):  # TOML has no null
+            return None
         for option in get_args(kind):
             try:
                 return _fitted(option, value, where)
@@ -182,14 +197,17 @@ def resolve_settings(
 
     `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
     loaded = load_preset(preset) if preset else {}
-    foreign = set(loaded) - {"method", "run", "attacks"}
+    foreign = set(loaded) - {"method", "with", "run", "attacks"}
     if foreign:
-        raise UsageError(f"preset {preset} has tables {sorted(foreign)}; [method], [run] and [attacks] are known.")
+        raise UsageError(
+            f"preset {preset} has tables {sorted(foreign)}; [method], [with], [run] and [attacks] are known."
+        )
     extra = parse_assignments(assignments)
     options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
     chosen = merged(loaded.get("attacks", {}), extra.pop("attacks", {}))
     stated = {key: value for key, value in given.items() if value is not None}
-    tables = {"options": options, "preset": preset or "", "attack_options": chosen}
+    on_top = merged(loaded.get("with", {}), extra.pop("with", {}))
+    tables = {"options": options, "local_options": on_top, "preset": preset or "", "attack_options": chosen}
     run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
     for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
         if shared in options and given.get(shared) is None:
@@ -211,7 +229,8 @@ def attack_settings(
 ) -> RunConfig:
     """Settings of the verb `attack`: the profile's table first; a preset's rounds are for `train` and do not apply here.
 
-    Raises UsageError for an unknown target or profile, or for a target that releases nothing without training."""
+    Raises UsageError for an unknown target or profile, for official splits (members, non-members and auxiliary images
+    must be drawn alike), or for a target that releases nothing without training."""
     named = target_named(target)
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
@@ -219,6 +238,8 @@ def attack_settings(
     config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
     if given.get("rounds") is None and preset is not None:
         config = dataclasses.replace(config, rounds=0)
+    if config.splits != "own":
+        raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
     if named.releases == frozenset({"ModelState"}) and not config.rounds:
         raise UsageError(f"{target} releases only models; give --rounds 1 or more.")
     return config

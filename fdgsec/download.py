@@ -1,9 +1,9 @@
 """Downloads that may be cut at any time: a file is there, complete and checked, or it is not there.
 
 What has come so far lies beside the target as `NAME.part`, with a note (`NAME.part.json`) on which version of which file
-it belongs to. The next call asks the server for the rest (RFC 9110, sections 13.1.5 and 14: If-Range and Range); a server
-that cannot give a part, or whose file has changed since, starts over. Only a complete, checked file gets the target's
-name. http and https alone, by urllib, which reads the proxies of the environment."""
+it belongs to. The next call asks the server for the rest (RFC 9110, sections 13.1.5 and 14: If-Range and Range); where a
+server cannot give that part, gives another, or has another version of the file by now, it starts over. Only a complete,
+checked file gets the target's name. http and https alone, by urllib, which reads the proxies of the environment."""
 
 import hashlib
 import http.client
@@ -173,20 +173,29 @@ def _connect(order: _Order, progress: Progress | None) -> None:
     try:
         response = _open(Request(order.url, headers=headers))
     except HTTPError as error:
-        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+        if not offset or error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         if error.headers.get("Content-Range") == f"bytes */{offset}":
             return None  # nothing is missing: the last call ended between the last byte and the check
-        order.discard()
-        return _connect(order, progress)
+        return _start_over(order, progress)
     with response:
         resumed = response.status == http.client.PARTIAL_CONTENT
+        if resumed and not offset:
+            raise OSError(f"it sent a part that it was not asked for: {response.headers.get('Content-Range')!r}")
+        # some servers send whatever version they have, or whatever range they like
+        if resumed and not (_begins_at(response, offset) and _version(response) in ("", validator)):
+            return _start_over(order, progress)
         total = _announced(response, offset if resumed else 0)
         _check(order, response, total=total, present=offset if resumed else 0)
         if not resumed:
             order.begin(_version(response))
         _append(response, order.part, total, progress)
     return None
+
+
+def _start_over(order: _Order, progress: Progress | None) -> None:
+    order.part.unlink(missing_ok=True)  # not the note, by which other processes are kept off
+    _connect(order, progress)
 
 
 def _check(order: _Order, response: http.client.HTTPResponse, *, total: int | None, present: int) -> None:
@@ -207,19 +216,19 @@ def _check(order: _Order, response: http.client.HTTPResponse, *, total: int | No
         )
 
 
-def _announced(response: http.client.HTTPResponse, offset: int) -> int | None:
-    """Give the length of the whole file in bytes, None where the server does not say.
+def _begins_at(response: http.client.HTTPResponse, offset: int) -> bool:
+    """Tell whether a part is the one from byte `offset` on."""
+    span = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return span is not None and int(span[1]) == offset
 
-    Raises OSError where it sends another part than the one that begins at `offset`."""
-    if response.status == http.client.PARTIAL_CONTENT:
-        given = response.headers.get("Content-Range", "")
-        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", given)
-        if span is None or int(span[1]) != offset:
-            raise OSError(f"asked for the rest from byte {offset}, the server sent {given!r}")
-        if span[2] != "*":
-            return int(span[2])
-    length = response.headers.get("Content-Length")
-    return None if length is None else offset + int(length)
+
+def _announced(response: http.client.HTTPResponse, offset: int) -> int | None:
+    """Give the length in bytes of the whole file, of which this is the rest from `offset` on; None for "not said"."""
+    whole = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
+    if offset and whole is not None:
+        return int(whole[1])
+    length = response.headers.get("Content-Length", "")
+    return offset + int(length) if length.isdecimal() else None
 
 
 def _append(response: http.client.HTTPResponse, file: Path, total: int | None, progress: Progress | None) -> None:
@@ -242,14 +251,15 @@ def _version(response: http.client.HTTPResponse) -> str:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects, but not from https to what can be read and changed on its way."""
+    """Follows redirects to http and https, but not from https to what can be read and changed on its way."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
     ) -> Request | None:
         """Give the request for the new place, as urllib does."""
-        if req.full_url.startswith("https://") and not newurl.startswith("https://"):
-            raise URLError(f"refused to be sent from https to {newurl}")
+        allowed = "https://" if req.type == "https" else ("https://", "http://")
+        if not newurl.lower().startswith(allowed):
+            raise URLError(f"refused to be sent from {req.type} to {newurl}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -262,6 +272,6 @@ def _open(request: Request) -> http.client.HTTPResponse:
 
 
 def _reason(error: Exception) -> str:
-    """Word a network error in one line; one without words by its type."""
-    text = str(error).removeprefix("<urlopen error ").removesuffix(">")
-    return " ".join(text.split()).rstrip(".") or type(error).__name__
+    """Word a network error, which may quote the server, in one printable line; one without words by its type."""
+    text = " ".join(str(error).removeprefix("<urlopen error ").removesuffix(">").split()).rstrip(".")
+    return "".join(letter if letter.isprintable() else "?" for letter in text) or type(error).__name__

@@ -13,6 +13,7 @@ import torch
 import torchvision.models
 from torch import nn
 
+from fdgsec.networks.inception import inception_fid
 from fdgsec.networks.style_codec import vgg_decoder, vgg_encoder
 
 Shape = tuple[int, ...]
@@ -43,12 +44,6 @@ class WeightEntry:
         with torch.device("meta"):
             network = self.build()
         return {key: tuple(tensor.shape) for key, tensor in network.state_dict().items()}
-
-
-def _inception_fid() -> nn.Module:
-    # pytorch-fid patches the pooling of torchvision's blocks, which holds no parameter
-    network = torchvision.models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False)
-    return cast(nn.Module, network)
 
 
 def _imagenet(name: str, digest: str, *, file: str | None = None) -> WeightEntry:
@@ -92,7 +87,7 @@ _ENTRIES = (
         what="the Inception v3 that FID, KID and the inception score are defined with",
         url=f"{_FID}/pt_inception-2015-12-05-6726825d.pth",
         sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
-        build=_inception_fid,
+        build=inception_fid,
     ),
 )
 CATALOG: Mapping[str, WeightEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})

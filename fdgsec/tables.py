@@ -15,6 +15,7 @@ from fdgsec.data.catalog import DATASETS, DatasetEntry, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import ENCODERS
 from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.experiments.protocols import protocol_named, protocols
 from fdgsec.models import BACKBONES
 from fdgsec.registry import ATTACKS, METHODS, TARGETS, names, resolve
 from fdgsec.reports import AttackReport, AttackResult, Measurement
@@ -245,6 +246,11 @@ LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
     "encoders": (("encoder",), lambda: [(n,) for n in ENCODERS]),
     "backbones": (("backbone",), lambda: [(n,) for n in BACKBONES]),
     "presets": (("preset",), lambda: [(n,) for n in presets()]),
+    "protocols": (("protocol", "what"), lambda: [(n, protocol_named(n).title) for n in protocols()]),
+    "ablations": (
+        ("ablation", "what"),
+        lambda: [(n, protocol_named(n, "ablation").title) for n in protocols("ablation")],
+    ),
 }
 
 

@@ -99,22 +99,24 @@ def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
     entry = _entry(name)
     file = locate(name, path=path)
     if path is None:
-        fingerprint(name)
+        record(name)
     state = _conforming(entry, _read(file), file)
     return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
 
 
-def fingerprint(name: str) -> str:
-    """Hash the stored file. Raises WeightsUnavailableError where it is missing or differs from its record."""
+def record(name: str) -> ImportedWeights:
+    """Give what is known of the stored file, which must still be the one that was imported.
+
+    Raises UsageError for an unknown name, WeightsUnavailableError where it is missing or differs from its record."""
     file = locate(name)
-    record, digest = _record(name), _sha256(file)
-    if record is None or record.sha256 != digest:
-        expected = f"sha256 {record.sha256[:16]}" if record else f"a record beside it ({name}.json)"
+    known, digest = _record(name), _sha256(file)
+    if known is None or known.sha256 != digest:
+        expected = f"sha256 {known.sha256[:16]}" if known else f"a record beside it ({name}.json)"
         raise WeightsUnavailableError(
             f"{file} is not what was imported: expected {expected}, found sha256 {digest[:16]}. "
             f"Store it again: `fdgsec weights import {name} FILE` or `fdgsec weights fetch {name}`."
         )
-    return digest
+    return known
 
 
 def import_file(name: str, source: Path, *, sha256: str | None = None) -> ImportedWeights:
@@ -171,14 +173,14 @@ def listing() -> list[WeightStatus]:
     """Say for all known weights whether they are stored; reads the records, not the weights."""
     rows = []
     for entry in CATALOG.values():
-        record = _record(entry.name) if (weights_dir() / f"{entry.name}.safetensors").is_file() else None
+        known = _record(entry.name) if (weights_dir() / f"{entry.name}.safetensors").is_file() else None
         rows.append(
             WeightStatus(
                 name=entry.name,
                 what=entry.what,
-                stored=record is not None,
-                sha256=record.sha256 if record else None,
-                bytes=record.bytes if record else None,
+                stored=known is not None,
+                sha256=known.sha256 if known else None,
+                bytes=known.bytes if known else None,
             )
         )
     return rows

@@ -1,8 +1,28 @@
-"""One thread per process where tests run side by side: networks of several workers on all cores only wait for each other."""
+"""What tests of several files need: one thread where they run side by side, a cache and a web server of their own."""
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+from tests.local_site import Site, serving
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all cores only wait for each other
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let fdgsec keep what it caches in a folder of this test."""
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Serve what the test puts into `site.files`, past any proxy of the environment."""
+    monkeypatch.setenv("no_proxy", "*")
+    with serving({}) as site:
+        yield site

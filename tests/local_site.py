@@ -18,6 +18,11 @@ class Site:
     etag: str | None = '"v1"'
     kind: str = "application/octet-stream"
     says_length: bool = True
+    length: str | None = None  # what it says instead of the true length
+    checks_if_range: bool = True
+    off_by: int = 0  # parts begin so many bytes after the one that was asked for
+    volunteers: bool = False  # it sends parts that nobody asked for
+    unsatisfiable: bool = False  # every request is answered with 416
     cuts: list[int] = field(default_factory=list)  # the next answers end after so many bytes of their body
     moved: dict[str, str] = field(default_factory=dict)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
@@ -62,14 +67,17 @@ def _answer(site: Site, request: BaseHTTPRequestHandler) -> None:
         request.send_error(404)
         return
     body, start = site.files[name], 0
-    matches = request.headers.get("If-Range") in (None, site.etag)
-    if wanted and site.ranges and matches and (span := re.fullmatch(r"bytes=(\d+)-", wanted)):
-        start = int(span[1])
-        if start >= len(body):
-            request.send_response(416)
-            request.send_header("Content-Range", f"bytes */{len(body)}")
-            request.end_headers()
-            return
+    matches = not site.checks_if_range or request.headers.get("If-Range") in (None, site.etag)
+    if site.volunteers and not wanted:
+        wanted = "bytes=0-"
+    span = re.fullmatch(r"bytes=(\d+)-", wanted) if wanted and site.ranges and matches else None
+    if site.unsatisfiable or (span and int(span[1]) >= len(body)):
+        request.send_response(416)
+        request.send_header("Content-Range", f"bytes */{len(body)}")
+        request.end_headers()
+        return
+    if span:
+        start = int(span[1]) + site.off_by
         request.send_response(206)
         request.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
     else:
@@ -77,7 +85,7 @@ def _answer(site: Site, request: BaseHTTPRequestHandler) -> None:
     end = site.cuts.pop(0) if site.cuts else None  # before the client can go on, or it might set the next answer's cut
     request.send_header("Content-Type", site.kind)
     if site.says_length:
-        request.send_header("Content-Length", str(len(body) - start))
+        request.send_header("Content-Length", site.length or str(len(body) - start))
     if site.etag:
         request.send_header("ETag", site.etag)
     request.end_headers()

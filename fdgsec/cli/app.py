@@ -7,7 +7,7 @@ import click
 import typer
 
 from fdgsec import __version__
-from fdgsec.cli import attack, cache, data, doctor, listing, report, train, weights
+from fdgsec.cli import attack, bench, cache, data, doctor, listing, plot, report, train, weights
 from fdgsec.errors import FdgsecError
 
 app = typer.Typer(
@@ -16,7 +16,9 @@ app = typer.Typer(
 )  # fmt: skip
 app.command("attack")(attack.command)
 app.command("train")(train.command)
+app.command("bench")(bench.command)
 app.command("list")(listing.command)
+app.command("plot")(plot.command)
 app.command("report")(report.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")

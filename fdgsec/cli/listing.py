@@ -8,12 +8,15 @@ from fdgsec.errors import unknown_name
 from fdgsec.tables import LISTS, print_list
 
 What = Annotated[
-    str, typer.Argument(help="methods, targets, attacks, defenses, datasets, encoders, backbones, presets.")
+    str,
+    typer.Argument(
+        help="methods, targets, attacks, defenses, datasets, encoders, backbones, presets, protocols, ablations."
+    ),
 ]
 
 
 def command(what: What = "targets") -> int:
-    """List methods, targets, attacks, defenses, datasets, encoders, backbones or presets."""
+    """List methods, targets, attacks, defenses, datasets, encoders, backbones, presets, protocols or ablations."""
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     print_list(what)

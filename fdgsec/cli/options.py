@@ -19,11 +19,20 @@ Preset = Annotated[
     str | None, typer.Option("--preset", help="A bundled preset (`fdgsec list presets`) or a TOML file.")
 ]
 Partition = Annotated[str | None, typer.Option("--partition", help="domain, single-domain, dirichlet or lambda.")]
+Splits = Annotated[
+    str | None, typer.Option("--splits", help="own (the seed draws validation images) or official (the dataset's).")
+]
 Clients = Annotated[int | None, typer.Option("--clients", help="How many clients; default: the partition's own.")]
 Heterogeneity = Annotated[float | None, typer.Option("--heterogeneity", help="Dirichlet's alpha, or lambda.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=0, help="Rounds to train; 0 exchanges artifacts only.")]
 TargetDomain = Annotated[str | None, typer.Option("--target-domain", help="The unseen domain; default: the dataset's.")]
+ValidationDomain = Annotated[
+    str | None, typer.Option("--validation-domain", help="A second unseen domain (leave two domains out).")
+]
 PerDomain = Annotated[int | None, typer.Option("--per-domain", min=1, help="At most so many images of each domain.")]
+PerClass = Annotated[
+    int | None, typer.Option("--per-class", min=1, help="At most so many images of each class in each domain.")
+]
 StyleSize = Annotated[
     int | None, typer.Option("--style-size", min=16, help="Side at which images are encoded; default: as they are.")
 ]

@@ -11,6 +11,12 @@ from fdgsec.console import progress_bars
 from fdgsec.tables import print_report
 
 Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
+Local = Annotated[
+    str | None, typer.Option("--with", help="A local method on top, e.g. mixstyle; options: --set with.NAME=VALUE.")
+]
+Adapt = Annotated[
+    str | None, typer.Option("--adapt", help="Report accuracy after test-time adaptation too: tent or tent-ccst.")
+]
 Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients per round.")]
 Keep = Annotated[str | None, typer.Option("--keep", help="Payloads in the transcript: artifacts, or models=all.")]
 
@@ -25,13 +31,18 @@ def command(
     norm: o.Norm = None,
     pretrained: o.Pretrained = None,
     preset: o.Preset = None,
+    local: Local = None,
+    adapt: Adapt = None,
+    splits: o.Splits = None,
     partition: o.Partition = None,
     clients: o.Clients = None,
     heterogeneity: o.Heterogeneity = None,
     rounds: o.Rounds = None,
     participation: Participation = None,
     target_domain: o.TargetDomain = None,
+    validation_domain: o.ValidationDomain = None,
     per_domain: o.PerDomain = None,
+    per_class: o.PerClass = None,
     image_size: o.ImageSize = None,
     seed: o.Seed = 0,
     device: o.Device = None,
@@ -48,14 +59,15 @@ def command(
     config = resolve_settings(
         {
             "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained,
-            "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
-            "participation": participation, "target_domain": target_domain, "per_domain": per_domain,
+            "splits": splits, "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
+            "participation": participation, "target_domain": target_domain, "validation_domain": validation_domain,
+            "per_domain": per_domain, "per_class": per_class,
             "image_size": image_size, "seed": seed, "device": device, "defenses": tuple(defense or ()), "allow_partial": allow_partial,
-            "keep": keep,
+            "keep": keep, "local": local, "adapt": adapt,
         },
-        preset=preset, assignments=set_ or (), defaults={"method": method, "target": method, "rounds": 10, "profile": "full"},
+        preset=preset, assignments=set_ or (), defaults={"method": method, "rounds": 10, "profile": "full"},
     )  # fmt: skip
-    folder = out or Path("runs") / f"train-{method}-{dataset}-seed{seed}"
+    folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
     with progress_bars() as progress:
         report = experiment.train(config, data_root=data_root, out=folder, progress=progress)
     print_report(report, as_json=as_json, out=folder)

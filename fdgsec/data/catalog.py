@@ -36,8 +36,9 @@ class DatasetEntry:
 
     `target_domain` is the domain left unseen by default ("" for the last one), `image_size` the default side in pixels.
     `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `archives` what may be
-    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face (`hub_columns` hold its domains and classes), `files` what it consists of. A dataset that is drawn rather than read has no `files`, but `drawn`:
-    how many images of each domain by default."""
+    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face (`hub_columns` hold its domains and
+    classes), `official` the splits that some distribution of it comes with, `files` what it consists of. A dataset that
+    is drawn rather than read has no `files`, but `drawn`: how many images of each domain by default."""
 
     title: str
     target_domain: str
@@ -48,6 +49,7 @@ class DatasetEntry:
     hub: str = ""
     hub_columns: Sequence[str] = COLUMNS
     archives: Sequence[Archive] = ()
+    official: Sequence[str] = ()
     folders: Sequence[str] = ()
     files: FolderSpec | None = None
     drawn: int = 0
@@ -84,6 +86,7 @@ def load_dataset(
     image_size: int | None = None,
     allow_partial: bool = False,
     per_domain: int | None = None,
+    per_class: int | None = None,
     seed: int = 0,
     memory_budget: int = MEMORY_BUDGET,
     lazy: bool | None = None,
@@ -94,23 +97,26 @@ def load_dataset(
     `data_root` (else $FDGSEC_DATA, else the cache's `data`) is a .zip file, the dataset's folder, or a folder that holds
     either; see `locate`. With `allow_partial` missing images are accepted and foreign ones left out. `per_domain` keeps
     at most that many images of each domain, classes in proportion, drawn by `seed` before anything is decoded (shapes
-    draws that many instead; which shapes they are never depends on `seed`). Pixels above `memory_budget` bytes are
+    draws that many instead; which shapes they are never depends on `seed`), `per_class` that many of each class in each
+    domain. Pixels above `memory_budget` bytes are
     mapped from a file; with `lazy` (None: above 100,000 images) they are decoded when they are asked for. Raises UsageError, DatasetNotFoundError or DataError."""
     entry = dataset_entry(name)
     size = entry.image_size if image_size is None else image_size
-    for option, value in {"image_size": size, "per_domain": 1 if per_domain is None else per_domain}.items():
-        if value < 1:
+    for option, value in {"image_size": size, "per_domain": per_domain, "per_class": per_class}.items():
+        if value is not None and value < 1:
             raise UsageError(f"{option} must be at least 1; got {value}.")
     if entry.files is None:
-        return _draw(size, entry.drawn if per_domain is None else per_domain, progress)
+        return _draw(size, entry.drawn if per_domain is None else per_domain, per_class, progress)
     path = locate(name, data_root)
     with open_source(path) as source:
         if entry.files.leaf and (pixels := read_leaf(source, image_size=size, per_domain=per_domain, seed=seed)):
+            if per_class is not None:
+                raise UsageError(f"{name} comes as LEAF's JSON, which is capped by per_domain; leave per_class out.")
             return pixels
         listing = scan(source, entry.files, allow_partial=allow_partial)
         files = listing.files
-        if per_domain is not None:
-            files = _sample(files, per_domain, stream(seed, "world", "per-domain", name))
+        if per_domain is not None or per_class is not None:
+            files = _sample(files, per_domain, per_class, stream(seed, "world", "per-domain", name))
         store: Tensor | LazyPixels
         if lazy or (lazy is None and len(files) > LAZY_ABOVE):
             store = LazyPixels(path, files, image_size=size)
@@ -137,10 +143,12 @@ def load_dataset(
     )
 
 
-def _draw(image_size: int, per_domain: int, progress: Progress | None) -> DomainDataset:
+def _draw(image_size: int, per_domain: int, per_class: int | None, progress: Progress | None) -> DomainDataset:
     """Draw shapes, the one procedural dataset; its generation seed is 0, so that `shapes` names one set of images."""
-    from fdgsec.data.shapes import DOMAINS, shapes  # reading a dataset does not need the drawing
+    from fdgsec.data.shapes import CLASSES, DOMAINS, shapes  # reading a dataset does not need the drawing
 
+    if per_class is not None:
+        per_domain = min(per_domain, per_class * len(CLASSES))
     done = 0
 
     def advance(count: int) -> None:
@@ -249,13 +257,16 @@ def _may_hold(root: Path, spec: FolderSpec) -> bool:
     )
 
 
-def _sample(files: Sequence[ImageFile], limit: int, rng: torch.Generator) -> list[ImageFile]:
-    """Keep at most `limit` files of each domain, classes in proportion; the order stays."""
+def _sample(
+    files: Sequence[ImageFile], per_domain: int | None, per_class: int | None, rng: torch.Generator
+) -> list[ImageFile]:
+    """Keep at most `per_domain` files of each domain, classes in proportion, and `per_class` of each; the order stays."""
     kept: list[ImageFile] = []
     for domain in sorted({file.domain for file in files}):
         members = [file for file in files if file.domain == domain]
         cells = {label: [file for file in members if file.label == label] for label in {file.label for file in members}}
-        quotas = apportion([len(cell) for cell in cells.values()], min(limit, len(members)))
+        sizes = [len(cell) if per_class is None else min(len(cell), per_class) for cell in cells.values()]
+        quotas = apportion(sizes, sum(sizes) if per_domain is None else min(per_domain, sum(sizes)))
         for (label, cell), quota in zip(cells.items(), quotas, strict=True):
             order = torch.randperm(len(cell), generator=child(rng, domain, label))
             kept += [cell[int(i)] for i in order[:quota].sort().values]

@@ -75,8 +75,11 @@ def _fetch_archives(archives: Sequence[Archive], *, root: Path, home: Path, prog
     for archive in [*packed, *plain]:
         file = root / archive.file_name
         show = in_megabytes(progress, file.name) if progress else None
+        there = file.is_file()
         download(archive.url, file, sha256=archive.sha256, size=archive.size, progress=show)
         if file.suffix.lower() == ".zip" and not zipfile.is_zipfile(file):
+            if there:  # it may be the user's own
+                raise DataError(f"{file} is no zip archive; move it away and fetch it again.")
             file.unlink()
             raise DataError(f"{archive.url} gave no zip archive; it was deleted. Fetch it again.")
     if packed:

@@ -33,6 +33,7 @@ Box = tuple[int, int, int, int]
 MEMORY_BUDGET = 4 * 2**30  # bytes of pixels; above it they are kept in a file that is mapped into memory
 _DEPTH = 8  # folders below the root that are searched, so that a link to a parent cannot loop
 _CHUNK = 64  # images that one thread decodes between two progress reports
+_LARGEST = 2**31  # bytes of one file of an archive: more would fill the memory, and no image or list has them
 _LAST = threading.local()
 # what Pillow's decoders and zipfile raise on damaged (or encrypted) input, depending on the format
 _DAMAGE = (
@@ -111,6 +112,8 @@ class _Archive:
         }
 
     def read(self, name: str) -> bytes:
+        if (size := self.files[name]) > _LARGEST:
+            raise DataError(f"{self.path}: {printable(name)} would unpack to {size} bytes; remove or replace it.")
         return self._archive.read(name)
 
     def stamp(self, name: str) -> str:
@@ -145,10 +148,25 @@ def opened(path: Path) -> Source:
     """Open a folder or a .zip file for as long as it is held. Raises DataError where it cannot be read."""
     try:
         return _Folder(path) if path.is_dir() else _Archive(path, zipfile.ZipFile(path))
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{path} is not a complete zip archive ({error}); copy or download it again.") from error
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeError, IndexError, struct.error) as error:
+        reason = printable(str(error))
+        raise DataError(f"{path} is not a complete zip archive ({reason}); copy or download it again.") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+        place = printable(str(error.filename or path))
+        raise DataError(f"{place} cannot be read: {error.strerror or error}.") from error
+
+
+def text_of(source: Source, name: str) -> str:
+    """Read a list or another file in UTF-8. Raises DataError naming one that is none, or cannot be unpacked."""
+    try:
+        return source.read(name).decode("utf-8-sig")
+    except DataError:
+        raise
+    except UnicodeDecodeError as error:
+        raise DataError(f"{source.path}: {name} is not text in UTF-8; copy or download it again.") from error
+    except _DAMAGE as error:
+        reason = printable(str(error))
+        raise DataError(f"{source.path}: {name} cannot be unpacked ({reason}); copy or download it again.") from error
 
 
 def decode(
@@ -228,6 +246,8 @@ def decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
                 rgb = _eight_bit(image).convert("RGB")
         if rgb.size != (image_size, image_size):
             rgb = rgb.resize((image_size, image_size), Image.Resampling.BICUBIC)
+    except DataError:
+        raise
     except _DAMAGE as error:
         reason = printable(str(error))
         raise DataError(f"{source.path}: {printable(file.path)} cannot be decoded ({reason}); replace it.") from error

@@ -67,7 +67,7 @@ def write_hub_copy(
     taken: dict[Path, set[str]] = {}
     for split in splits.values():
         table = _stored(library, split, repository, ("image", domain, label))
-        for row in table:
+        for row in _rows(table, repository):
             cell = folder / _name(table, row, domain, repository) / _name(table, row, label, repository)
             if cell not in taken:
                 cell.mkdir(parents=True)
@@ -97,8 +97,7 @@ def _loaded(library: _Library, repository: str) -> Mapping[str, _Table]:
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):  # its bars are for terminals
             return library.load_dataset(repository)
     except Exception as error:  # it raises its own errors, those of its HTTP library and those of Arrow
-        reason = printable(" ".join(str(error).split())) or type(error).__name__
-        raise DownloadError(f"{repository} cannot be loaded from the hub: {reason.rstrip('.')}.") from error
+        raise DownloadError(f"{repository} cannot be loaded from the hub: {_one_line(error)}.") from error
 
 
 def _stored(library: _Library, split: _Table, repository: str, columns: Sequence[str]) -> _Table:
@@ -108,7 +107,26 @@ def _stored(library: _Library, split: _Table, repository: str, columns: Sequence
         raise DataError(
             f"{repository} must have the columns {', '.join(columns)}; it has {printable(', '.join(split.features))}."
         )
-    return split.cast_column("image", library.Image(decode=False))
+    try:
+        return split.cast_column("image", library.Image(decode=False))
+    except Exception as error:  # Arrow's errors, and the library's own
+        raise _unreadable(repository, error) from error
+
+
+def _rows(table: _Table, repository: str) -> Iterator[Mapping[str, object]]:
+    """Yield the rows. Raises DataError where the library cannot read one."""
+    try:
+        yield from table
+    except Exception as error:
+        raise _unreadable(repository, error) from error
+
+
+def _unreadable(repository: str, error: Exception) -> DataError:
+    return DataError(f"{repository} cannot be read: {_one_line(error)}.")
+
+
+def _one_line(error: Exception) -> str:
+    return printable(" ".join(str(error).split())).rstrip(".") or type(error).__name__
 
 
 def _name(table: _Table, row: Mapping[str, object], column: str, repository: str) -> str:
@@ -119,7 +137,7 @@ def _name(table: _Table, row: Mapping[str, object], column: str, repository: str
     elif isinstance(value, int):
         value = str(value)
     path = inner_path(value) if isinstance(value, str) else None
-    if path is None or len(path.parts) != 1 or path.name.startswith("."):
+    if path is None or len(path.parts) != 1 or path.name.startswith(".") or not path.name.isprintable():
         raise DataError(f"{repository}: {column} {printable(repr(row[column]))} cannot name a folder.")
     return path.name
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, shrunk
-from fdgsec.data.folder import Source, printable
+from fdgsec.data.folder import Source, printable, text_of
 from fdgsec.errors import DataError
 from fdgsec.rng import stream
 
@@ -56,7 +56,7 @@ def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: 
 def _writers(source: Source, name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield each writer of one file with its images (n, 28, 28) uint8, dark on white, and labels (n,)."""
     try:
-        document = json.loads(source.read(name))
+        document = json.loads(text_of(source, name))
         if not isinstance(document, dict) or "user_data" not in document:
             return
         for writer, data in document["user_data"].items():
@@ -70,6 +70,8 @@ def _writers(source: Source, name: str) -> Iterator[tuple[str, Tensor, Tensor]]:
                 )
             if len(labels):
                 yield str(writer), (pixels.clamp(0, 1) * 255).round().to(torch.uint8), labels
+    except DataError:
+        raise
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataError(
             f"{source.path}: {name} is not LEAF's JSON ({printable(str(error))}); prepare it again."

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fdgsec.data.folder import Box, Source, printable
+from fdgsec.data.folder import Box, Source, printable, text_of
 from fdgsec.data.specs import FolderSpec, ListSpec, PatchSpec, plain
 from fdgsec.errors import DataError
 
@@ -115,7 +115,7 @@ def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: 
         yield from found
         return
     start = len(base) + 1 if base else 0
-    named = {line.strip() for line in _text(source, name).splitlines()}
+    named = {line.strip() for line in text_of(source, name).splitlines()}
     for image in found:
         if image.path[start:] not in named:
             yield image
@@ -131,7 +131,7 @@ def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderS
     split_of: dict[str, str] = {}
     for name in sorted(lists, key=lambda name: ("train" not in name, "test" in name, name)):
         stem = name.rpartition("/")[2].removesuffix(".txt").removesuffix("_kfold")
-        for line in _text(source, name).splitlines():
+        for line in text_of(source, name).splitlines():
             path = line.strip().rpartition(" ")[0].replace("\\", "/").removeprefix("./")
             if path:
                 split_of.setdefault(path, stem.rpartition("_")[2])
@@ -207,14 +207,7 @@ def _class_names(source: Source, name: str) -> dict[int, str]:
 
 
 def _rows(source: Source, name: str) -> "csv.DictReader[str]":
-    return csv.DictReader(io.StringIO(_text(source, name), newline=""))
-
-
-def _text(source: Source, name: str) -> str:
-    try:
-        return source.read(name).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{source.path}: {name} is not text in UTF-8; copy or download it again.") from error
+    return csv.DictReader(io.StringIO(text_of(source, name), newline=""))
 
 
 def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
@@ -224,7 +217,7 @@ def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
     prefix = f"{base}/" if base else ""
     for name in sorted(n for n in source.files if n.startswith(prefix) and n.lower().endswith(".json")):
         try:
-            document = json.loads(_text(source, name))
+            document = json.loads(text_of(source, name))
             images = {int(image["id"]): image for image in document["images"]}
             boxes = [
                 (int(a["image_id"]), int(a["category_id"]), [float(v) for v in a["bbox"]])

@@ -2,12 +2,14 @@
 
 import gzip
 import lzma
+import os
 import secrets
 import shutil
+import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import HeaderError, ReadError
 
@@ -16,6 +18,9 @@ from fdgsec.errors import DataError, MissingResourceError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _EVERY = 256  # members between two progress reports
+_LEFT = ".fetch-"  # how a folder that is being filled begins
+_MOST = 200  # times its own size that an archive may unpack to: images hardly shrink, gigabytes of zeros do
+_FREE = 2**30  # bytes that any archive may unpack to
 
 
 def inner_path(name: str) -> PurePosixPath | None:
@@ -29,35 +34,84 @@ def inner_path(name: str) -> PurePosixPath | None:
 def whole_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty folder beside `folder` to fill; it becomes `folder` on success and vanishes on failure.
 
-    Raises OSError where `folder` is there and not empty."""
-    staging = folder.with_name(f".fetch-{secrets.token_hex(4)}")
+    What killed processes left there is removed, where the system can lock folders. Raises OSError where `folder` is
+    there and not empty."""
+    staging = folder.with_name(f"{_LEFT}{secrets.token_hex(4)}")
     staging.mkdir(parents=True)
     try:
-        yield staging
-        staging.replace(folder)
+        with _locked(staging):
+            for other in folder.parent.glob(f"{_LEFT}*"):
+                with _locked(other) as abandoned:
+                    if abandoned:
+                        shutil.rmtree(other, ignore_errors=True)
+            yield staging
+            staging.replace(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder, and tell whether it is there and nobody else does; False where the system has no such locks."""
+    if sys.platform == "win32":
+        yield False
+        return
+    import fcntl
+
+    with ExitStack() as held:
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, handle)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except OSError:
+            free = False
+        yield free
 
 
 def unpack_tar(file: Path, folder: Path, *, progress: Callable[[int, int | None], None] | None = None) -> None:
     """Write the files of the tar archive `file`, compressed or not, under `folder`; `progress` counts its bytes.
 
-    Raises DataError where it is damaged, and where a member is a link or a device or has an absolute path or one with
-    `..`: a dataset has no use for such members, so that the whole archive is refused. Raises MissingResourceError where
-    the disk cannot hold it. What was written by then stays: unpack into a folder that is thrown away (`whole_folder`)."""
+    Raises DataError where it is damaged or would unpack to far more than its size, and where a member is a link or a
+    device or has an absolute path or one with `..`: a dataset has no use for such members, so that the whole archive is
+    refused. Raises MissingResourceError where the disk cannot hold it. What was written by then stays: unpack into a
+    folder that is thrown away (`whole_folder`)."""
     try:
-        with file.open("rb") as packed, tarfile.open(fileobj=packed, tarinfo=_Member) as archive:
-            if hasattr(tarfile, "data_filter"):  # a second wall behind the checks below; Python 3.11.0 to 3 have none
-                archive.extraction_filter = tarfile.data_filter
-            for number, member in enumerate(archive):
-                _check_member(file, member, folder)
-                archive.extract(member, folder, set_attrs=False)
-                if progress and number % _EVERY == 0:
-                    progress(packed.tell(), file.stat().st_size)
-            while archive.fileobj and archive.fileobj.read(1 << 20):
-                pass  # the checksum of what was packed comes at its very end
+        _extract(file, folder, progress)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{file} is damaged or not a tar archive: {printable(str(error))}. Fetch it again.") from error
+        raise _damaged(file, error) from error
+    except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:  # one name is a file and a folder
+        raise _damaged(file, error) from error
+    except OSError as error:
+        if error.errno is None:  # bz2's way to say so; what the system says has a number
+            raise _damaged(file, error) from error
+        raise
+
+
+def _damaged(file: Path, error: Exception) -> DataError:
+    return DataError(f"{file} is damaged or not a tar archive: {printable(str(error))}. Fetch it again.")
+
+
+def _extract(file: Path, folder: Path, progress: Callable[[int, int | None], None] | None) -> None:
+    size, unpacked = file.stat().st_size, 0
+    with file.open("rb") as packed, tarfile.open(fileobj=packed, tarinfo=_Member) as archive:
+        if hasattr(tarfile, "data_filter"):  # a second wall behind the checks below; Python 3.11.0 to 3 have none
+            archive.extraction_filter = tarfile.data_filter
+        for number, member in enumerate(iter(archive.next, None)):
+            if member.isdir() and not PurePosixPath(member.name).parts:
+                continue  # `.`, the folder that was packed
+            unpacked += member.size
+            if unpacked > max(_FREE, _MOST * size):
+                raise DataError(
+                    f"{file} is refused: it would unpack to {unpacked} bytes or more, over {_MOST} times its own size."
+                )
+            _check_member(file, member, folder)
+            archive.extract(member, folder, set_attrs=False)
+            archive.members.clear()  # type: ignore[attr-defined]  # half a million of them would take 300 MB
+            if progress and number % _EVERY == 0:
+                progress(packed.tell(), size)
+        while archive.fileobj and archive.fileobj.read(1 << 20):
+            pass  # the checksum of what was packed comes at its very end
 
 
 class _Member(tarfile.TarInfo):

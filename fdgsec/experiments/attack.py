@@ -11,10 +11,11 @@ from fdgsec.config import RunConfig, build, load_preset
 from fdgsec.console import Progressive
 from fdgsec.data.roles import Roles
 from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.experiments.evaluation import accuracy_document
 from fdgsec.experiments.figures import figures_of
 from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed, observe
-from fdgsec.experiments.train import accuracy_document, dataset_document, federate
+from fdgsec.experiments.train import dataset_document, federate
 from fdgsec.experiments.world import (
     World,
     artifact_rows,
@@ -23,9 +24,10 @@ from fdgsec.experiments.world import (
     method_of,
     model_of,
     roles_of,
+    with_validation,
 )
 from fdgsec.features import encoder_named, statistics, warm
-from fdgsec.federation import SHARED_ROWS, Client, Method
+from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method
 from fdgsec.html import render
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.images import PerceptualEncoder
@@ -77,13 +79,19 @@ def attack(
     encoder_named(config.encoder)
     roles = roles_of(world, seed=config.seed)
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    if config.rounds and method.reviews != "none":
+        clients = [with_validation(client, seed=config.seed) for client in clients]
     method.check(len(clients))
     warm(
         config.encoder, world.dataset, reuse=not fresh, size=config.style_size,
         progress=lambda done, total: progress.update("style statistics", done, total),
     )  # fmt: skip
-    observed, accuracy, reused = _target_run(config, world, method, clients, fresh=fresh, progress=progress)
-    scene = _scene(config, world, roles, method, clients, observed, target.releases, progress)
+    needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
+    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
+    observed, accuracy, reused = _target_run(
+        config, world, method, clients, model, fresh=fresh, progress=progress
+    )
+    scene = _scene(config, world, roles, method, clients, observed, model, target.releases, progress)
     outcomes = []
     for number, observer in enumerate(observers):
         progress.update("attacks", number, len(observers))
@@ -130,13 +138,12 @@ def _target_run(
     world: World,
     method: Method,
     clients: Sequence[Client],
+    model: GlobalModel | None,
     *,
     fresh: bool,
     progress: Progressive,
 ) -> tuple[Observed, Mapping[str, object] | None, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    needed = config.rounds or method.shares == "every"
-    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
     weights = [encoder_named(config.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
@@ -165,6 +172,7 @@ def _scene(
     method: Method,
     clients: Sequence[Client],
     observed: Observed,
+    model: GlobalModel | None,
     releases: frozenset[str],
     progress: Progressive,
 ) -> _Scene:
@@ -184,6 +192,7 @@ def _scene(
     laboratory = Laboratory(
         method=method, roles=roles, sources=sources, clients=clients,
         adversary=adversary, encoder=config.encoder, style_size=config.style_size, seed=config.seed, run=observed,
+        model=model,
     )  # fmt: skip
     facts = TargetFacts(
         artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
@@ -203,10 +212,12 @@ def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
     described: dict[str, object] = {
         "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps, "knows": list(adversary.knows),
     }  # fmt: skip
-    try:
-        reason, requests = _obstacle(observer, scene), observer.plan(scene.facts)
-    except UsageError as error:
-        reason, requests = str(error), []
+    reason, requests = _obstacle(observer, scene), list[Request]()
+    if not reason:
+        try:
+            requests = list(observer.plan(scene.facts))
+        except UsageError as error:
+            reason = str(error)
     if reason:
         return _Outcome(result=AttackResult(name=observer.name, adversary=described, status="skipped", reason=reason))
     seed = scene.config.seed

@@ -8,21 +8,31 @@ from pathlib import Path
 
 import torch
 
+from fdgsec.adaptation import Tent, adaptation_named, tented
 from fdgsec.config import RunConfig
 from fdgsec.console import Progressive
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.partition import split_validation
+from fdgsec.data.official import official, require_official
 from fdgsec.driver import Driver, RoundReport
 from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
-from fdgsec.experiments.world import World, artifact_rows, clients_of, load_world, method_of, model_of, options_of
+from fdgsec.errors import UsageError
+from fdgsec.experiments.evaluation import accuracy_document, adapted_document
+from fdgsec.experiments.world import (
+    World,
+    artifact_rows,
+    clients_of,
+    load_world,
+    method_of,
+    model_of,
+    options_of,
+    with_validation,
+)
 from fdgsec.federation import Client, GlobalModel, Method, State
 from fdgsec.html import render
-from fdgsec.metrics.intervals import wilson
 from fdgsec.reports import AttackReport
 from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, new_folder
-from fdgsec.training import predictions
 from fdgsec.wire import Message, Transcript, Wire, keeps_artifacts
 
 
@@ -89,39 +99,63 @@ def _keep_all(message: Message) -> bool:
     return True
 
 
-def accuracy_document(
-    model: GlobalModel, unseen: DomainDataset, validation: Mapping[str, DomainDataset]
-) -> dict[str, object]:
-    """Measure accuracy on all of `unseen`, and beside it on each source domain's validation images (Wilson)."""
-    network = model.module()
-
-    def measured(dataset: DomainDataset) -> dict[str, object]:
-        correct = int((predictions(network, dataset.pixels()) == dataset.labels).sum())
-        interval = wilson(correct, len(dataset))
-        return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, "n": len(dataset)}
-
-    name = str(unseen.domain_names[int(unseen.domains[0])])
-    per_domain = {domain: measured(images) for domain, images in validation.items() if len(images)}
-    return {"unseen_domain": name, **measured(unseen), "per_domain": per_domain}
-
-
 def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[str, DomainDataset]]:
-    """Partition the sources, then split each client's validation tenth off before any augmentation.
+    """Partition the sources, then split each client's validation images off before any augmentation.
 
-    Gives the clients and, for the report, the validation images by domain."""
-    clients: list[Client] = []
-    held: list[DomainDataset] = []
-    for client in clients_of(world.seen(), config):
-        rng = stream(config.seed, "world", "validation", client.name)
-        train, validation = split_validation(client.data, fraction=0.1, rng=rng)
-        clients.append(Client(name=client.name, data=train, validation=validation))
-        held.append(validation)
-    by_domain: dict[str, DomainDataset] = {}
+    These are a tenth of its images, drawn by the seed; with `splits = "official"` those that the dataset's own splits
+    name, if there are any. Gives the clients and, for the report, by domain images that no client trains on: its
+    validation images, or its official test images where it has some. Raises UsageError where no official split is known."""
+    own = config.splits == "own"
+    clients = [_divided(client, config) for client in clients_of(world.seen() if own else _listed(world), config)]
+    held = {name for client in clients if client.validation is not None for name in client.validation.ids}
+    measured: dict[str, DomainDataset] = {}
     for domain in world.sources:
-        ids = {name for part in held for name, d in zip(part.ids, part.domains.tolist(), strict=True) if d == domain}
-        rows = torch.tensor([i for i, name in enumerate(world.dataset.ids) if name in ids], dtype=torch.int64)
-        by_domain[str(world.dataset.domain_names[domain])] = world.dataset.subset(rows)
-    return clients, by_domain
+        images = world.dataset.of_domain(domain)
+        chosen = torch.tensor([name in held for name in images.ids])
+        if not own:  # a whole domain that is kept for validation has no client
+            tested = official(images, "test")
+            chosen = tested if tested.any() else chosen | official(images, "validation")
+        measured[str(images.domain_names[domain])] = images.subset(chosen)
+    return clients, measured
+
+
+def _listed(world: World) -> DomainDataset:
+    """The source images that official splits name for training or validation, in domains that have some of the former.
+
+    Raises UsageError where none is for training, or a source domain is in no split at all."""
+    dataset = world.dataset
+    require_official(dataset)
+    training = official(dataset, "train")
+    named = training | official(dataset, "validation")
+    for domain in world.sources:
+        if not (official(dataset, "test") | named)[dataset.domains == domain].any():
+            raise UsageError(
+                f"the official splits of {dataset.name} name no image of {dataset.domain_names[domain]}; complete them, "
+                "or leave --splits out."
+            )
+    trained_on = dataset.domains[training & torch.isin(dataset.domains, torch.tensor(world.sources))]
+    return dataset.subset(named & torch.isin(dataset.domains, trained_on.unique()))
+
+
+def _divided(client: Client, config: RunConfig) -> Client:
+    """Take a client's validation images out of what it trains on."""
+    held = official(client.data, "validation")
+    if config.splits == "official" and held.any():
+        if held.all():
+            raise UsageError(
+                f"{client.name} would hold official validation images alone under partition {config.partition!r}; "
+                "use fewer clients, or leave --splits out."
+            )
+        return Client(name=client.name, data=client.data.subset(~held), validation=client.data.subset(held))
+    return with_validation(client, seed=config.seed)
+
+
+def unseen_images(world: World, config: RunConfig) -> DomainDataset:
+    """The images that the model is measured on: all of the unseen domain, or with `splits = "official"` its official
+    test images where it has some."""
+    unseen = world.unseen()
+    named = official(unseen, "test")
+    return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
 
 def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progress: Progressive) -> AttackReport:
@@ -132,17 +166,22 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
     clients, validation = split_sources(world, config)
+    unseen = unseen_images(world, config)
     method.check(len(clients))
     model = model_of(config, method, len(world.dataset.class_names))
+    adaptation = _adaptation(config, model)
     trained = federate(method, clients, model, config, progress)
     artifacts, traffic = artifact_rows(trained.transcript.rows)
     accuracy: dict[str, object] | None = None
     if config.rounds:
-        measured = accuracy_document(trained.model, world.unseen(), validation)
+        measured = accuracy_document(trained.model, unseen, validation, second=world.second())
         accuracy = {**measured, "round": trained.kept_round}
+        if adaptation is not None:
+            adapted = adapted_document(trained.model, unseen, adaptation, seed=config.seed)
+            accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
     report = AttackReport(
-        target=config.target or config.method, method=config.method, preset=config.preset,
-        dataset=dataset_document(world.dataset, {"train": {c.name: len(c.data) for c in clients}}),
+        target=config.target or config.method_name, method=config.method_name, preset=config.preset,
+        dataset=dataset_document(world.dataset, _counts(clients, unseen, world.target_name)),
         encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=[], guarantees=[],
         accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
@@ -157,6 +196,23 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
             (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
             trained.transcript.save(draft)
     return report
+
+
+def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:
+    """How the trained model will adapt, if at all. Raises UsageError where it could not, before anything is trained."""
+    if not config.adapt:
+        return None
+    if not config.rounds:
+        raise UsageError(f"--adapt {config.adapt} measures a trained model; give --rounds 1 or more.")
+    tented(model.module())
+    return adaptation_named(config.adapt)
+
+
+def _counts(clients: Sequence[Client], unseen: DomainDataset, target: str) -> dict[str, dict[str, int]]:
+    """Count who trains and validates on how many images, and on how many the model is tested."""
+    validation = {client.name: 0 if client.validation is None else len(client.validation) for client in clients}
+    training = {client.name: len(client.data) for client in clients}
+    return {"train": training, "validation": validation, "test": {target: len(unseen)}}
 
 
 def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]]) -> dict[str, object]:

@@ -12,22 +12,24 @@ from fdgsec.config import RunConfig, build
 from fdgsec.console import Progressive
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.partition import lodo, partition
+from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.errors import UsageError
 from fdgsec.federation import Blueprint, Client, GlobalModel, Method
 from fdgsec.models import build_classifier
 from fdgsec.registry import resolve
 from fdgsec.rng import stream
+from fdgsec.stacking import LocalMethod, Stacked
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World:
-    """The data side of a run: all images, who may know which, the sources and the unseen domain."""
+    """The data side of a run: all images, the sources, the unseen domain, and in LTDO a second one that nobody has."""
 
     dataset: DomainDataset
     target: int
     sources: tuple[int, ...]
+    validation: int | None = None
 
     @property
     def target_name(self) -> str:
@@ -40,7 +42,14 @@ class World:
 
     def seen(self) -> DomainDataset:
         """All images of the source domains."""
-        return self.dataset.subset(self.dataset.domains != self.target)
+        unseen = self.dataset.domains == self.target
+        if self.validation is not None:
+            unseen = unseen | (self.dataset.domains == self.validation)
+        return self.dataset.subset(~unseen)
+
+    def second(self) -> DomainDataset | None:
+        """All images of LTDO's validation domain, None in LODO."""
+        return None if self.validation is None else self.dataset.of_domain(self.validation)
 
 
 def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> World:
@@ -52,13 +61,21 @@ def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressi
         image_size=config.image_size,
         allow_partial=config.allow_partial,
         per_domain=_cap(config, entry.drawn),
+        per_class=config.per_class,
         seed=config.seed,
         progress=progress.update,
     )
     target = dataset.domain_index(config.target_domain or entry.target_domain or dataset.domain_names[-1])
-    lodo(dataset, target)  # raises where nothing would be left to train on or to test
+    second = None if config.validation_domain is None else dataset.domain_index(config.validation_domain)
+    if second is None:
+        lodo(dataset, target)  # raises where nothing would be left to train on or to test
+    elif second == target:
+        raise UsageError(f"{config.validation_domain} is both the target and the validation domain; name two domains.")
+    else:
+        ltdo(dataset, validation=second, test=target)
     present = torch.unique(dataset.domains).tolist()
-    return World(dataset=dataset, target=target, sources=tuple(d for d in present if d != target))
+    sources = tuple(d for d in present if d not in (target, second))
+    return World(dataset=dataset, target=target, sources=sources, validation=second)
 
 
 def _cap(config: RunConfig, drawn: int) -> int | None:
@@ -92,12 +109,32 @@ def clients_of(
     return [Client(name=part.name, data=part.data, validation=held.get(part.name)) for part in parts]
 
 
+def with_validation(client: Client, *, seed: int) -> Client:
+    """Split a tenth of a client's images off for validation, before any augmentation."""
+    rng = stream(seed, "world", "validation", client.name)
+    train, validation = split_validation(client.data, fraction=0.1, rng=rng)
+    return Client(name=client.name, data=train, validation=validation)
+
+
 def method_of(config: RunConfig) -> Method:
-    """Make the method with its options; the run's encoder is the method's where it has one."""
+    """Make the method with its options, and on top of it the local method where one is named.
+
+    The run's encoder is the methods' where they have one. Raises UsageError for methods that cannot be stacked."""
+    method: Method = _built(config.method, config.options, config, where="method")
+    if not config.local:
+        if config.local_options:
+            raise UsageError(
+                f"with.{next(iter(config.local_options))} is set, but no method is on top; add --with NAME."
+            )
+        return method
+    local: LocalMethod = _built(config.local, config.local_options, config, where="with")
+    return Stacked(base=method, local=local)
+
+
+def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
     options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
-    taken = {name: value for name, value in options.items() if name in options_of(config.method)}
-    method: Method = build(resolve("methods", config.method), {**taken, **config.options}, where="method")
-    return method
+    taken = {option: value for option, value in options.items() if option in options_of(name)}
+    return build(resolve("methods", name), {**taken, **given}, where=where)
 
 
 def options_of(method: str) -> frozenset[str]:

@@ -5,15 +5,12 @@
 numbers and carry its name: `frechet_mini`, `kernel_squeezenet`."""
 
 import hashlib
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-import torchvision.models
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +19,7 @@ from fdgsec.encoders import ENCODERS, StyleEncoder, load_encoder
 from fdgsec.errors import UsageError, unknown_name
 from fdgsec.metrics.images import check_images
 from fdgsec.models import BACKBONES, Classifier, build_classifier
+from fdgsec.networks.inception import inception_fid
 from fdgsec.rng import stream
 
 INCEPTION = "inception"
@@ -83,7 +81,8 @@ class InceptionExtractor(Extractor):
     def __init__(self, state: Mapping[str, Tensor], *, name: str, device: Device = "cpu") -> None:
         """`state` has the keys of the published file; only that file's may be called `inception` (see `stored`)."""
         self.name, self.device = name, torch.device(device)
-        network = _inception()
+        with torch.device("meta"):
+            network = inception_fid()
         network.load_state_dict(state, assign=True)
         head = network.get_submodule("fc").get_parameter("weight").detach()
         network.fc = nn.Identity()  # torchvision's forward then ends at the pool features
@@ -97,10 +96,9 @@ class InceptionExtractor(Extractor):
     def stored(cls, *, device: Device = "cpu") -> "InceptionExtractor":
         """Use the stored `inception_fid`: named `inception` if it is the published file, else by its hash, so that its
         distances are `frechet_inception_<hash>` and never FID. Raises WeightsUnavailableError where none is stored."""
-        state = weights.load_state("inception_fid")
-        record = json.loads(weights.locate("inception_fid").with_suffix(".json").read_text())
-        name = INCEPTION if record["official"] else f"{INCEPTION}_{record['sha256'][:8]}"
-        return cls(state, name=name, device=device)
+        record = weights.record("inception_fid")
+        name = INCEPTION if record.official else f"{INCEPTION}_{record.sha256[:8]}"
+        return cls(weights.load_state("inception_fid"), name=name, device=device)
 
     def _extract(self, images: Tensor) -> Extracted:
         side = (INCEPTION_SIDE, INCEPTION_SIDE)
@@ -163,26 +161,6 @@ def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
     # the one-class head is never used
     classifier = build_classifier(name, 1, pretrained=True, rng=stream(0, "world", "extractor", name))
     return BackboneExtractor(classifier, name=name, device=device)
-
-
-def _inception() -> nn.Module:
-    """Build pytorch-fid's network on the meta device: torchvision's, with the blocks whose pooling pytorch-fid changes.
-
-    pytorch-fid's own constructor downloads."""
-    from pytorch_fid import inception as blocks
-
-    with torch.device("meta"):
-        network = cast(
-            nn.Module,
-            torchvision.models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False),
-        )
-        for name, width, pool in (("Mixed_5b", 192, 32), ("Mixed_5c", 256, 64), ("Mixed_5d", 288, 64)):
-            setattr(network, name, blocks.FIDInceptionA(width, pool_features=pool))
-        for name, width in (("Mixed_6b", 128), ("Mixed_6c", 160), ("Mixed_6d", 160), ("Mixed_6e", 192)):
-            setattr(network, name, blocks.FIDInceptionC(768, channels_7x7=width))
-        network.Mixed_7b = cast(nn.Module, blocks.FIDInceptionE_1(1280))
-        network.Mixed_7c = cast(nn.Module, blocks.FIDInceptionE_2(2048))
-    return network
 
 
 def _frozen(network: nn.Module, device: torch.device) -> nn.Module:

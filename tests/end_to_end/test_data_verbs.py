@@ -1,6 +1,7 @@
 """`fdgsec data`, as its users type it, and a folder of one's own attacked."""
 
 import io
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -91,3 +92,21 @@ def test_what_cannot_be_had_is_said_in_one_line(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert all(word in captured.err for word in words)
+
+
+def test_without_a_network_a_fetch_ends_in_one_line_with_the_page_to_get_it_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+    assert main(["data", "fetch", "camelyon17"]) == 3
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert "Network is unreachable. Get it from https://wilds.stanford.edu/datasets/#camelyon17" in captured.err

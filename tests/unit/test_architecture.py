@@ -61,7 +61,7 @@ def test_metrics_know_nothing_of_experiments_or_engines():
             ]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
+@pytest.mark.parametrize("path", [*SOURCES, *sorted((ROOT / "tests").rglob("*.py"))], ids=module_of)
 def test_no_file_outgrows_its_limit(path: Path):
     limit = 450 if under(module_of(path), "fdgsec.methods") else 300
 

@@ -1,11 +1,9 @@
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import load_encoder
 from fdgsec.errors import UsageError
 from fdgsec.metrics.distributions import Realism, distribution_distance, realism_table
@@ -16,6 +14,9 @@ from fdgsec.metrics.inception_score import inception_score
 from fdgsec.metrics.kernel import kernel_distance
 from fdgsec.reports import Measurement
 from fdgsec.rng import stream
+from tests.one_domain import one_domain
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Cells(Extractor):
@@ -40,20 +41,6 @@ def blobs(*, seed: int, n: int, shift: float = 0.0) -> Tensor:
     return (small + shift).repeat_interleave(8, 2).repeat_interleave(8, 3)
 
 
-def dataset(images: Tensor) -> DomainDataset:
-    n = len(images)
-    return DomainDataset(
-        name="blobs",
-        store=(images * 255).round().to(torch.uint8),
-        rows=torch.arange(n),
-        labels=torch.zeros(n, dtype=torch.int64),
-        domains=torch.zeros(n, dtype=torch.int64),
-        ids=tuple(f"blobs/{i}" for i in range(n)),
-        class_names=("blob",),
-        domain_names=("blobs",),
-    )
-
-
 def only(found: Realism, name: str, **where: str) -> Measurement:
     rows = [row for row in found.measurements if row.name == name and where.items() <= row.slice.items()]
     assert len(rows) == 1, f"{name} {where}: {[row.slice for row in rows]}"
@@ -63,11 +50,6 @@ def only(found: Realism, name: str, **where: str) -> Measurement:
 def value(row: Measurement) -> float:
     assert row.value is not None
     return row.value
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
 
 
 def test_the_table_holds_every_metric_of_every_column_and_domain_with_intervals() -> None:
@@ -241,7 +223,7 @@ def test_identical_reconstructions_are_judged_too() -> None:
 
 
 def test_a_real_dataset_is_extracted_once_over_tables() -> None:
-    extractor, real = Cells("cells"), dataset(blobs(seed=0, n=40))
+    extractor, real = Cells("cells"), one_domain((blobs(seed=0, n=40) * 255).round().to(torch.uint8))
 
     for seed in (1, 2):
         distribution_distance(

@@ -1,47 +1,22 @@
-import fcntl
-import hashlib
-import json
-import random
+"""Downloads that run through, and what is said where nothing can be had."""
+
 import shutil
 import socket
 from collections import namedtuple
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fdgsec import download as downloads
 from fdgsec.download import DownloadError, download, in_megabytes, reach
 from fdgsec.errors import MissingResourceError
-from tests.local_site import Site, serving
-
-CONTENT = random.Random(0).randbytes(3_000_000)  # three blocks
-DIGEST = hashlib.sha256(CONTENT).hexdigest()
+from tests.local_site import Site
+from tests.offered_file import CONTENT, DIGEST, get, leave_a_part, names
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("no_proxy", "*")
-    with serving({"data.bin": CONTENT}) as site:
-        yield site
-
-
-def get(site: Site, folder: Path, *, sha256: str | None = DIGEST, size: int | None = None) -> Path:
-    return download(site.url("data.bin"), folder / "data.bin", sha256=sha256, size=size)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-def leave_a_part(site: Site, folder: Path, *, length: int) -> None:
-    """Let the server cut one answer after `length` bytes and all later ones at once."""
-    site.cuts = [length, 0]
-    with pytest.raises(DownloadError):
-        get(site, folder)
-    assert (folder / "data.bin.part").read_bytes() == CONTENT[:length]
-    site.asked.clear()
-    site.cuts = []
+def site(site: Site) -> Site:
+    site.files["data.bin"] = CONTENT
+    return site
 
 
 def test_a_file_arrives_whole_in_a_new_folder_with_progress_from_nothing_to_all(site, tmp_path):
@@ -76,89 +51,6 @@ def test_a_file_that_disagrees_with_its_digest_is_replaced(site, tmp_path):
     assert get(site, tmp_path).read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("sha256", [DIGEST, None])
-def test_a_cut_connection_is_taken_up_again_within_one_call(site, tmp_path, sha256):
-    site.cuts = [1_000_000, 500_000]
-
-    assert get(site, tmp_path, sha256=sha256).read_bytes() == CONTENT
-    assert [span for _, span in site.asked] == [None, "bytes=1000000-", "bytes=1500000-"]
-
-
-def test_a_connection_that_brings_nothing_more_ends_the_call_and_keeps_what_came(site, tmp_path):
-    site.cuts = [1_000_000, 0]
-
-    with pytest.raises(DownloadError) as caught:
-        get(site, tmp_path)
-
-    assert str(caught.value) == (
-        f"{site.url('data.bin')} cannot be downloaded: the connection ended after 1000000 of 3000000 bytes. "
-        "The 1000000 bytes so far are kept for the next try."
-    )
-    assert names(tmp_path) == ["data.bin.part", "data.bin.part.json"]
-
-
-def test_the_next_call_asks_only_for_the_rest(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-
-    assert get(site, tmp_path).read_bytes() == CONTENT
-    assert site.asked == [("data.bin", "bytes=1000000-")]
-    assert names(tmp_path) == ["data.bin"]
-
-
-def test_a_part_that_is_already_everything_is_recognised(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    (tmp_path / "data.bin.part").write_bytes(CONTENT)
-
-    assert get(site, tmp_path, sha256=None).read_bytes() == CONTENT
-    assert site.asked == [("data.bin", "bytes=3000000-")]
-
-
-def test_a_part_longer_than_the_file_is_dropped(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    (tmp_path / "data.bin.part").write_bytes(CONTENT + b"more")
-
-    assert get(site, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges_starts_over(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    site.ranges = False
-
-    assert get(site, tmp_path).read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("sha256", [DIGEST, None])
-def test_a_file_that_changed_on_the_server_since_is_fetched_from_its_beginning(site, tmp_path, sha256):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    site.files["data.bin"], site.etag = CONTENT[::-1], '"v2"'
-
-    expected = None if sha256 is None else hashlib.sha256(CONTENT[::-1]).hexdigest()
-
-    assert get(site, tmp_path, sha256=expected).read_bytes() == CONTENT[::-1]
-
-
-def test_without_a_validator_only_a_known_digest_allows_a_resumption(site, tmp_path):
-    site.etag = None
-    leave_a_part(site, tmp_path, length=1_000_000)
-
-    assert get(site, tmp_path, sha256=None).read_bytes() == CONTENT
-    assert site.asked == [("data.bin", None)]
-
-    (tmp_path / "data.bin").unlink()
-    leave_a_part(site, tmp_path, length=1_000_000)
-    assert get(site, tmp_path, sha256=DIGEST).read_bytes() == CONTENT
-    assert site.asked == [("data.bin", "bytes=1000000-")]
-
-
-def test_a_part_of_another_address_is_not_taken_up(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    note = tmp_path / "data.bin.part.json"
-    note.write_text(json.dumps({"url": site.url("other.bin"), "validator": '"v1"'}))
-
-    assert get(site, tmp_path).read_bytes() == CONTENT
-    assert site.asked == [("data.bin", None)]
-
-
 @pytest.mark.parametrize(
     ("sha256", "size", "message"),
     [
@@ -174,17 +66,6 @@ def test_another_file_replaces_nothing_good_and_leaves_nothing_bad(site, tmp_pat
 
     assert (tmp_path / "data.bin").read_bytes() == b"what the user has"
     assert names(tmp_path) == ["data.bin"]
-
-
-def test_a_damaged_part_is_found_by_the_digest_and_the_next_call_starts_over(site, tmp_path):
-    leave_a_part(site, tmp_path, length=1_000_000)
-    (tmp_path / "data.bin.part").write_bytes(bytes(1_000_000))
-
-    with pytest.raises(DownloadError, match="gave another file"):
-        get(site, tmp_path)
-
-    assert names(tmp_path) == []
-    assert get(site, tmp_path).read_bytes() == CONTENT
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -263,21 +144,42 @@ def test_a_disk_that_is_too_small_is_noticed_before_a_byte_is_stored(site, tmp_p
     assert names(tmp_path) == []
 
 
-def test_only_the_rest_needs_room(site, tmp_path, monkeypatch):
-    leave_a_part(site, tmp_path, length=2_000_000)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**7, 9 * 10**6, 10**6))
-
-    assert get(site, tmp_path).read_bytes() == CONTENT
-
-
-def test_a_redirection_is_followed_but_never_from_https_to_http(site, tmp_path):
+def test_a_redirection_is_followed(site, tmp_path):
     site.moved = {"old.bin": site.url("data.bin")}
+
     assert download(site.url("old.bin"), tmp_path / "a", sha256=DIGEST, size=None).read_bytes() == CONTENT
 
+
+def test_a_redirection_to_another_scheme_is_refused(site, tmp_path):
+    site.moved = {"old.bin": "ftp://127.0.0.1/data.bin"}
+
+    with pytest.raises(DownloadError, match=r"refused to be sent from http to ftp://127\.0\.0\.1/data\.bin"):
+        download(site.url("old.bin"), tmp_path / "a", sha256=DIGEST, size=None)
+
+
+def test_no_redirection_leads_from_https_to_what_can_be_read_on_its_way():
     handler, secure = downloads._Redirects(), downloads.Request("https://example.org/data.bin")
+
     with pytest.raises(OSError, match=r"refused to be sent from https to http://example\.org"):
         handler.redirect_request(secure, None, 302, "Found", None, "http://example.org/data.bin")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("length", ["many", "-5", "1e6"])
+def test_a_length_that_is_no_number_counts_as_none(site, tmp_path, length):
+    site.length = length
+
+    with pytest.raises(DownloadError, match="does not say how long it is"):
+        get(site, tmp_path, sha256=None)
+
+
+def test_what_a_server_says_cannot_steer_the_terminal(site, monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("gone\x1b[2J away")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+
+    with pytest.raises(DownloadError, match=r"cannot be reached: gone\?\[2J away\.$"):
+        reach(site.url("data.bin"))
 
 
 @pytest.mark.parametrize("url", ["file:///etc/hostname", "ftp://example.org/a", "/etc/hostname"])
@@ -291,17 +193,6 @@ def test_a_folder_that_cannot_be_made_is_said_in_one_line(site, tmp_path):
 
     with pytest.raises(DownloadError, match=r"file/data\.bin cannot be written: "):
         get(site, tmp_path / "file")
-
-
-def test_two_processes_never_write_to_one_part(site, tmp_path):
-    with (tmp_path / "data.bin.part.json").open("a") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)  # locks belong to the open file: this one is as good as another process's
-
-        with pytest.raises(DownloadError, match="is being downloaded by another process"):
-            get(site, tmp_path)
-
-    assert site.asked == []
-    assert get(site, tmp_path).read_bytes() == CONTENT
 
 
 def test_megabytes_are_rounded_up_and_an_unknown_total_is_what_has_come():

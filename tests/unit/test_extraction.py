@@ -11,6 +11,9 @@ from fdgsec.metrics.extraction import extracted, feature_statistics
 from fdgsec.metrics.extractors import EncoderExtractor, Extracted, Extractor
 from fdgsec.metrics.frechet import gaussian
 from fdgsec.rng import stream
+from tests.one_domain import one_domain
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Colours(Extractor):
@@ -34,21 +37,7 @@ def pixels(*, n: int, seed: int = 0) -> Tensor:
 
 
 def dataset(*, n: int, seed: int = 0) -> DomainDataset:
-    return DomainDataset(
-        name="noise",
-        store=pixels(n=n, seed=seed),
-        rows=torch.arange(n),
-        labels=torch.zeros(n, dtype=torch.int64),
-        domains=torch.zeros(n, dtype=torch.int64),
-        ids=tuple(f"noise/{i}" for i in range(n)),
-        class_names=("noise",),
-        domain_names=("noise",),
-    )
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
+    return one_domain(pixels(n=n, seed=seed))
 
 
 def test_datasets_bytes_and_floats_of_the_same_images_give_the_same_features() -> None:
@@ -129,9 +118,9 @@ def test_other_weights_other_images_and_no_reuse_miss_the_cache() -> None:
     assert [sum(one.batches) for one in (extractor, other, again)] == [79, 40, 40]
 
 
-def test_a_damaged_cache_file_is_computed_again(tmp_path: Path) -> None:
+def test_a_damaged_cache_file_is_computed_again(own_cache: Path) -> None:
     expected = extracted(Colours(), dataset(n=10)).features
-    (file,) = (tmp_path / "features").iterdir()
+    (file,) = (own_cache / "features").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
 
     extractor = Colours()
@@ -141,10 +130,10 @@ def test_a_damaged_cache_file_is_computed_again(tmp_path: Path) -> None:
     assert torch.equal(extracted(Colours(), dataset(n=10)).features, expected)
 
 
-def test_tensors_are_never_stored(tmp_path: Path) -> None:
+def test_tensors_are_never_stored(own_cache: Path) -> None:
     extracted(Colours(), pixels(n=4))
 
-    assert not (tmp_path / "features").exists()
+    assert not (own_cache / "features").exists()
 
 
 @pytest.mark.parametrize(

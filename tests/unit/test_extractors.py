@@ -174,7 +174,7 @@ def test_only_the_published_inception_is_called_inception(tmp_path: Path, monkey
 
     name = extractor_named("inception").name
 
-    assert name == f"inception_{weights.fingerprint('inception_fid')[:8]}"
+    assert name == f"inception_{weights.record('inception_fid').sha256[:8]}"
 
 
 def test_an_unknown_extractor_is_named_with_the_nearest_known_one() -> None:

@@ -1,30 +1,22 @@
+import fcntl
+import gzip
 import io
+import os
+import random
 import shutil
 import tarfile
 import zipfile
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from fdgsec.data.fetch import Archive, fetch_dataset
 from fdgsec.errors import DataError, DatasetNotFoundError, MissingResourceError
-from tests.local_site import Site, serving
-
-PAGE = "https://example.org/tiny"
-
-
-def picture(kind: str, shade: int) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), shade, dtype=np.uint8)).save(content, format=kind)
-    return content.getvalue()
-
-
-PNG, JPEG = picture("PNG", 40), picture("JPEG", 200)
+from tests.local_site import Site
+from tests.tiny_dataset import JPEG, PAGE, PNG, files_below, picture
 
 
 def tarred(members: Mapping[str, bytes | tarfile.TarInfo], *, mode: str = "w:gz") -> bytes:
@@ -40,6 +32,10 @@ def tarred(members: Mapping[str, bytes | tarfile.TarInfo], *, mode: str = "w:gz"
     return content.getvalue()
 
 
+def folder(name: str) -> tarfile.TarInfo:
+    return special(name, tarfile.DIRTYPE)
+
+
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname = kind, target
@@ -52,13 +48,6 @@ def zipped(members: Mapping[str, bytes]) -> bytes:
         for name, member in members.items():
             archive.writestr(name, member)
     return content.getvalue()
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("no_proxy", "*")
-    with serving({}) as site:
-        yield site
 
 
 class Fetch(Protocol):
@@ -81,10 +70,6 @@ def fetch(site: Site, tmp_path: Path) -> Fetch:
     return run
 
 
-def tree(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
-
-
 def test_a_zip_stays_as_it_is(site, tmp_path, fetch):
     site.files["tiny.zip"] = zipped({"Tiny/photo/dog/1.png": PNG})
     seen: list[tuple[str, int, int]] = []
@@ -99,9 +84,17 @@ def test_a_tar_becomes_the_datasets_folder_and_is_not_fetched_twice(site, tmp_pa
     site.files[name] = tarred({"VLCS/photo/dog/1.png": PNG, "VLCS/photo/dog/2.jpg": JPEG}, mode=mode)
 
     assert fetch(name) == [tmp_path / "data" / "Tiny"] == fetch(name)
-    assert tree(tmp_path / "data") == ["Tiny/VLCS/photo/dog/1.png", "Tiny/VLCS/photo/dog/2.jpg"]
+    assert files_below(tmp_path / "data") == ["Tiny/VLCS/photo/dog/1.png", "Tiny/VLCS/photo/dog/2.jpg"]
     assert (tmp_path / "data/Tiny/VLCS/photo/dog/2.jpg").read_bytes() == JPEG
     assert len(site.asked) == 1
+
+
+def test_a_tar_may_name_the_folder_it_was_packed_in(site, tmp_path, fetch):
+    site.files["tiny.tar"] = tarred({"./": folder("./"), "./photo": folder("./photo"), "./photo/1.png": PNG}, mode="w")
+
+    fetch("tiny.tar")
+
+    assert files_below(tmp_path / "data") == ["Tiny/photo/1.png"]
 
 
 def test_several_tars_become_one_folder_beside_what_is_not_packed(site, tmp_path, fetch):
@@ -111,7 +104,7 @@ def test_several_tars_become_one_folder_beside_what_is_not_packed(site, tmp_path
     held = fetch("a.tar.gz", "list.txt", "b.tgz")
 
     assert held == [tmp_path / "data" / "Tiny", tmp_path / "data" / "list.txt"]
-    assert tree(tmp_path / "data") == ["Tiny/photo/dog/1.png", "Tiny/sketch/dog/1.png", "list.txt"]
+    assert files_below(tmp_path / "data") == ["Tiny/photo/dog/1.png", "Tiny/sketch/dog/1.png", "list.txt"]
 
 
 def test_a_cut_download_of_a_tar_leaves_no_folder_and_is_taken_up_by_the_next_call(site, tmp_path, fetch):
@@ -120,11 +113,11 @@ def test_a_cut_download_of_a_tar_leaves_no_folder_and_is_taken_up_by_the_next_ca
 
     with pytest.raises(DatasetNotFoundError, match=r"^Tiny was not fetched: .*Get it from https://example\.org/tiny"):
         fetch("tiny.tar.gz")
-    assert tree(tmp_path / "data") == ["tiny.tar.gz.part", "tiny.tar.gz.part.json"]
+    assert files_below(tmp_path / "data") == ["tiny.tar.gz.part", "tiny.tar.gz.part.json"]
 
     fetch("tiny.tar.gz")
     assert site.asked[-1] == ("tiny.tar.gz", "bytes=100-")
-    assert tree(tmp_path / "data") == ["Tiny/photo/dog/1.png"]
+    assert files_below(tmp_path / "data") == ["Tiny/photo/dog/1.png"]
     assert len(content) > 100
 
 
@@ -163,6 +156,75 @@ def test_a_damaged_tar_is_refused_and_deleted(site, tmp_path, fetch, mode, share
         fetch("tiny.tar.gz")
 
     assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:bz2", "w:xz"])
+def test_a_tar_whose_middle_is_damaged_is_refused_and_deleted(site, tmp_path, fetch, mode):
+    whole = bytearray(tarred({f"photo/{i}.png": random.Random(i).randbytes(200_000) for i in range(9)}, mode=mode))
+    whole[len(whole) // 2 : len(whole) // 2 + 64] = bytes(64)
+    site.files["tiny.tar.gz"] = bytes(whole)
+
+    with pytest.raises(DataError, match=r"tiny\.tar\.gz is damaged or not a tar archive"):
+        fetch("tiny.tar.gz")
+
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_tar_that_needs_one_name_for_a_file_and_a_folder_is_refused_and_deleted(site, tmp_path, fetch):
+    site.files["tiny.tar"] = tarred({"photo": PNG, "photo/1.png": PNG}, mode="w")
+
+    with pytest.raises(DataError, match=r"tiny\.tar is damaged or not a tar archive"):
+        fetch("tiny.tar")
+
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_a_tar_whose_header_points_backwards_is_refused_instead_of_read_for_ever(site, tmp_path, fetch):
+    content = bytearray(tarred({"photo/1.png": PNG, "photo/2.png": PNG}, mode="w"))
+    header = content[:512]
+    header[124:136] = (-512).to_bytes(12, "big", signed=True)  # the size, in base 256
+    header[148:156] = b" " * 8
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    site.files["tiny.tar"] = bytes(header + content[512:])
+
+    with pytest.raises(DataError, match=r"tiny\.tar is damaged or not a tar archive"):
+        fetch("tiny.tar")
+
+
+def test_a_tar_that_unpacks_to_hundreds_of_times_its_size_is_refused_before_it_does(site, tmp_path, fetch):
+    entry = tarfile.TarInfo("photo/dog/1.png")
+    entry.size = 2**31
+    site.files["tiny.tar.gz"] = gzip.compress(entry.tobuf() + bytes(10_000))
+
+    with pytest.raises(DataError, match=r"would unpack to 2147483648 bytes or more, over 200 times its own size"):
+        fetch("tiny.tar.gz")
+
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_what_a_killed_call_left_is_cleared_away_and_what_a_running_one_fills_is_not(site, tmp_path, fetch):
+    left, filling = tmp_path / "data" / ".fetch-00000000", tmp_path / "data" / ".fetch-11111111"
+    for path in (left, filling):
+        path.mkdir(parents=True)
+        (path / "half.png").write_bytes(b"?")
+    site.files["tiny.tar"] = tarred({"photo/1.png": PNG}, mode="w")
+    running = os.open(filling, os.O_RDONLY)
+    fcntl.flock(running, fcntl.LOCK_EX)  # as good as another process's
+
+    fetch("tiny.tar")
+
+    os.close(running)
+    assert files_below(tmp_path / "data") == [".fetch-11111111/half.png", "Tiny/photo/1.png"]
+
+
+def test_a_broken_zip_that_was_there_before_is_refused_and_not_deleted(tmp_path, fetch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "tiny.zip").write_bytes(b"mine")
+
+    with pytest.raises(DataError, match=r"tiny\.zip is no zip archive; move it away"):
+        fetch("tiny.zip")
+
+    assert (tmp_path / "data" / "tiny.zip").read_bytes() == b"mine"
 
 
 def test_a_tar_that_ends_between_two_members_is_not_taken_for_a_smaller_dataset(site, tmp_path, fetch):

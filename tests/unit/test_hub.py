@@ -1,4 +1,3 @@
-import io
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,32 +5,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from fdgsec.data.fetch import fetch_dataset
 from fdgsec.data.hub import write_hub_copy
 from fdgsec.errors import DataError, DatasetNotFoundError, MissingResourceError
-from tests.local_site import Site, serving
-
-PAGE = "https://example.org/tiny"
-
-
-def picture(kind: str, shade: int) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.full((8, 8, 3), shade, dtype=np.uint8)).save(content, format=kind)
-    return content.getvalue()
-
-
-PNG, JPEG = picture("PNG", 40), picture("JPEG", 200)
+from tests.local_site import Site
+from tests.tiny_dataset import JPEG, PAGE, PNG, files_below
 
 
 @pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("no_proxy", "*")
-    with serving({"api/datasets/someone/tiny": b"{}"}) as site:
-        yield site
+def site(site: Site) -> Site:
+    site.files["api/datasets/someone/tiny"] = b"{}"
+    return site
 
 
 Fetch = Callable[..., list[Path]]
@@ -51,10 +37,6 @@ def fetch(tmp_path: Path) -> Fetch:
         )
 
     return run
-
-
-def tree(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
 
 
 @dataclass
@@ -122,7 +104,7 @@ def test_a_hub_copy_becomes_folders_of_the_bytes_it_holds(hub, tmp_path, fetch):
 
     assert fetch(lambda *state: seen.append(state)) == [tmp_path / "data" / "Tiny"]
 
-    assert tree(tmp_path / "data" / "Tiny") == [
+    assert files_below(tmp_path / "data" / "Tiny") == [
         "Real World/dog/a.png",
         "art_painting/dog/00002.jpg",
         "art_painting/dog/pic_001.jpg",
@@ -140,7 +122,7 @@ def test_a_copy_may_call_its_columns_otherwise_and_number_its_centres(hub, tmp_p
 
     write_hub_copy("someone/tiny", tmp_path / "out", columns=("center", "character"))
 
-    assert tree(tmp_path / "out") == ["4/A/00001.png", "4/a/00001.png"]
+    assert files_below(tmp_path / "out") == ["4/A/00001.png", "4/a/00001.png"]
 
 
 def test_a_domain_may_be_the_number_of_a_name(hub, tmp_path, fetch):
@@ -149,7 +131,7 @@ def test_a_domain_may_be_the_number_of_a_name(hub, tmp_path, fetch):
 
     fetch()
 
-    assert tree(tmp_path / "data" / "Tiny") == ["sketch/dog/00001.png"]
+    assert files_below(tmp_path / "data" / "Tiny") == ["sketch/dog/00001.png"]
 
 
 def test_the_librarys_own_bars_are_shown_on_a_terminal_alone(hub, fetch, capsys):
@@ -173,6 +155,9 @@ def test_a_hub_copy_that_is_there_is_left_alone(hub, site, tmp_path, fetch):
         (row(PNG, None, "../evil", 0), r"domain '\.\./evil' cannot name a folder"),
         (row(PNG, None, "/evil", 0), r"domain '/evil' cannot name a folder"),
         (row(PNG, None, "a/b", 0), "domain 'a/b' cannot name a folder"),
+        (row(PNG, None, "a\nb", 0), "domain 'a.nb' cannot name a folder"),
+        (row(PNG, None, "", 0), "domain '' cannot name a folder"),
+        (row(PNG, None, None, 0), "domain None cannot name a folder"),
         (row(PNG, None, "photo", 2), "label 2 cannot name a folder"),
         (row(PNG, None, "photo", -1), "label -1 cannot name a folder"),
         (row(None, "/etc/hostname", "photo", 0), "image 1 is not stored in the table"),
@@ -195,9 +180,30 @@ def test_a_name_on_the_hub_never_leads_outside_its_folder(hub, tmp_path, fetch):
 
     fetch()
 
-    assert tree(tmp_path) == [
+    assert files_below(tmp_path) == [
         f"data/Tiny/photo/dog/{name}.png" for name in ("00002", "00005", "00006", "evil", "evil2", "passwd")
     ]
+
+
+@pytest.mark.parametrize("where", ["cast", "read"])
+def test_a_table_that_its_library_cannot_read_is_an_error_in_one_line(hub, tmp_path, fetch, where):
+    @dataclass
+    class Broken(Table):
+        def cast_column(self, column: str, feature: object) -> "Broken":
+            if where == "cast":
+                raise TypeError("Couldn't cast array of type int64 to\nstruct<bytes: binary, path: string>")
+            return Broken(self.rows, self.features)
+
+        def __iter__(self) -> Iterator[Mapping[str, object]]:
+            raise ValueError("Corrupt snappy\ncompressed data.")
+
+    hub["train"] = Broken([row(PNG, None, "photo", 0)])
+
+    with pytest.raises(DataError, match=r"^someone/tiny cannot be read: .* (struct|compressed data)") as caught:
+        fetch()
+
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "data").iterdir()) == []
 
 
 def test_other_columns_are_named(hub, fetch):
@@ -246,5 +252,5 @@ def test_offline_the_network_is_not_touched_and_only_the_hubs_cache_is_used(hub,
 
     hub["train"] = Table([row(PNG, None, "photo", 0)])
     fetch()
-    assert tree(tmp_path / "data" / "Tiny") == ["photo/dog/00001.png"]
+    assert files_below(tmp_path / "data" / "Tiny") == ["photo/dog/00001.png"]
     assert site.asked == []

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -7,32 +6,17 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision.models
-from torch import Tensor, nn
+from torch import nn
 
 from fdgsec import weights
 from fdgsec.cli import main
 from fdgsec.errors import UsageError, WeightsUnavailableError
-from fdgsec.rng import stream
+from tests.weight_files import random_state, saved, sha256
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "weights"
-
-
-def random_state(name: str, *, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    rng = stream(0, "world", name)
-    return {key: torch.randn(shape, generator=rng).to(dtype) for key, shape in weights.expected_shapes(name).items()}
-
-
-def saved(state: object, path: Path, *, zipped: bool = True) -> Path:
-    torch.save(state, path, _use_new_zipfile_serialization=zipped)
-    return path
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def store(own_cache: Path) -> Path:
+    return own_cache / "weights"
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -73,7 +57,7 @@ def test_the_record_names_both_hashes_and_the_source(tmp_path, store):
         "source_sha256": sha256(source),
         "official": False,
     }
-    assert weights.fingerprint("squeezenet1_1") == imported.sha256 == sha256(stored)
+    assert weights.record("squeezenet1_1").sha256 == imported.sha256 == sha256(stored)
 
 
 def test_importing_the_same_file_twice_gives_the_same_bytes(tmp_path):
@@ -218,7 +202,7 @@ def test_a_stored_file_that_changed_is_refused(tmp_path, store):
     with pytest.raises(WeightsUnavailableError, match=r"is not what was imported.*fdgsec weights import squeezenet1_1"):
         weights.load_state("squeezenet1_1")
     with pytest.raises(WeightsUnavailableError, match="is not what was imported"):
-        weights.fingerprint("squeezenet1_1")
+        weights.record("squeezenet1_1")
 
 
 @pytest.mark.parametrize("record", [None, "", "[]", '{"name": "squeezenet1_1"}'])

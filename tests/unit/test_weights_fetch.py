@@ -1,46 +1,21 @@
-import hashlib
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
 import torch
-from torch import Tensor
 
 from fdgsec import weights
 from fdgsec.cli import main
 from fdgsec.errors import WeightsUnavailableError
-from fdgsec.rng import stream
-from tests.local_site import Site, serving
+from tests.local_site import Site
+from tests.weight_files import random_state, saved, sha256
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "weights"
-
-
-def random_state(name: str) -> dict[str, Tensor]:
-    rng = stream(0, "world", name)
-    return {key: torch.randn(shape, generator=rng) for key, shape in weights.expected_shapes(name).items()}
-
-
-def saved(state: object, path: Path) -> Path:
-    torch.save(state, path)
-    return path
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-@pytest.fixture
-def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("no_proxy", "*")
-    with serving({}) as site:
-        yield site
+def store(own_cache: Path) -> Path:
+    return own_cache / "weights"
 
 
 def publish(monkeypatch: pytest.MonkeyPatch, site: Site, name: str, file: Path, digest: str) -> None:
@@ -97,7 +72,7 @@ def test_a_fetch_that_fails_leaves_the_stored_weights_as_they_are(tmp_path, monk
     with pytest.raises(WeightsUnavailableError):
         weights.fetch("squeezenet1_1")
 
-    assert weights.fingerprint("squeezenet1_1") == before.sha256
+    assert weights.record("squeezenet1_1").sha256 == before.sha256
 
 
 def test_without_a_network_a_fetch_says_in_one_line_which_file_to_get_and_how_to_import_it(monkeypatch, store):

@@ -1,0 +1,68 @@
+"""`fdgsec bench`: the papers' tables and ablations."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fdgsec.cli import options as o
+from fdgsec.console import progress_bars
+from fdgsec.errors import UsageError
+
+Methods = Annotated[
+    str | None, typer.Option("--methods", help="Arms or methods by name, comma-separated; default: the protocol's.")
+]
+ProtocolName = Annotated[str, typer.Option("--protocol", help="A table by name (`fdgsec list protocols`).")]
+Ablation = Annotated[str, typer.Option("--ablation", help="An ablation by name (`fdgsec list ablations`).")]
+Domains = Annotated[str | None, typer.Option("--domains", help="Only these unseen domains, comma-separated.")]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... (so many); default: the protocol's.")
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many runs; a later call goes on.")]
+
+
+def command(
+    methods: Methods = None,
+    dataset: o.Dataset = "pacs",
+    protocol: ProtocolName = "quick",
+    ablation: Ablation = "",
+    domains: Domains = None,
+    seeds: Seeds = None,
+    limit: Limit = None,
+    data_root: o.DataRoot = None,
+    backbone: o.Backbone = None,
+    pretrained: o.Pretrained = None,
+    rounds: o.Rounds = None,
+    clients: o.Clients = None,
+    per_domain: o.PerDomain = None,
+    per_class: o.PerClass = None,
+    image_size: o.ImageSize = None,
+    device: o.Device = None,
+    set_: o.Settings = None,
+    out: o.Out = None,
+    as_json: o.AsJson = False,
+) -> int:
+    """Fill a paper's table, run by run; what is finished is kept, and a later call goes on from there."""
+    from fdgsec.experiments.bench import BenchRequest, bench
+    from fdgsec.experiments.bench_tables import markdown
+
+    if rounds == 0:
+        raise UsageError("a table of accuracies needs --rounds 1 or more.")
+    request = BenchRequest(
+        protocol=protocol, ablation=ablation, dataset=dataset, arms=_listed(methods), domains=_listed(domains),
+        seeds=tuple(range(seeds or 0)), assignments=tuple(set_ or ()),
+        given={
+            "backbone": backbone, "pretrained": pretrained, "rounds": rounds, "clients": clients, "per_domain": per_domain,
+            "per_class": per_class, "image_size": image_size, "device": device,
+        },
+    )  # fmt: skip
+    folder = out or Path("runs") / f"bench-{ablation or protocol}-{dataset}"
+    with progress_bars() as progress:
+        found = bench(request, data_root=data_root, out=folder, progress=progress, limit=limit)
+    typer.echo(json.dumps(found, indent=1) if as_json else f"{markdown(found)}\n{folder}/bench.md, .csv, .tex, .json")
+    return 0
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())

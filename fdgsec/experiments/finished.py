@@ -1,0 +1,79 @@
+"""A finished training run, read back from its folder: settings, data, clients, final model, transcript."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdgsec.artifacts import ModelState, decode
+from fdgsec.config import RunConfig, build
+from fdgsec.console import Progressive
+from fdgsec.errors import DataError, UsageError
+from fdgsec.experiments.train import split_sources
+from fdgsec.experiments.world import World, load_world, method_of, model_of
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, Method
+from fdgsec.wire import Transcript
+
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Finished:
+    """What `fdgsec train --out` left: the model that it kept, and the world that it was trained in, made again."""
+
+    config: RunConfig
+    world: World
+    method: Method
+    clients: tuple[Client, ...]
+    model: GlobalModel
+    transcript: Transcript
+
+    def updates(self) -> dict[str, GlobalModel]:
+        """The clients' models of the last round, by name.
+
+        Raises UsageError where the transcript does not hold them."""
+        found = {
+            message.sender: self.model.with_state(message.artifact.tensors())
+            for message in self.transcript.messages()
+            if message.stage == "update"
+            and isinstance(message.artifact, ModelState)
+            and message.round == self.config.rounds - 1
+            and message.artifact.tensors().keys() == self.model.state.tensors().keys()
+        }
+        if not found:
+            raise UsageError("this run kept no client's model; train it again with --keep models=last.")
+        return found
+
+    def inbox(self, client: str) -> Inbox:
+        """What `client` received beside the model in round 0, in the order of its arrival."""
+        received = [
+            message.artifact
+            for message in self.transcript.messages()
+            if (message.round, message.stage, message.receiver) == (0, "combine", client)
+        ]
+        return {artifact.kind: artifact for artifact in received}
+
+    @property
+    def clock(self) -> Clock:
+        """The first round."""
+        return Clock(round=0, rounds=self.config.rounds, participants=tuple(client.name for client in self.clients))
+
+
+def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Finished:
+    """Read a run that `fdgsec train` wrote. Raises UsageError for a folder without one, DataError for a broken one."""
+    if not (run / "config.json").is_file() or not (run / MODEL).is_file():
+        raise UsageError(f"{run} holds no trained run (config.json, {MODEL}); `fdgsec train --out {run}` writes one.")
+    try:
+        config = build(RunConfig, json.loads((run / "config.json").read_text()), where=f"{run}/config.json")
+    except ValueError as error:
+        raise DataError(f"{run}/config.json cannot be read: {error}") from error
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    clients, _ = split_sources(world, config)
+    state = decode((run / MODEL).read_bytes(), source=str(run / MODEL))
+    fresh = model_of(config, method, len(world.dataset.class_names))
+    if state.tensors().keys() != fresh.state.tensors().keys():
+        raise DataError(f"{run / MODEL} is not the network that {config.method} trains with {config.backbone}.")
+    return Finished(
+        config=config, world=world, method=method, clients=tuple(clients),
+        model=fresh.with_state(state.tensors()), transcript=Transcript.load(run),
+    )  # fmt: skip
