@@ -1,7 +1,8 @@
 """Style encoders: what turns images into the features whose channel statistics are a style, and styles back into images.
 
 `mini` is bundled (docs/encoders.md says how it was trained and what it must not decide). `vgg19` is the AdaIN pair of
-Huang & Belongie (2017) that CCST and FISC use, and `squeezenet` gives statistics only; both need imported weights."""
+Huang & Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives
+statistics only; they need imported weights. `pixels` is no network: colour statistics of the image itself."""
 
 import hashlib
 import json
@@ -27,7 +28,7 @@ from fdgsec.networks.style_codec import (
 )
 from fdgsec.styles import Moments, concatenated, moments
 
-ENCODERS: tuple[str, ...] = ("mini", "vgg19", "squeezenet")
+ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "squeezenet", "pixels")
 SMALLEST_SIDE = 16  # pixels; below it the reflections of a stride-8 network have nothing left to reflect
 BLOCK = 16  # images that the network sees at once
 
@@ -77,6 +78,12 @@ class StyleEncoder(nn.Module, ABC):
         """The same as `encode`."""
         return self.encode(images)
 
+    @property
+    def device(self) -> torch.device:
+        """Where its weights, or its constants, are."""
+        constant: Tensor = next(iter(self.state_dict().values()))
+        return constant.device
+
     @abstractmethod
     def _features(self, images: Tensor) -> Tensor:
         """The features of checked images."""
@@ -92,6 +99,26 @@ class StyleEncoder(nn.Module, ABC):
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
         self.fingerprint = digest.hexdigest()
+
+
+class Pixels(StyleEncoder):
+    """The network's input itself: three channels, normalised by ImageNet's mean and std, as FedAlign shares them."""
+
+    name, channels, stride, has_decoder = "pixels", 3, 1, True
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(_IMAGENET_MEAN).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(_IMAGENET_STD).view(3, 1, 1))
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+    def _images(self, features: Tensor) -> Tensor:
+        return features * self.std + self.mean
 
 
 class MiniStyle(StyleEncoder):
@@ -150,6 +177,18 @@ class AdaInVgg(StyleEncoder):
         return image
 
 
+class AdaInVggBeforeReLU(AdaInVgg):
+    """The same network without its last ReLU: the features whose statistics FISC's released code shares, no decoder.
+
+    `mini` has no such twin: its codec was trained on what its softplus gives."""
+
+    name, has_decoder = "vgg19-pre-relu", False
+
+    def _features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.encoder[:-1](images.contiguous(memory_format=torch.channels_last))
+        return features
+
+
 class SqueezeStyle(StyleEncoder):
     """SqueezeNet 1.0 to fire5, with the ImageNet normalisation inside: statistics, no decoder."""
 
@@ -192,10 +231,13 @@ def _build(name: str) -> StyleEncoder:
             as_file(folder.joinpath("mini_decoder.safetensors")) as decoder,
         ):
             return MiniStyle(encoder, decoder)
+    if name == "pixels":
+        return Pixels()
     from fdgsec.weights import load_state
 
-    if name == "vgg19":
-        return AdaInVgg(load_state("adain_vgg"), load_state("adain_decoder"))
+    if name.startswith("vgg19"):
+        kind = AdaInVgg if name == "vgg19" else AdaInVggBeforeReLU
+        return kind(load_state("adain_vgg"), load_state("adain_decoder"))
     return SqueezeStyle(load_state("squeezenet1_0"))
 
 
@@ -230,7 +272,7 @@ def image_moments(
 
 def _block_moments(encoder: StyleEncoder, pixels: Tensor) -> Moments:
     """The moments of at most BLOCK images, as the kernels for exactly BLOCK compute them."""
-    device = next(encoder.parameters()).device
+    device = encoder.device
     filled = torch.cat([pixels, pixels[:1].expand(BLOCK - len(pixels), -1, -1, -1)])
     with torch.inference_mode():
         found = moments(encoder.encode(as_float(filled.to(device))))

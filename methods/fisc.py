@@ -1,0 +1,336 @@
+"""FISC: federated domain generalization via interpolative style transfer and contrastive learning.
+
+Nguyen, Johnson & Leach, 2024, https://arxiv.org/abs/2410.22622 (ICDCS 2025 as PARDON). FINCH on a client's images is
+eq. (1), a cluster's style eq. (2), the client's style their average (section 2.2; Algorithm 1, lines 9 to 12), FINCH on
+the clients' styles eq. (3) and the interpolation style its median (lines 15, 16), AdaIN eq. (4), the triplet loss eq.
+(5), the regulariser eq. (6), the objective eq. (7) (Algorithm 2). Extends methods/fedavg.py, which averages by n_i.
+
+Shares, once, before round 0: every client's style, 2C numbers, with the server alone; the server sends the
+interpolation style, 2C numbers, to everybody.
+Differs from the paper: eq. (5) as printed has no hinge and squares the distances of features of any length, so that it
+falls without bound; the default is the authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the
+equation. Eq. (6) does not say whether a vector's squares are summed; they are averaged, as in the code. Eq. (4) alone
+is `alpha=1`; the default mixes half of the content back in, as the code behind the paper's numbers does. Images are
+transferred in the encoder's features, decoded, once each, and cropped like their originals; the code transfers every
+crop anew. The features of a batch and of its transferred batch serve all three terms: two passes where the code makes
+five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). What else the
+code does is an option each, set together by `fisc-released`; its colour jitter and random greys are not offered.
+Under about 20 clients there is little to cluster: FINCH puts up to 3 into one, and the median of one mean is that mean;
+a client alone gets its own style."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.batches import Batch, TrainingSet, augment
+from fdgsec.clustering import cluster_means, finch
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.errors import UsageError
+from fdgsec.features import encoder_named, resized, statistics
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.models import Classifier, Normalisation
+from fdgsec.networks.linear import drawn_linear
+from fdgsec.plans import Plan
+from fdgsec.rng import child
+from fdgsec.styles import EPS, Moments, adain, concatenated, moments
+from fdgsec.training import Objective
+
+Partition = Literal["first", "last"]
+Median = Literal["lower", "mean_of_middle"]
+Sigma = Literal["mean", "mixture"]
+Triplet = Literal["hinge", "printed"]
+AT_ONCE = 32  # images encoded or transferred together
+
+
+def partition_of(rows: Tensor, which: Partition) -> Tensor:
+    """Give the finest ("first") or coarsest ("last") FINCH partition of `rows` (n, d) by cosine: labels (n,)."""
+    if which not in ("first", "last"):
+        raise ValueError(f"partition must be 'first' or 'last'; got {which!r}.")
+    return finch(rows, metric="cosine")[0 if which == "first" else -1]
+
+
+def client_style(images: Moments, labels: Tensor, *, sigma: Sigma = "mean", eps: float = EPS) -> tuple[Tensor, Tensor]:
+    """Average the styles of a client's clusters, each pooled over its pixels (eq. 2): mean (C,) and std (C,), float64.
+
+    `images` has one row per image and `labels` (n,) its cluster. `sigma` "mean" averages the clusters' stds (S_Ck of
+    the paper); "mixture" is the std of their equal mixture, which holds the spread between them too (the code)."""
+    pooled = concatenated([images.rows((labels == j).nonzero().flatten()).pooled() for j in labels.unique()])
+    mean, std = pooled.style(unbiased=False, eps=eps)
+    if sigma == "mean":
+        return mean.mean(0), std.mean(0)
+    within = (pooled.m2 / pooled.count.unsqueeze(1)).mean(0)
+    return mean.mean(0), (within + mean.var(0, correction=0) + eps).sqrt()
+
+
+def interpolation_style(
+    means: Tensor, stds: Tensor, *, partition: Partition = "last", median: Median = "lower"
+) -> InterpolationStyle:
+    """Cluster the clients' styles by FINCH, average each cluster, take the median per coordinate (eq. 3; lines 15, 16).
+
+    `means` and `stds` are (clients, C), as clients send them; the result has their dtype. The paper takes FINCH's last
+    partition, the code its first. For an even number of clusters, "lower" is the smaller of the two middle values (the
+    code), "mean_of_middle" their mean. The order of the clients does not matter, beyond rounding; one client alone gets
+    its own style. Raises ValueError for other shapes or names and for values that are not finite."""
+    if means.ndim != 2 or means.shape != stds.shape or not means.numel():
+        raise ValueError(f"means and stds must both be (clients, C); got {tuple(means.shape)} and {tuple(stds.shape)}.")
+    if median not in ("lower", "mean_of_middle"):
+        raise ValueError(f"median must be 'lower' or 'mean_of_middle'; got {median!r}.")
+    styles = torch.cat([means, stds], dim=1).to(torch.float64)
+    ordered = cluster_means(styles, partition_of(styles, partition)).sort(dim=0).values
+    upper = len(ordered) // 2
+    lower = (len(ordered) - 1) // 2
+    centre = ordered[lower] if median == "lower" else (ordered[lower] + ordered[upper]) / 2
+    mean, std = centre.to(means.dtype).chunk(2)
+    return InterpolationStyle(mean=mean, std=std)
+
+
+def verbatim_fraction(interpolation: InterpolationStyle, means: Tensor, stds: Tensor) -> float:
+    """Count how many of the 2C numbers of an interpolation style are, bit by bit, some client's own, as a fraction.
+
+    `means` and `stds` are (clients, C). Coordinates on which clients agree count too. Raises ValueError: other shapes."""
+    centre = torch.cat([interpolation.mean, interpolation.std])
+    styles = torch.cat([means, stds], dim=-1)
+    if styles.ndim != 2 or means.shape != stds.shape or styles.shape[1] != len(centre):
+        raise ValueError(
+            f"means and stds must both be (clients, {len(centre) // 2}); "
+            f"got {tuple(means.shape)} and {tuple(stds.shape)}."
+        )
+    return float((styles.to(centre) == centre).any(0).to(torch.float64).mean())
+
+
+def negatives(labels: Tensor, rng: torch.Generator) -> Tensor:
+    """Draw for each record a uniformly random one of another class (section 2.2), (B,); -1 where all have one class."""
+    foreign = labels.unsqueeze(0) != labels.unsqueeze(1)
+    lots = torch.rand(foreign.shape, generator=rng).to(labels.device).masked_fill(~foreign, -1.0)
+    best, position = lots.max(dim=1)
+    return torch.where(best >= 0, position, -1)
+
+
+def triplet_losses(anchor: Tensor, positive: Tensor, negative: Tensor, *, margin: float, form: Triplet) -> Tensor:
+    """Give each triplet's loss, (B,), for features (B, d): the code's, or eq. (5) as it is printed."""
+    if form == "printed":
+        return (anchor - positive).square().sum(1) - (anchor - negative).square().sum(1) + margin
+    a, p, n = (functional.normalize(features, dim=1) for features in (anchor, positive, negative))
+    return functional.relu((a - p).norm(dim=1) - (a - n).norm(dim=1) + margin)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondView:
+    """Another random crop of each record's image: the positives of ordinary contrastive learning (FISC-v4)."""
+
+    images: Tensor
+    plan: Plan
+    rng: torch.Generator
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Give (B, 3, H, W) in [0, 1], on the batch's device."""
+        return augment(as_float(self.images[batch.records].to(batch.images.device)), self.plan, self.rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """Eq. (7): cross-entropy on originals, triplets towards their positives, bounded features."""
+
+    gamma1: float
+    gamma2: float
+    margin: float
+    triplet: Triplet
+    regulariser: Literal["mean", "sum"]
+    rng: torch.Generator
+    view: SecondView | None = None
+    couples_records: bool = True  # a negative is another record
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give the losses, (B,): two passes, whatever the number of terms."""
+        features = model.features(batch.images)
+        entropy = functional.cross_entropy(wide(model.head(features)), batch.labels, reduction="none")
+        anchor = wide(features)
+        positive = wide(model.features(positives(batch) if self.view is None else self.view(batch)))
+        squares = anchor.square() + positive.square()  # eq. (6)
+        bound = squares.mean(1) if self.regulariser == "mean" else squares.sum(1)
+        return entropy + self.gamma1 * self.triplets(anchor, positive, batch.labels) + self.gamma2 * bound
+
+    def triplets(self, anchor: Tensor, positive: Tensor, labels: Tensor) -> Tensor:
+        """Eq. (5) term by term, (B,); a batch of one class has no triplets."""
+        picked = negatives(labels, self.rng)
+        losses = triplet_losses(anchor, positive, positive[picked.clamp_min(0)], margin=self.margin, form=self.triplet)
+        return torch.where(picked >= 0, losses, 0.0)
+
+
+@dataclass(frozen=True)
+class BothVersions:
+    """Cross-entropy on originals and transferred images alike, without contrast (FISC-v3)."""
+
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give the losses, (2B,)."""
+        logits = torch.cat([model(batch.images), model(positives(batch))])
+        return functional.cross_entropy(wide(logits), batch.labels.repeat(2), reduction="none")
+
+
+def positives(batch: Batch) -> Tensor:
+    """The transferred images of a batch. Raises ValueError where the training set has none."""
+    if batch.partners is None:
+        raise ValueError("fisc trains with transferred images as partners; this batch has none.")
+    return batch.partners
+
+
+def wide(features: Tensor) -> Tensor:
+    """Give at least float32: a margin is lost among bfloat16 distances."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FISC(FedAvg):
+    """FISC with its options; the defaults are the paper's where it decides, else the authors' code's.
+
+    `encoder` "vgg19-pre-relu" takes styles before ReLU 4_1 and transfers behind it, as the code does. `compared` is
+    what FINCH compares at a client: image styles, or (the code) whole feature maps, all held in memory. `style_input`
+    "loader" shows the encoder what the code's loader gives: cropped, mirrored, ImageNet-normalised. `extra_layer` is
+    the code's fresh linear layer behind the pooled features. Table 11: v1 and v2 are `local_clustering` and
+    `global_clustering` off (plain averages of image styles and of clients), v3 is `contrastive="none"`, v4 "ordinary"
+    (two crops of one image; nothing is shared), v5 the default."""
+
+    encoder: str = "mini"
+    style_size: int | None = None
+    eps: float = EPS
+    compared: Literal["style", "map"] = "style"
+    style_input: Literal["images", "loader"] = "images"
+    sigma: Sigma = "mean"
+    client_partition: Partition = "last"
+    server_partition: Partition = "last"
+    median: Median = "lower"
+    local_clustering: bool = True
+    global_clustering: bool = True
+    alpha: float = 0.5
+    contrastive: Literal["interpolation", "ordinary", "none"] = "interpolation"
+    triplet: Triplet = "hinge"
+    margin: float = 0.3
+    gamma1: float = 0.75
+    regulariser: Literal["mean", "sum"] = "mean"
+    gamma2: float = 0.2
+    extra_layer: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or min(self.margin, self.gamma1, self.gamma2) < 0 or self.eps <= 0:
+            raise UsageError(
+                "fisc needs alpha in [0, 1], margin, gamma1 and gamma2 at least 0, eps above 0; got "
+                f"{self.alpha}, {self.margin}, {self.gamma1}, {self.gamma2} and {self.eps}."
+            )
+        if self.local is not None:
+            raise UsageError("fisc trains its own objective (eq. 7); leave the local method out.")
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """Styles, once, before round 0; nothing where training does not use them."""
+        return "never" if self.contrastive == "ordinary" else "once"
+
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """The plain classifier, or with the released code's extra layer in its neck."""
+        if not self.extra_layer:
+            return network
+        width = network.features_width
+        network.neck = nn.Sequential(network.neck, drawn_linear(width, width, rng))
+        return network
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Lines 9 to 12: cluster the images, pool each cluster, average.
+
+        Raises UsageError for a client without images."""
+        if not len(client.data):
+            raise UsageError(
+                f"{client.name} has no images; a style needs at least one. Use fewer clients or more data."
+            )
+        images, compared = self.extracted(client.data, rng)
+        alone = torch.arange(len(images))
+        labels = partition_of(compared, self.client_partition) if self.local_clustering else alone
+        mean, std = client_style(images, labels, sigma=self.sigma, eps=self.eps)
+        return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, state
+
+    @torch.no_grad()
+    def extracted(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:
+        """Give each image's moments, and the rows (n, d) that FINCH compares."""
+        if self.style_input == "images" and self.compared == "style":  # each image is encoded once in a process
+            found = statistics(self.encoder, data, size=self.style_size)
+            return found, torch.cat(found.style(unbiased=True, eps=self.eps), dim=1)
+        encoder, parts, maps = encoder_named(self.encoder), [], []
+        for rows in torch.arange(len(data)).split(AT_ONCE):
+            pixels = as_float(resized(data.pixels(rows), self.style_size))
+            features = encoder.encode(self._seen(augment(pixels, self.plan, rng) if self._loaded else pixels))
+            parts.append(moments(features))
+            maps += [features.flatten(1)] if self.compared == "map" else []
+        found = concatenated(parts)
+        return found, torch.cat(maps) if maps else torch.cat(found.style(unbiased=True, eps=self.eps), dim=1)
+
+    @property
+    def _loaded(self) -> bool:
+        return self.style_input == "loader"
+
+    def _seen(self, images: Tensor) -> Tensor:
+        normalised: Tensor = Normalisation()(images) if self._loaded else images
+        return normalised
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Lines 15, 16: one interpolation style from all clients' styles, for everybody."""
+        sent = [inbox["style"].tensors() for inbox in shared.values()]
+        means, stds = (torch.stack([tensors[name] for tensors in sent]) for name in ("mean", "std"))
+        if self.global_clustering:
+            style = interpolation_style(means, stds, partition=self.server_partition, median=self.median)
+        else:
+            style = InterpolationStyle(mean=means.mean(0), std=stds.mean(0))
+        return {name: {"style": style} for name in shared}, server
+
+    def training_set(
+        self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
+    ) -> tuple[TrainingSet, State]:
+        """The client's images, with their transferred versions beside them; these are made once and remembered."""
+        if self.contrastive == "ordinary":
+            return TrainingSet.of(client.data), state
+        pixels = client.data.pixels()
+        if "transferred" not in state:
+            style = inbox["style"]
+            if not isinstance(style, InterpolationStyle):
+                raise TypeError(f"fisc trains with an InterpolationStyle; {client.name} received a {style.kind}.")
+            state = {**state, "transferred": torch.cat([self.transferred(p, style) for p in pixels.split(AT_ONCE)])}
+        return TrainingSet(images=pixels, labels=client.data.labels, partners=state["transferred"]), state
+
+    @torch.no_grad()
+    def transferred(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
+        """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; uint8 (n, 3, H, W) in and out.
+
+        With `style_input="loader"` the picture is such that the network, normalising it, sees what the decoder drew."""
+        encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
+        enlarged = resized(pixels, self.style_size)
+        content = encoder.encode(self._seen(as_float(enlarged)))
+        styled = adain(content, style.mean.to(content), style.std.to(content), eps=self.eps)
+        drawn = encoder.decode(torch.lerp(content, styled, self.alpha))[..., : enlarged.shape[2], : enlarged.shape[3]]
+        if self._loaded:
+            normal = Normalisation()
+            drawn = drawn * normal.std + normal.mean
+        made = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
+        return resized(made, None if self.style_size is None else pixels.shape[2])
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Eq. (7), or what an ablation of Table 11 puts in its place."""
+        if self.contrastive == "none":
+            return BothVersions()
+        view: SecondView | None = None
+        if self.contrastive == "ordinary":
+            view = SecondView(images=client.data.pixels(), plan=self.plan, rng=child(rng, "views"))
+        return Contrast(
+            gamma1=self.gamma1, gamma2=self.gamma2, margin=self.margin, triplet=self.triplet,
+            regulariser=self.regulariser, rng=child(rng, "negatives"), view=view,
+        )  # fmt: skip
