@@ -1,0 +1,288 @@
+"""FedAlign: federated domain generalization with cross-client feature alignment.
+
+Gupta, Sutar, Singh & Sethi, CVPR Workshops 2025, https://arxiv.org/abs/2501.15486. Algorithm 1 is the round, eq. (3) the
+two views, eqs. (5) and (6) their features and predictions, Algorithm 2 MixCluster on the pool of eqs. (9) and (10),
+Algorithm 3 AugMix (fdgsec/augmix.py), eqs. (11) to (14) the domain discriminator, (15) to (22) the alignment of
+features, (23) that of predictions (fdgsec/contrast.py), (24) their sum. Extends methods/fedccrl.py, which holds what both
+papers have: the pool, the views' frame, contrast.
+
+Shares: exactly what FedCCRL shares, the colour statistics of a share r of the images each round, to everybody else.
+The discriminator stays with its client.
+Differs from the paper: pool and batch statistics as in FedCCRL (unbiased, 1e-6 inside the root); the pool is clustered
+once per client and round, not per batch, for it does not change in between; remainders of the floors b_k go to the
+largest clusters and the drawn rows are dealt out in random order; contrast and consistency are means over records and
+coordinates, to which the weights .1 belong (`sums` takes eqs. (17) and (21) as printed); L_D has the labels of
+eq. (13) and Algorithm 1, not those of eq. (11), and the minus that eq. (14) leaves out; the discriminator is off unless
+asked for, because in the authors' code, too, none of its gradient reaches the encoder.
+d as Algorithm 2 prints it is a constant, 1 - 1/C, whatever the image: means of normalised channels are 0. Then
+sigma(kd) = .99995 and lambda is Beta's alone; `difficulty="input"` takes the means before normalisation."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+from torch.nn import functional, init
+
+from fdgsec.artifacts import StyleBank
+from fdgsec.batches import Batch
+from fdgsec.contrast import inconsistency
+from fdgsec.data.domains import as_float
+from fdgsec.errors import UsageError
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalised
+from fdgsec.models import Classifier
+from fdgsec.plans import optimiser_memory, optimiser_of, remember
+from fdgsec.rng import child, integer_seed
+from fdgsec.training import Objective, epochs
+
+HIDDEN = (1024, 512)
+"""Widths of the discriminator's two hidden layers (the authors' code)."""
+DROPOUT = 0.3
+KEPT = "discriminator."
+"""Prefix of a client's memory of its discriminator."""
+
+
+def allocation(sizes: Tensor, count: int) -> Tensor:
+    """Share `count` draws among clusters of these `sizes` (K,): b_k = floor(B |P_k| / |P|), what is left to the largest."""
+    shares = count * sizes // sizes.sum()
+    rest = count - int(shares.sum())
+    shares[torch.sort(sizes, descending=True, stable=True).indices[:rest]] += 1
+    return shares
+
+
+def cluster_weights(rows: Tensor, labels: Tensor) -> Tensor:
+    """Weigh each row (2C numbers) within its cluster: w = v / sum v, v the variance of its entries (Algorithm 2, 3 to 8).
+
+    Rows of a cluster in which nothing varies weigh the same."""
+    variance = rows.var(1)
+    totals = torch.zeros(int(labels.max()) + 1, dtype=rows.dtype).index_add_(0, labels, variance)[labels]
+    sizes = torch.bincount(labels)[labels]
+    return torch.where(totals > 0, variance / totals.clamp_min(torch.finfo(rows.dtype).tiny), 1 / sizes)
+
+
+def difficulty_score(channels: Tensor) -> Tensor:
+    """Give d = 1 - max softmax of each row's channel means (B, C), (B,) (Algorithms 2 and 3)."""
+    return 1 - channels.softmax(1).max(1).values
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClusteredPool(Pool):
+    """A pool cut into clusters: the cluster of each row, `labels` (R,), and its `weights` (R,) there."""
+
+    labels: Tensor
+    weights: Tensor
+
+    def rows(self, count: int, rng: torch.Generator) -> Tensor:
+        """Algorithm 2's CLUSTERSAMPLE: a multinomial draw in each cluster, `count` in all, in random order."""
+        drawn = []
+        for cluster, share in enumerate(allocation(torch.bincount(self.labels), count).tolist()):
+            if share:
+                members = (self.labels == cluster).nonzero().flatten()
+                drawn.append(members[torch.multinomial(self.weights[members], share, replacement=True, generator=rng)])
+        return torch.cat(drawn)[torch.randperm(count, generator=rng)]
+
+
+class Dropout(nn.Module):
+    """Dropout that draws from `rng` instead of torch's global stream."""
+
+    def __init__(self, rate: float, rng: torch.Generator) -> None:
+        super().__init__()
+        self.rate = rate
+        self.rng = rng
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Zero a share `rate` of the features, (B, d), and enlarge the others; none in evaluation mode."""
+        if not self.training:
+            return features
+        kept = torch.rand(features.shape, generator=self.rng) >= self.rate
+        return features * kept.to(features) / (1 - self.rate)
+
+
+def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:
+    """Build D, from features (B, width) to logits (B, 1): linear, ReLU, batch norm, dropout, twice, and a linear layer.
+
+    Parameters (Glorot normal, as the authors' code has them) and dropout draw from `rng`."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((width, HIDDEN[0]), HIDDEN, strict=True):
+        linear = nn.utils.skip_init(nn.Linear, inputs, outputs)
+        layers += [linear, nn.ReLU(), nn.BatchNorm1d(outputs), Dropout(DROPOUT, rng)]
+    layers.append(nn.utils.skip_init(nn.Linear, HIDDEN[1], 1))
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            init.xavier_normal_(layer.weight, generator=rng)
+            init.zeros_(layer.bias)
+    return nn.Sequential(*layers)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Discriminator:
+    """Section 3.4: D, which tells originals (0) from views (1), with its own optimiser.
+
+    `reversal` is the strength of gradient reversal; 0 keeps every gradient from the features."""
+
+    network: nn.Sequential
+    optimiser: torch.optim.Optimizer
+    reversal: float
+
+    def oppose(self, features: Sequence[Tensor]) -> Tensor:
+        """Step D down L_D (eqs. 12 to 14), and give each record a term of value 0 with gradient -`reversal` dL_D/dZ.
+
+        `features` are those of the originals and of their views, each (B, d). L_D reaches the encoder by that term
+        alone, as behind a gradient reversal layer: by D as it was before its step, and without entering eq. (24)."""
+        joined = torch.cat(list(features))  # eq. 12
+        records = len(features[0])
+        seen = joined.detach().requires_grad_()
+        domains = torch.ones(len(seen), device=seen.device)  # eq. 13
+        domains[:records] = 0
+        logits = cast(Tensor, self.network(seen)).flatten().float()
+        loss = functional.binary_cross_entropy_with_logits(logits, domains)  # eq. 14
+        parameters = list(self.network.parameters())
+        slope, *slopes = torch.autograd.grad(loss, [seen, *parameters])
+        for parameter, gradient in zip(parameters, slopes, strict=True):
+            parameter.grad = gradient
+        self.optimiser.step()
+        if not self.reversal:
+            return seen.new_zeros(records)
+        pull = (slope * (joined - joined.detach())).sum(1).view(len(features), records).sum(0)
+        return -self.reversal * records * pull  # losses are averaged over the records
+
+    def memory(self) -> dict[str, Tensor]:
+        """What the client keeps of it until its next round."""
+        state = {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
+        return {KEPT + name: value for name, value in (state | optimiser_memory(self.optimiser)).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAlign(FedCCRL):
+    """FedAlign with its options; those of the pool, the views and contrast are FedCCRL's.
+
+    `consistency` weighs L_RC (the paper's lambda1, the code's lambda3; 0 leaves it out), `clusters` is K, `sharpness` the
+    k of sigma(kd). `augmix_difficulty` scales AugMix's m by sigma(kd) of the image's channel means (Algorithm 3, 11 and
+    12). `discriminator` is left out ("off"), trained without any effect on what is sent ("detached", the authors' code)
+    or opposed by the encoder through gradient reversal ("reversed", section 3.7) of strength `reversal`."""
+
+    classification: Literal["sum", "mean"] = "mean"
+    consistency: float = 0.1
+    sums: bool = False
+    clusters: int = 7
+    sharpness: float = 15.0
+    difficulty: Literal["normalised", "input"] = "normalised"
+    augmix_difficulty: bool = False
+    discriminator: Literal["off", "detached", "reversed"] = "off"
+    discriminator_rate: float = 1e-3
+    reversal: float = 0.1
+
+    @property
+    def couples_records(self) -> bool:
+        """The discriminator's batch norm couples records too, where its gradient comes back."""
+        return super().couples_records or self.discriminator == "reversed"
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError for options out of range."""
+        super().check(clients)
+        if self.clusters < 1 or self.discriminator_rate <= 0 or min(self.consistency, self.reversal) < 0:
+            raise UsageError(
+                "fedalign needs at least 1 cluster, discriminator_rate above 0, and consistency and reversal at least 0; "
+                f"got {self.clusters}, {self.discriminator_rate}, {self.consistency} and {self.reversal}."
+            )
+
+    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Pool:
+        """Algorithm 2, line 2: k-means on the rows (mu, sigma), K at most the number of different rows."""
+        rows = torch.cat([bank.mean, bank.std], dim=1).to(torch.float64)
+        clusters = min(self.clusters, len(torch.unique(rows, dim=0)))
+        with warnings.catch_warnings():  # rows that nearly coincide may leave a cluster empty, which draws nothing
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            found = KMeans(n_clusters=clusters, random_state=integer_seed(rng)).fit(rows.numpy())
+        labels = torch.from_numpy(cast("npt.NDArray[np.int32]", found.labels_).astype(np.int64))
+        return ClusteredPool(mean=bank.mean, std=bank.std, labels=labels, weights=cluster_weights(rows, labels))
+
+    def ratio(self, inputs: Tensor, mean: Tensor, std: Tensor, rng: torch.Generator) -> Tensor:
+        """Algorithm 2, 17 and 18: lambda = sigma(k d) Beta(alpha, alpha), (B,)."""
+        channels = mean if self.difficulty == "input" else (inputs - mean) / std  # X~, line 11
+        d = difficulty_score(channels.mean((2, 3)))
+        return torch.sigmoid(self.sharpness * d).cpu() * super().ratio(inputs, mean, std, rng)
+
+    def kept(self, pixels: Tensor) -> Tensor | None:
+        """Algorithm 3, 11 and 12: sigma(k d), (B,), where the option says so."""
+        if not self.augmix_difficulty:
+            return None
+        return torch.sigmoid(self.sharpness * difficulty_score(normalised(as_float(pixels)).mean((2, 3))))
+
+    def losses(self, features: Sequence[Tensor], logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Eq. (24) per record, (B,): FedCCRL's terms, and consistency with the views (eq. 21)."""
+        total = super().losses(features, logits, labels)
+        if self.consistency:
+            original, *views = features
+            apart = inconsistency(original, views, summed=self.sums)
+            total = total + self.consistency * (len(labels) * apart if self.sums else apart)
+        return total
+
+    def contrasted(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Eq. (18) as a mean over the 2B anchors, or as the sum that eq. (17) prints."""
+        mean = super().contrasted(features, labels)
+        return 2 * len(labels) * mean if self.sums else mean
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """FedCCRL's three views with eq. (24), and where there is a discriminator, its training on their features."""
+        if self.discriminator == "off":
+            return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        pool = self.received(client, inbox, child(rng, "pool"))
+        judge = self.recalled(model, state, child(rng, "discriminator"))
+        return OpposedAlignment(method=self, pool=pool, rng=child(rng, "views"), judge=judge)
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """Algorithm 1, client side; FedAvg's steps, after which a discriminator is remembered."""
+        if self.discriminator == "off":
+            return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
+        network = self.start(client, model=model, state=state)
+        objective = self.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        assert isinstance(objective, OpposedAlignment)
+        optimiser = optimiser_of(network.parameters(), self.plan)
+        if self.keep_optimiser:
+            remember(optimiser, state)
+        metrics = epochs(
+            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+        )
+        memory = optimiser_memory(optimiser) if self.keep_optimiser else {}
+        state = {**state, **memory, **objective.judge.memory()}
+        artifacts, state = self.results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
+        weight = 1.0 if self.weights == "uniform" else float(len(client.data))
+        return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
+
+    def recalled(self, model: GlobalModel, state: State, rng: torch.Generator) -> Discriminator:
+        """The client's discriminator with its optimiser's moments, or in its first round a new one."""
+        width = model.state.state["head.weight"].shape[1]
+        made = discriminator_network(width, rng).to(model.blueprint.device)
+        optimiser = torch.optim.Adam(made.parameters(), lr=self.discriminator_rate)
+        memory = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
+        if memory:
+            made.load_state_dict({name: memory[name] for name in made.state_dict()})
+            remember(optimiser, memory)
+        return Discriminator(
+            network=made, optimiser=optimiser, reversal=self.reversal if self.discriminator == "reversed" else 0.0
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpposedAlignment(CrossClientAlignment):
+    """The local objective with a discriminator, `judge`, that trains on the same features."""
+
+    judge: Discriminator
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give the losses, (B,)."""
+        found = self.features(batch, model)
+        terms = self.method.losses(found, [model.head(given).float() for given in found], batch.labels)
+        return terms + self.judge.oppose(found)

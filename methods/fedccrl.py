@@ -1,0 +1,298 @@
+"""FedCCRL: federated domain generalization with cross-client representation learning.
+
+Wang, Guo & Tang, 2024, https://arxiv.org/abs/2410.11267. Every image of a batch is seen three times: as it is, and in two
+views that take on the colour statistics of other clients' images (MixStyle) and are then perturbed (AugMix); supervised
+contrast aligns the features and a Jensen-Shannon divergence the predictions. FedAlign extends it, and its paper prints
+the same parts: eqs. (7) and (8) the statistics, (9) and (10) the pool, (3) the views, (17) to (20) supervised contrast,
+(23) Jensen-Shannon; equation numbers here are FedAlign's. Extends methods/fedavg.py.
+
+Shares, every round: per client the mean and std of the three channels of floor(r n_i) of its images, fresh ones each
+round, six float32 per image and no labels; the server sends every participant all rows but its own, attributed to their
+owners. They are statistics of the network's input: un-augmented images in RGB normalised by ImageNet's mean and std.
+Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, as the authors' code has it where eq. (8)
+is plain; the loss is as that code adds it up, the sum of three cross-entropies and a tenth of each alignment term
+(`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the code);
+mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code cuts off and lets values outside
+wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/models.py)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.artifacts import ImageStyles, StyleBank
+from fdgsec.augmix import AugMix, dirichlet
+from fdgsec.batches import Batch
+from fdgsec.contrast import jensen_shannon, supervised_contrastive
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.errors import ArtifactError, UsageError
+from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.models import IMAGENET_MEAN, IMAGENET_STD, Classifier
+from fdgsec.restyling import instance_statistics, restyled
+from fdgsec.rng import child
+from fdgsec.styles import Moments, concatenated, moments
+from fdgsec.training import Objective
+
+EPS = 1e-6
+"""Inside the root of every sigma."""
+AT_ONCE = 64  # images whose moments are taken in float64 at a time
+
+
+def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
+    mean, std = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
+    return mean.to(like).view(3, 1, 1), std.to(like).view(3, 1, 1)
+
+
+def normalised(images: Tensor) -> Tensor:
+    """Bring images in [0, 1] into the space of the network's input, where all statistics are taken."""
+    mean, std = _constants(images)
+    return (images - mean) / std
+
+
+def denormalised(inputs: Tensor) -> Tensor:
+    """Undo `normalised`; what was mixed may leave [0, 1]."""
+    mean, std = _constants(inputs)
+    return inputs * std + mean
+
+
+def eight_bits(images: Tensor, *, wrapped: bool = False) -> Tensor:
+    """Bring images in [0, 1] to uint8; values outside are clamped, or cut off and taken modulo 256 (the released code)."""
+    if wrapped:
+        return (images * 255).trunc().to(torch.int64).remainder(256).to(torch.uint8)
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def colour_moments(data: DomainDataset, rows: Tensor) -> Moments:
+    """Give the moments of the three normalised channels of the images at `rows`, one float64 row each (eqs. 7, 8)."""
+    if not len(rows):
+        return Moments(count=torch.zeros(0), mean=torch.zeros(0, 3), m2=torch.zeros(0, 3))
+    found = concatenated([moments(as_float(data.pixels(part))) for part in rows.split(AT_ONCE)])
+    mean, std = (constants.flatten() for constants in _constants(found.mean))
+    return Moments(count=found.count, mean=(found.mean - mean) / std, m2=found.m2 / std.square())
+
+
+Statistics = tuple[Tensor, Tensor]  # mean and std, each (B, C, 1, 1)
+
+
+def interpolated(inputs: Tensor, own: Statistics, other: Statistics, lam: Tensor) -> Tensor:
+    """Give `inputs` (B, C, H, W), whose statistics are `own`, the statistics lam own + (1 - lam) other, lam (B,).
+
+    Algorithm 2, lines 11 and 19 to 21; MixStyle's mixing."""
+    share = lam.view(-1, 1, 1, 1)
+    new_mean, new_std = (torch.lerp(theirs, ours, share) for ours, theirs in zip(own, other, strict=True))
+    return restyled(inputs, *own, new_mean=new_mean, new_std=new_std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pool:
+    """The statistics that a client received, rows of `mean` and `std` (R, 3)."""
+
+    mean: Tensor
+    std: Tensor
+
+    def rows(self, count: int, rng: torch.Generator) -> Tensor:
+        """Draw `count` rows, without replacement where there are as many."""
+        if count <= len(self.mean):
+            return torch.randperm(len(self.mean), generator=rng)[:count]
+        return torch.randint(len(self.mean), (count,), generator=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCCRL(FedAvg):
+    """FedCCRL with its options.
+
+    `upload_ratio` is r, `alpha` shapes MixStyle's lambda ~ Beta(alpha, alpha), `contrast` and `agreement` weigh the two
+    alignment terms (lambda1, lambda2) and leave them out at 0, as `mixing` and `perturbing` switch MixStyle and AugMix.
+    `views` says whether the second view is made of the image or of the first view (FedAlign's code). `ignore_pool` mixes
+    with the batch's own images instead of the pool (FedAlign's code): what is shared is then of no use."""
+
+    upload_ratio: float = 0.1
+    alpha: float = 0.1
+    temperature: float = 0.1
+    contrast: float = 0.1
+    agreement: float = 0.1
+    classification: Literal["sum", "mean"] = "sum"
+    include_self: bool = False
+    views: Literal["independent", "sequential"] = "independent"
+    overflow: Literal["clamped", "wrapped"] = "clamped"
+    ignore_pool: bool = False
+    mixing: bool = True
+    perturbing: bool = True
+    augmix: AugMix = field(default_factory=AugMix)
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """Statistics of other images every round."""
+        return "every"
+
+    @property
+    def couples_records(self) -> bool:
+        """Contrast compares the records of a batch, and without the pool they lend each other their statistics."""
+        return self.contrast > 0 or (self.mixing and self.ignore_pool)
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError for options out of range."""
+        super().check(clients)
+        if not 0 < self.upload_ratio <= 1:
+            raise UsageError(
+                f"upload_ratio must lie in (0, 1]; got {self.upload_ratio} (--set method.upload_ratio=0.1)."
+            )
+        if min(self.alpha, self.temperature) <= 0 or min(self.contrast, self.agreement) < 0:
+            raise UsageError(
+                "alpha and temperature must be above 0, contrast and agreement at least 0; got "
+                f"{self.alpha}, {self.temperature}, {self.contrast} and {self.agreement}."
+            )
+        if self.local is not None:
+            raise UsageError(f"{type(self).__name__.lower()} has a local objective of its own; leave `local` out.")
+
+    def releasing_all(self) -> Self | None:
+        """The statistics of every image, r = 1."""
+        return replace(self, upload_ratio=1.0)
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Eq. (9): the statistics of floor(r n_i) random images, in random order; the model is not looked at."""
+        count = math.floor(self.upload_ratio * len(client.data) + 1e-9)  # .29 of 100 images are 29, not 28
+        rows = torch.randperm(len(client.data), generator=rng)[:count]
+        mean, std = colour_moments(client.data, rows).style(unbiased=True, eps=EPS)
+        return {"statistics": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Eq. (10) and below: join all rows to the pool, and send each client the pool minus its own."""
+        rows = {int(name.partition(":")[2]): _rows(inbox) for name, inbox in shared.items()}
+        mean = torch.cat([mean for mean, _ in rows.values()])
+        std = torch.cat([std for _, std in rows.values()])
+        owner = torch.cat([torch.full((len(mean),), number) for number, (mean, _) in rows.items()])
+        banks: dict[str, Inbox] = {}
+        for name, number in zip(shared, rows, strict=True):
+            others = owner != number
+            banks[name] = {"pool": StyleBank(mean=mean[others], std=std[others], owner=owner[others])}
+        return banks, server
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Three views and their losses; views draw from a stream of their own, so that batches come as in FedAvg."""
+        return CrossClientAlignment(
+            method=self, pool=self.received(client, inbox, child(rng, "pool")), rng=child(rng, "views")
+        )
+
+    def received(self, client: Client, inbox: Inbox, rng: torch.Generator) -> Pool | None:
+        """Take the pool out of the inbox, None where it is not used.
+
+        Raises UsageError where it is empty, ArtifactError where its rows are not statistics of three channels."""
+        if self.ignore_pool or not self.mixing:
+            return None
+        bank = inbox["pool"]
+        if not isinstance(bank, StyleBank):
+            raise TypeError(f"{client.name} expects a StyleBank as its pool; it received a {bank.kind}.")
+        if bank.mean.shape[1] != 3:
+            raise ArtifactError(f"the pool of {client.name} must have rows of 3 channels; got {bank.mean.shape[1]}.")
+        if not len(bank.mean):
+            raise UsageError(
+                f"{client.name} received an empty pool; two participants or more need at least {math.ceil(1 / self.upload_ratio)} "
+                "images each, or a larger upload_ratio (or mixing=false)."
+            )
+        return self.arranged(bank, rng)
+
+    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Pool:
+        """Make the received rows ready to draw from."""
+        return Pool(mean=bank.mean, std=bank.std)
+
+    @torch.no_grad()
+    def enriched(self, images: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
+        """M of eq. (3): images (B, 3, H, W) in [0, 1], mixed and then perturbed; layout and device stay."""
+        channels_last = images.is_contiguous(memory_format=torch.channels_last)
+        view = images
+        if self.mixing:
+            view = denormalised(self.mixed(normalised(view), pool, rng))
+        if self.perturbing:
+            pixels = eight_bits(view, wrapped=self.overflow == "wrapped").contiguous()
+            view = as_float(self.augmix(pixels, rng, scale=self.kept(pixels)))
+        return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+    def mixed(self, inputs: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
+        """Give normalised `inputs` statistics between their own and those drawn from the pool (Algorithm 2, 10 to 21).
+
+        Without a pool they are drawn from the batch: a random permutation of its own statistics."""
+        mean, std = instance_statistics(inputs, eps=EPS)
+        if pool is None:
+            order = torch.randperm(len(inputs), generator=rng).to(inputs.device)
+            other_mean, other_std = mean[order], std[order]
+        else:
+            rows = pool.rows(len(inputs), rng)
+            other_mean, other_std = (drawn[rows].to(mean).view(-1, 3, 1, 1) for drawn in (pool.mean, pool.std))
+        return interpolated(inputs, (mean, std), (other_mean, other_std), self.ratio(inputs, mean, std, rng).to(mean))
+
+    def ratio(self, inputs: Tensor, mean: Tensor, std: Tensor, rng: torch.Generator) -> Tensor:
+        """Draw how much of its own statistics each input keeps, (B,): lambda ~ Beta(alpha, alpha)."""
+        return dirichlet(len(inputs), 2, self.alpha, rng)[:, 0]
+
+    def kept(self, pixels: Tensor) -> Tensor | None:
+        """What AugMix's m is multiplied by; None leaves it alone."""
+        return None
+
+    def losses(self, features: Sequence[Tensor], logits: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Give each record's share of the loss, (B,), from the features and logits of the image and its two views."""
+        each = torch.stack([functional.cross_entropy(given, labels, reduction="none") for given in logits])
+        total = each.sum(0) if self.classification == "sum" else each.mean(0)
+        if self.contrast:
+            total = total + self.contrast * self.contrasted(features, labels)
+        if self.agreement:
+            total = total + self.agreement * jensen_shannon(logits)
+        return total
+
+    def contrasted(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Eqs. (18) to (20): contrast of each view with the image, averaged over views and over a record's two anchors."""
+        original, *views = features
+        twice = torch.cat([labels, labels])
+        anchors = [
+            supervised_contrastive(
+                torch.cat([view, original]), twice, temperature=self.temperature, include_self=self.include_self
+            )
+            for view in views
+        ]
+        return torch.stack(anchors).view(2 * len(views), -1).mean(0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CrossClientAlignment:
+    """The local objective of `method` with the received `pool`; `rng` draws the views.
+
+    Three forward passes, not one of three times the batch: each has batch-norm statistics of its own."""
+
+    method: FedCCRL
+    pool: Pool | None
+    rng: torch.Generator
+
+    @property
+    def couples_records(self) -> bool:
+        """As the method's terms do."""
+        return self.method.couples_records
+
+    def features(self, batch: Batch, model: Classifier) -> list[Tensor]:
+        """Eqs. (3) and (5): the features (B, d) of the images and of their two views."""
+        first = self.method.enriched(batch.images, self.pool, self.rng)
+        source = first if self.method.views == "sequential" else batch.images
+        second = self.method.enriched(source, self.pool, self.rng)
+        return [model.features(images).float() for images in (batch.images, first, second)]
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give the losses, (B,)."""
+        found = self.features(batch, model)
+        return self.method.losses(found, [model.head(given).float() for given in found], batch.labels)
+
+
+def _rows(inbox: Inbox) -> tuple[Tensor, Tensor]:
+    artifact = inbox["statistics"]
+    if not isinstance(artifact, ImageStyles):
+        raise TypeError(f"the pool is made of ImageStyles; got {artifact.kind}.")
+    return artifact.mean, artifact.std
