@@ -4,15 +4,17 @@ Chen, Jiang, Dou & Chen, WACV 2023, https://arxiv.org/abs/2210.00912. AdaIN is e
 image generator G eq. (5), a single image's style eq. (6), a client's bank eq. (7), the overall style eq. (8), the
 broadcast banks eqs. (9) and (10), local stylisation Algorithm 1. Extends methods/fedavg.py, which trains afterwards.
 
-Shares, once, before round 0: per client either one overall style (2C numbers) or J = ceil(n / 32) single-image styles; the
-server sends all of them to every client, attributed to their owners.
-Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside its
-root, as every released code has it, where the paper prints a plain standard deviation (eq. 8 divides by all pixels, eps
-likewise); images are stylised at the size they have unless `style_size` says otherwise; the encoder is `mini` unless the AdaIN
-VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set together by the preset
-`ccst-released`."""
+Shares, once, before round 0: per client either one overall style (2C numbers) or J = ceil(n / 32) single-image styles;
+the server sends all of them to every client, attributed to their owners. With `representation="amplitude"` (appendix E:
+what FedDG exchanges, in this framework) a style is an amplitude spectrum, 3 x H x (W // 2 + 1) numbers, the overall one
+the mean over images (its footnote 1).
+Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside
+its root, as every released code has it, where the paper prints a plain standard deviation (eq. 8 divides by all pixels,
+eps likewise); images are stylised at the size they have unless `style_size` says otherwise; the encoder is `mini`
+unless the AdaIN VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set
+together by the preset `ccst-released`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Literal, Self
@@ -22,26 +24,31 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from fdgsec.artifacts import Artifact, ImageStyles, StyleBank, StyleStatistics
+from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.batches import TrainingSet
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, resized, statistics
 from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.spectra import amplitudes, attributed, exchanged, window
 from fdgsec.styles import Moments, adain
 
 STYLISED_AT_ONCE = 32
+Bank = StyleBank | Amplitudes
 
 
 @dataclass(frozen=True, kw_only=True)
 class CCST(FedAvg):
     """CCST with its options; those of the style exchange default to the paper's, those of training are in `ccst-paper`.
 
-    `style_size` is the side in pixels at which images are encoded and stylised (the released code takes 512). `k` is the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client`
-    is J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
+    `style_size` is the side in pixels at which images are encoded and stylised (the released code takes 512). `k` is
+    the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client` is
+    J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
     (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylised images as JPEG
-    (`jpeg_quality`), and validates on stylised training images (`leaky_validation`)."""
+    (`jpeg_quality`), and validates on stylised training images (`leaky_validation`). `low_frequency` and
+    `amplitude_ratio` belong to amplitude styles: L of the window that is exchanged and the share of an image's own
+    amplitude that stays in it. Appendix E does not say them; these are the defaults of FedDG's exchange function."""
 
     style: Literal["overall", "single"] = "overall"
     k: int = 3
@@ -54,6 +61,9 @@ class CCST(FedAvg):
     style_per_batch: bool = False
     jpeg_quality: int | None = None
     leaky_validation: bool = False
+    representation: Literal["adain", "amplitude"] = "adain"
+    low_frequency: float = 0.1
+    amplitude_ratio: float = 0.0
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
@@ -88,11 +98,30 @@ class CCST(FedAvg):
                 f"{client.name} has no images; a style needs at least one. Use fewer clients or more data."
             )
         if self.style == "overall":
-            mean, std = self._statistics(client.data).pooled().style(unbiased=self.overall_unbiased, eps=self.eps)
-            return {"style": StyleStatistics(mean=mean[0].float(), std=std[0].float())}, state
+            return {"style": self._overall(client)}, state
         rows = torch.randperm(len(client.data), generator=rng)[: self._styles_of(len(client.data))]
+        return {"styles": self._single(client, rows)}, {**state, SHARED_ROWS: rows}
+
+    def _overall(self, client: Client) -> Artifact:
+        if self.representation == "amplitude":
+            total = torch.zeros(())
+            for part in self._spectra(client.data):
+                total = total + part.sum(0, keepdim=True)
+            return Amplitudes(values=(total / len(client.data)).float(), owner=torch.tensor([client.number]))
+        mean, std = self._statistics(client.data).pooled().style(unbiased=self.overall_unbiased, eps=self.eps)
+        return StyleStatistics(mean=mean[0].float(), std=std[0].float())
+
+    def _single(self, client: Client, rows: Tensor) -> Artifact:
+        if self.representation == "amplitude":
+            values = torch.cat([part.float() for part in self._spectra(client.data.subset(rows))])
+            return Amplitudes(values=values, owner=torch.full((len(rows),), client.number))
         mean, std = self._statistics(client.data.subset(rows)).style(unbiased=self.single_unbiased, eps=self.eps)
-        return {"styles": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
+        return ImageStyles(mean=mean.float(), std=std.float())
+
+    def _spectra(self, data: DomainDataset) -> Iterator[Tensor]:
+        """The images' amplitude spectra in float64, a chunk at a time."""
+        for rows in torch.arange(len(data)).split(STYLISED_AT_ONCE):
+            yield amplitudes(as_float(resized(data.pixels(rows), self.style_size)).double())
 
     def _statistics(self, data: DomainDataset) -> Moments:
         return statistics(self.encoder, data, size=self.style_size)
@@ -106,13 +135,18 @@ class CCST(FedAvg):
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
         """Section 3.2.2: concatenate all styles (eqs. 9, 10) and send the bank to everybody."""
+        bank = self._bank(shared)
+        return {name: {"bank": bank} for name in shared}, server
+
+    def _bank(self, shared: Mapping[str, Inbox]) -> Bank:
+        if self.representation == "amplitude":
+            return attributed(shared, "style" if self.style == "overall" else "styles")
         rows = [(int(name.partition(":")[2]), *_rows(inbox)) for name, inbox in shared.items()]
-        bank = StyleBank(
+        return StyleBank(
             mean=torch.cat([mean for _, mean, _ in rows]),
             std=torch.cat([std for _, _, std in rows]),
             owner=torch.cat([torch.full((mean.shape[0],), number) for number, mean, _ in rows]),
         )
-        return {name: {"bank": bank} for name in shared}, server
 
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
@@ -120,15 +154,16 @@ class CCST(FedAvg):
         """Algorithm 1, made once and remembered: every image K times, in its own style or in another client's."""
         if "stylised_images" not in state:
             bank = inbox["bank"]
-            if not isinstance(bank, StyleBank):
-                raise TypeError(f"ccst trains with a StyleBank; {client.name} received a {bank.kind}.")
+            wanted = Amplitudes if self.representation == "amplitude" else StyleBank
+            if not isinstance(bank, wanted):
+                raise TypeError(f"ccst trains with {wanted.kind} here; {client.name} received a {bank.kind}.")
             made = self.stylised(client, bank, rng)
             state = {**state, "stylised_images": made.images, "stylised_labels": made.labels}
             if self.leaky_validation:
                 state = _with_leaky_split(state, rng)
         return TrainingSet(images=state["stylised_images"], labels=state["stylised_labels"]), state
 
-    def stylised(self, client: Client, bank: StyleBank, rng: torch.Generator) -> TrainingSet:
+    def stylised(self, client: Client, bank: Bank, rng: torch.Generator) -> TrainingSet:
         """Algorithm 1: D has K entries per image, image by image; an own draw keeps the original (lines 5, 6)."""
         owners = torch.unique(bank.owner)
         count = len(client.data)
@@ -136,11 +171,16 @@ class CCST(FedAvg):
         styles = self._style_rows(bank, draws, rng)
         images = client.data.pixels().repeat_interleave(self.k, dim=0)
         foreign = (draws.flatten() != client.number).nonzero().flatten()
-        for chunk in foreign.split(STYLISED_AT_ONCE):
-            images[chunk] = self.generate(images[chunk], bank.mean[styles[chunk]], bank.std[styles[chunk]])
+        for chunk in foreign.split(STYLISED_AT_ONCE) if len(foreign) else ():
+            images[chunk] = self._restyled(images[chunk], bank, styles[chunk])
         return TrainingSet(images=images, labels=client.data.labels.repeat_interleave(self.k))
 
-    def _style_rows(self, bank: StyleBank, draws: Tensor, rng: torch.Generator) -> Tensor:
+    def _restyled(self, pixels: Tensor, bank: Bank, rows: Tensor) -> Tensor:
+        if isinstance(bank, Amplitudes):
+            return self.exchange(pixels, bank.values[rows])
+        return self.generate(pixels, bank.mean[rows], bank.std[rows])
+
+    def _style_rows(self, bank: Bank, draws: Tensor, rng: torch.Generator) -> Tensor:
         """Choose one row of the bank for each drawn client (line 8); per content batch where the released code does."""
         chosen = torch.empty(draws.numel(), dtype=torch.int64)
         flat = draws.flatten()
@@ -159,7 +199,17 @@ class CCST(FedAvg):
         content = encoder.encode(as_float(resized(pixels, self.style_size)))
         images = encoder.decode(adain(content, mean.to(content), std.to(content), eps=self.eps))
         height, width = pixels.shape[2:] if self.style_size is None else (self.style_size, self.style_size)
-        made = (images[..., :height, :width].clamp(0, 1) * 255).round().to(torch.uint8)
+        return self._stored(images[..., :height, :width], pixels)
+
+    def exchange(self, pixels: Tensor, others: Tensor) -> Tensor:
+        """Appendix E: the amplitudes `others` in place of the images' own at low frequencies; uint8 in and out."""
+        content = as_float(resized(pixels, self.style_size))
+        b = window(self.low_frequency, (content.shape[2], content.shape[3]))
+        return self._stored(exchanged(content, others, b=b, ratio=self.amplitude_ratio), pixels)
+
+    def _stored(self, images: Tensor, pixels: Tensor) -> Tensor:
+        """Round to 8 bits, bring to the size of the originals `pixels`, and through JPEG where it is asked for."""
+        made = (images.clamp(0, 1) * 255).round().to(torch.uint8)
         result = made if self.style_size is None else resized(made, pixels.shape[2])
         return (
             result if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in result])

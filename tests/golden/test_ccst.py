@@ -191,3 +191,11 @@ def test_styles_and_stylised_images_are_made_at_the_size_that_was_asked_for(clie
     assert torch.allclose(style.mean.double(), stacked.mean(1), rtol=1e-5, atol=1e-4)
     large = CCST().generate(enlarged[:2], bank.mean[[1, 1]], bank.std[[1, 1]])
     assert torch.equal(made, resized(large, 32))
+
+
+def test_a_client_that_draws_itself_alone_keeps_its_originals(clients: list[Client]):
+    alone = clients[:1]
+
+    made = CCST(k=1).stylised(alone[0], bank_of(CCST(k=1), alone), stream(0, "world", "draws"))
+
+    assert torch.equal(made.images, alone[0].data.pixels())

@@ -1,0 +1,86 @@
+"""Amplitude spectra of images, and their exchange at low frequencies: style as FedDG and CCST's appendix E see it.
+
+Liu, Chen, Qin, Dou & Heng (FedDG, CVPR 2021, https://arxiv.org/abs/2103.06030) split an image's Fourier transform into
+amplitude and phase and mix the amplitudes of another image into it inside a centred square window of the shifted
+spectrum. Here a spectrum is the half that `torch.fft.rfft2` gives, (..., H, W // 2 + 1): the other half of a real
+image's spectrum is its mirror image. Pure functions, deterministic, on the device of their inputs."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import Amplitudes, Artifact
+
+
+def amplitudes(images: Tensor) -> Tensor:
+    """Give |F(x)| of real images (N, C, H, W): (N, C, H, W // 2 + 1), not normalised (the first entry is a sum).
+
+    Raises ValueError for anything else."""
+    if images.ndim != 4 or not images.is_floating_point():
+        raise ValueError(f"images must be float (N, C, H, W); got {images.dtype} {tuple(images.shape)}.")
+    spectrum: Tensor = torch.fft.rfft2(images)
+    return spectrum.abs()
+
+
+def window(share: float, size: tuple[int, int]) -> int:
+    """Give b = floor(L min(h, w)) for L = `share` of an image of `size` = (h, w): frequencies -b..b are exchanged.
+
+    The product is rounded at 1e-9 first, so that L = 0.29 of 100 pixels is 29. b = 0 is the mean colour alone, and from
+    L = 1/2 on it is the whole spectrum. Raises ValueError where L is outside [0, 1]."""
+    if not 0 <= share <= 1:
+        raise ValueError(f"the window's share L must lie in [0, 1]; got {share}.")
+    return math.floor(share * min(size) + 1e-9)
+
+
+def inside(size: tuple[int, int], b: int) -> Tensor:
+    """Mark the frequencies -b..b x -b..b of an (h, w) image in its half spectrum, (h, w // 2 + 1) bool."""
+    height, width = size
+    row = torch.arange(height)
+    near = torch.minimum(row, height - row) <= b
+    return near.unsqueeze(1) & (torch.arange(width // 2 + 1) <= b)
+
+
+def exchanged(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float = 0.0) -> Tensor:
+    """Mix the amplitudes `others` into `images` inside the window of half width `b`, and keep the phases.
+
+    A' = ratio A + (1 - ratio) A_other inside, A' = A outside, x' = F^-1(A' e^{i phase}). `images` is (N, C, H, W),
+    `others` (N, C, H, W // 2 + 1), `ratio` one number or one per image (N,). Computed as x + F^-1((A' - A) e^{i
+    phase}), so that an image that meets its own amplitudes comes back bit by bit. The result is not clamped.
+    Raises ValueError where the sizes do not fit."""
+    size = (int(images.shape[-2]), int(images.shape[-1]))
+    expected = (*images.shape[:-1], size[1] // 2 + 1)
+    if images.ndim != 4 or others.shape != expected:
+        raise ValueError(
+            f"images {tuple(images.shape)} need amplitudes {tuple(expected)}; got {tuple(others.shape)}: both must "
+            f"come from images of one size."
+        )
+    spectrum: Tensor = torch.fft.rfft2(images)
+    own = spectrum.abs()
+    phase = torch.where(own > 0, torch.sgn(spectrum), 1.0)
+    kept = ratio.to(own).view(-1, 1, 1, 1) if isinstance(ratio, Tensor) else ratio
+    change = (1 - kept) * (others - own) * inside(size, b).to(own)
+    difference: Tensor = torch.fft.irfft2(change * phase, s=size)
+    return images + difference
+
+
+def attributed(shared: Mapping[str, Mapping[str, Artifact]], slot: str) -> Amplitudes:
+    """Stack the spectra that clients sent in `slot`, every row owned by its sender, in the order of their numbers.
+
+    Raises TypeError where a client sent something else."""
+    numbers = sorted((int(name.partition(":")[2]), name) for name in shared)
+    found = [(number, spectra_in(shared[name], slot, of=name)) for number, name in numbers]
+    return Amplitudes(
+        values=torch.cat([sent.values for _, sent in found]),
+        owner=torch.cat([torch.full((len(sent.owner),), number) for number, sent in found]),
+    )
+
+
+def spectra_in(inbox: Mapping[str, Artifact], slot: str, *, of: str) -> Amplitudes:
+    """Take the spectra out of `slot`. Raises TypeError, naming their holder `of`, where there are none."""
+    artifact = inbox.get(slot)
+    if not isinstance(artifact, Amplitudes):
+        came = "nothing" if artifact is None else artifact.kind
+        raise TypeError(f"{of} should hold Amplitudes in {slot!r}; it holds {came}.")
+    return artifact
