@@ -1,0 +1,90 @@
+"""DSU: uncertainty modeling for out-of-distribution generalization.
+
+Li, Dai, Ge, Liu, Shan & Duan, ICLR 2022, https://arxiv.org/abs/2202.03958. While training, the channel means and stds
+of an image's feature maps are replaced by draws around its own, as uncertain as these statistics vary over the batch:
+beta = mu + eps Sigma_mu, gamma = sigma + eps Sigma_sigma, then AdaIN to them. Extends methods/fedavg.py.
+
+Shares: what FedAvg shares.
+Differs from the paper: nothing but what its code fixes: variances are unbiased with eps = 1e-6 inside the root, the
+noise is fresh per image and channel, no statistic is detached, and each of six places (after the first convolution, the
+stem and the four stages) acts with `probability` on a whole batch, never at test time. A batch of one image is left
+alone."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.batches import Batch
+from fdgsec.errors import UsageError, unknown_name
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.models import Between, Classifier
+from fdgsec.restyling import instance_statistics, restyled
+from fdgsec.training import Objective
+
+PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
+EPS = 1e-6
+
+
+def perturbed(maps: Tensor, rng: torch.Generator, *, factor: float = 1.0) -> Tensor:
+    """Give maps (N, C, H, W) styles drawn around their own; `factor` scales the noise."""
+    if len(maps) < 2:
+        return maps
+    mean, std = instance_statistics(maps, eps=EPS)
+    return restyled(maps, mean, std, new_mean=_drawn(mean, rng, factor), new_std=_drawn(std, rng, factor))
+
+
+def _drawn(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:
+    """Draw from N(statistic, Sigma^2), Sigma^2 the statistic's variance over the batch."""
+    spread = (statistic.var(0, keepdim=True) + EPS).sqrt()
+    noise = torch.randn(statistic.shape, generator=rng).to(statistic)
+    return statistic + factor * noise * spread
+
+
+@dataclass(frozen=True)
+class Uncertain:
+    """Cross-entropy of a forward pass whose maps are given uncertain styles at some places."""
+
+    places: tuple[str, ...]
+    probability: float
+    factor: float
+    rng: torch.Generator
+    couples_records: bool = True
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give -log p(label), (B,)."""
+        between: Between = dict.fromkeys(self.places, self.acted)
+        logits = model.head(model.neck(model.maps(batch.images, between=between)))
+        return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
+
+    def acted(self, maps: Tensor) -> Tensor:
+        """Perturb the styles of a batch's maps, with `probability`."""
+        if bool(torch.rand((), generator=self.rng) >= self.probability):
+            return maps
+        return perturbed(maps, self.rng, factor=self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSU(FedAvg):
+    """DSU with the authors' places, probability and factor."""
+
+    places: tuple[str, ...] = PLACES
+    probability: float = 0.5
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for place in self.places:
+            if place not in PLACES:
+                raise unknown_name("place of dsu", str(place), PLACES)
+        if not 0 <= self.probability <= 1 or self.factor < 0:
+            raise UsageError(
+                f"dsu needs probability in [0, 1] and factor >= 0; got {self.probability} and {self.factor}."
+            )
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Cross-entropy under uncertain styles."""
+        return Uncertain(self.places, self.probability, self.factor, rng)

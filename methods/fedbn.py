@@ -1,0 +1,106 @@
+"""FedBN: federated learning on non-IID features via local batch normalization.
+
+Li, Jiang, Zhang, Kamp & Dou, ICLR 2021, https://arxiv.org/abs/2102.07623. Clients keep the parameters and the
+statistics of their batch-norm layers, the server averages the rest. Extends methods/fedavg.py.
+
+Shares: the model without its batch-norm layers. The paper tests on the clients' own domains; a model for a domain that
+no client has needs batch norm from somewhere. With `unseen="average"` (what CCST's code does) every client also sends
+its batch-norm entries in every round, as a second artifact "norm", and the server puts their average into the global
+model, which is sent back whole: clients with batch norm of their own ignore that part. FedBN then shares everything
+that FedAvg does, and only what a client trains from differs. With `unseen="initial"` batch norm never leaves a client
+and the global model keeps the entries it started with, untrained, with which it is also tested.
+Differs from the paper: a client that first takes part after round 0 starts from the batch norm of the model it
+receives. Validation (`select="validation"`) judges the global model, the one that is tested. A network without batch
+norm (`--norm group`, SqueezeNet) is refused, for nothing would be local and the run would be FedAvg's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fdgsec.artifacts import ModelState, Scores
+from fdgsec.batches import TrainingSet
+from fdgsec.errors import UsageError
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.methods.fedavg import FedAvg, averaged, detached
+from fdgsec.models import Classifier
+
+KEPT = "norm."
+"""What the names of batch-norm entries begin with in a client's state."""
+
+
+def norm_entries(network: nn.Module, *, by: Literal["type", "bn-substring"] = "type") -> frozenset[str]:
+    """Name the state entries of batch-norm layers: weight, bias, running statistics and counter.
+
+    "bn-substring" takes entries with `bn` in their name: CCST's code, which misses those of ResNet's downsampling."""
+    if by == "bn-substring":
+        return frozenset(name for name in network.state_dict() if "bn" in name)
+    return frozenset(
+        f"{name}.{entry}"
+        for name, module in network.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for entry in module.state_dict()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedBN(FedAvg):
+    """FedBN; `unseen` says which batch norm the tested model has, `released` how CCST's code finds the layers."""
+
+    unseen: Literal["average", "initial"] = "average"
+    released: Literal["", "bn-substring"] = ""
+
+    def _local(self, network: nn.Module) -> frozenset[str]:
+        return norm_entries(network, by=self.released or "type")
+
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """The plain classifier. Raises UsageError where it has no layer to keep local."""
+        changed = super().remodel(network, rng)
+        if not self._local(changed):
+            found = "an entry named bn" if self.released else "a batch-norm layer"
+            raise UsageError(
+                f"fedbn keeps batch norm local, but {network.backbone} (norm {network.norm}) has not {found}; "
+                f"use --norm batch and a backbone that has, or --method fedavg."
+            )
+        return changed
+
+    def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
+        """The received model with the client's own batch norm in it, once it has one."""
+        network = super().start(client, model=model, state=state)
+        own = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
+        network.load_state_dict(own, strict=False)
+        return network
+
+    def results(
+        self,
+        client: Client,
+        network: Classifier,
+        data: TrainingSet,
+        *,
+        inbox: Inbox,
+        state: State,
+        clock: Clock,
+        rng: torch.Generator,
+    ) -> tuple[Inbox, State]:
+        """Send the model without batch norm, and batch norm beside it where the unseen domain gets the average."""
+        local = self._local(network)
+        entries = detached(network)
+        norm = {name: entries.pop(name) for name in sorted(local)}
+        kept = {**state, **{KEPT + name: value for name, value in norm.items()}}
+        sent: dict[str, ModelState] = {"model": ModelState(state=entries)}
+        if self.unseen == "average":
+            sent["norm"] = ModelState(state=norm)
+        return sent, kept
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        """Average what was sent; entries that nobody sent stay what they were."""
+        total = sum(update.weight for update in updates.values())
+        weights = [update.weight / total for update in updates.values()]
+        made: dict[str, Tensor] = dict(model.state.state)
+        for part in ("model", "norm") if self.unseen == "average" else ("model",):
+            made |= averaged([update.artifacts[part].tensors() for update in updates.values()], weights)
+        return model.with_state(made), server

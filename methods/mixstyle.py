@@ -1,0 +1,74 @@
+"""MixStyle: domain generalization with MixStyle.
+
+Zhou, Yang, Qiao & Xiang, ICLR 2021, https://arxiv.org/abs/2104.02008. While training, feature maps of one image take a
+style mixed from its own and another's: means and stds mixed with lambda ~ Beta(alpha, alpha) per image, then AdaIN to
+them. Extends methods/fedavg.py; the operation is fdgsec.restyling.mixed_styles.
+
+Shares: what FedAvg shares.
+Differs from the paper: partners are drawn by a random permutation inside the client's own batch (the paper's variant
+without domain labels, and what CCST and StableFDG compare with); its other variant mixes two domains of one batch,
+which a client with one domain does not have. As in the authors' code the statistics carry no gradient, divide by HW - 1
+and hold eps = 1e-6, and each place acts with `probability` on a whole batch, never at test time."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.batches import Batch
+from fdgsec.errors import UsageError, unknown_name
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.models import Between, Classifier
+from fdgsec.restyling import mixed_styles
+from fdgsec.training import Objective
+
+PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
+
+
+@dataclass(frozen=True)
+class MixedStyles:
+    """Cross-entropy of a forward pass whose maps swap styles after some stages."""
+
+    places: tuple[str, ...]
+    probability: float
+    alpha: float
+    rng: torch.Generator
+    couples_records: bool = True
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give -log p(label), (B,)."""
+        between: Between = dict.fromkeys(self.places, self.acted)
+        logits = model.head(model.neck(model.maps(batch.images, between=between)))
+        return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
+
+    def acted(self, maps: Tensor) -> Tensor:
+        """Mix the styles of a batch's maps, with `probability`."""
+        if bool(torch.rand((), generator=self.rng) >= self.probability):
+            return maps
+        return mixed_styles(maps, self.rng, alpha=self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixStyle(FedAvg):
+    """MixStyle; `places` are the stages after which it acts (the authors': 1 to 3 for PACS, 1 and 2 for OfficeHome)."""
+
+    places: tuple[str, ...] = ("stage1", "stage2", "stage3")
+    probability: float = 0.5
+    alpha: float = 0.1
+
+    def __post_init__(self) -> None:
+        for place in self.places:
+            if place not in PLACES:
+                raise unknown_name("place of mixstyle", str(place), PLACES)
+        if not 0 <= self.probability <= 1 or self.alpha <= 0:
+            raise UsageError(
+                f"mixstyle needs probability in [0, 1] and alpha > 0; got {self.probability} and {self.alpha}."
+            )
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """Cross-entropy under mixed styles."""
+        return MixedStyles(self.places, self.probability, self.alpha, rng)
