@@ -34,7 +34,10 @@ class Differencing:
     records: int | None = None
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for pairs of runs with and without one more image."""
+        """Ask for pairs of runs with and without one more image.
+
+        Raises UsageError where styles are no means over images."""
+        facts.check_pooled()
         count = self.records if self.records is not None else (50 if facts.profile == "full" else 20)
         return [Request(kind="add_one_record", count=count)]
 

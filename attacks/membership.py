@@ -56,7 +56,10 @@ class Membership:
     statistic: Literal["standardised", "likelihood-ratio"] = "likelihood-ratio"
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for re-drawn clients of each size: one client's members alone would prove nothing."""
+        """Ask for re-drawn clients of each size: one client's members alone would prove nothing.
+
+        Raises UsageError where styles are no means over images."""
+        facts.check_pooled()
         return [Request(kind="resampled_clients", count=self.clients, records=size) for size in self.sizes]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:

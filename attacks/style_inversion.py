@@ -91,6 +91,7 @@ class StyleInversion:
         which domain: the differences of one domain are each other's controls."""
         profile = self.PROFILES[self.profile]
         if "StyleStatistics" in facts.artifact_kinds:
+            facts.check_pooled()
             lacking = sorted({"client sizes", "victim domains"} - facts.knows)
             if lacking:
                 needed = " and ".join(lacking)

@@ -25,9 +25,11 @@ class View:
     messages: tuple[Message, ...]
 
     def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
-        """Find the style rows (R, C) of `victim`: its own upload, else its rows of a bank; None if neither was seen."""
+        """Find the style rows (R, C) of `victim` that it released last: its own upload, else its rows of a bank.
+
+        None if neither was seen."""
         number = int(victim.partition(":")[2])
-        for message in self.messages:
+        for message in self._latest_first():
             artifact = message.artifact
             if message.sender == victim and isinstance(artifact, ImageStyles):
                 return artifact.mean, artifact.std
@@ -35,8 +37,12 @@ class View:
                 return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
             if isinstance(artifact, StyleBank):
                 mine = artifact.owner == number
-                return artifact.mean[mine], artifact.std[mine]
+                if bool(mine.any()):
+                    return artifact.mean[mine], artifact.std[mine]
         return None
+
+    def _latest_first(self) -> list[Message]:
+        return sorted(self.messages, key=lambda message: -message.round)  # stable: within a round, in their order
 
 
 @dataclass(frozen=True, kw_only=True)

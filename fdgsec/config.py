@@ -235,11 +235,13 @@ def attack_settings(
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
     defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
+    if named.encoder is not None:
+        defaults["encoder"] = named.encoder
     config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
     if given.get("rounds") is None and preset is not None:
         config = dataclasses.replace(config, rounds=0)
     if config.splits != "own":
         raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
-    if named.releases == frozenset({"ModelState"}) and not config.rounds:
-        raise UsageError(f"{target} releases only models; give --rounds 1 or more.")
+    if named.trained and not config.rounds:
+        raise UsageError(f"{target} releases nothing before it trains; give --rounds 1 or more.")
     return config

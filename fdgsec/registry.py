@@ -11,6 +11,25 @@ from fdgsec.errors import unknown_name
 METHODS: Mapping[str, str] = {
     "fedavg": "fdgsec.methods.fedavg:FedAvg",
     "ccst": "fdgsec.methods.ccst:CCST",
+    "stablefdg": "fdgsec.methods.stablefdg:StableFDG",
+    "feddag": "fdgsec.methods.feddag:FedDAG",
+    "fisc": "fdgsec.methods.fisc:FISC",
+    "fedalign": "fdgsec.methods.fedalign:FedAlign",
+    "fedccrl": "fdgsec.methods.fedccrl:FedCCRL",
+    "cross-evaluation": "fdgsec.methods.cross_evaluation:CrossEvaluation",
+    "fedprox": "fdgsec.methods.fedprox:FedProx",
+    "fedbn": "fdgsec.methods.fedbn:FedBN",
+    "mixstyle": "fdgsec.methods.mixstyle:MixStyle",
+    "dsu": "fdgsec.methods.dsu:DSU",
+    "rsc": "fdgsec.methods.rsc:RSC",
+    "jigen": "fdgsec.methods.jigen:JiGen",
+    "fedsr": "fdgsec.methods.fedsr:FedSR",
+    "feddg": "fdgsec.methods.feddg:FedDG",
+    "feddg-ga": "fdgsec.methods.feddg_ga:FedDGGA",
+    "fedgma": "fdgsec.methods.fedgma:FedGMA",
+    "fpl": "fdgsec.methods.fpl:FPL",
+    "fediir": "fdgsec.methods.fediir:FedIIR",
+    "fedadg": "fdgsec.methods.fedadg:FedADG",
 }
 
 ATTACKS: Mapping[str, str] = {
@@ -28,12 +47,18 @@ DEFENSES: Mapping[str, str] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a user names to attack: a method, the options that make it this variant, and what it releases."""
+    """What a user names to attack: a method, the options that make it this variant, and what it releases.
+
+    `trained` says that nothing is released without training; `encoder` is what its styles are of where that is no option,
+    `pooled` that a client's style is a mean over its images."""
 
     method: str
     releases: frozenset[str]
     summary: str
     options: Mapping[str, object] = field(default_factory=dict)
+    trained: bool = False
+    encoder: str | None = None
+    pooled: bool = True
 
 
 TARGETS: Mapping[str, Target] = {
@@ -45,7 +70,53 @@ TARGETS: Mapping[str, Target] = {
         method="ccst", options={"style": "single"}, releases=frozenset({"ImageStyles", "StyleBank"}),
         summary="styles of ceil(n/32) single images per client (CCST eq. 7), broadcast as a bank",
     ),
-    "fedavg": Target(method="fedavg", releases=frozenset({"ModelState"}), summary="the model alone: the baseline"),
+    "ccst-amplitude-overall": Target(
+        method="ccst", options={"style": "overall", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}),
+        summary="the mean amplitude spectrum of each client's images (CCST appendix E)",
+    ),
+    "ccst-amplitude-single": Target(
+        method="ccst", options={"style": "single", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}),
+        summary="amplitude spectra of ceil(n/32) single images per client (CCST appendix E)",
+    ),
+    "stablefdg": Target(
+        method="stablefdg", releases=frozenset({"StyleDistribution"}),
+        summary="centre and spread of early-layer styles, every round, to the server and one other client",
+    ),
+    "feddag": Target(
+        method="feddag", releases=frozenset({"ModelState", "GeneratorState", "Scores"}), trained=True,
+        summary="own teachers and generators, every round; peers receive perturbed teachers and answer with losses",
+    ),
+    "fisc": Target(
+        method="fisc", releases=frozenset({"StyleStatistics", "InterpolationStyle"}), pooled=False,
+        summary="one clustered style per client to the server, one interpolation style back",
+    ),
+    "fedalign": Target(
+        method="fedalign", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        summary="colour statistics of a tenth of the images, every round, to everybody",
+    ),
+    "fedccrl": Target(
+        method="fedccrl", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        summary="as fedalign, which extends it",
+    ),
+    "feddg": Target(
+        method="feddg", releases=frozenset({"Amplitudes"}),
+        summary="amplitude spectra of an eighth of the images, once, to everybody",
+    ),
+    "fpl": Target(
+        method="fpl", releases=frozenset({"ModelState", "Prototypes"}), trained=True,
+        summary="mean features per class, every round",
+    ),
+    "fediir": Target(
+        method="fediir", releases=frozenset({"ModelState", "HeadGradient"}), trained=True,
+        summary="the loss's gradient in the head, every round",
+    ),
+    "fedadg": Target(
+        method="fedadg", releases=frozenset({"ModelState", "GeneratorState"}), trained=True,
+        summary="a feature generator beside the model, every round",
+    ),
+    "fedavg": Target(
+        method="fedavg", releases=frozenset({"ModelState"}), trained=True, summary="the model alone: the baseline",
+    ),
 }  # fmt: skip
 
 

@@ -170,7 +170,9 @@ Guess = Sequence[Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows."""
+    """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows.
+
+    `pooled` says that a client's style is a mean over its images."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -178,6 +180,12 @@ class TargetFacts:
     classes: int
     profile: Literal["quick", "full"]
     knows: frozenset[str] = frozenset(KNOWLEDGE)
+    pooled: bool = True
+
+    def check_pooled(self) -> None:
+        """Raise UsageError where a client's style is no mean over its images (FISC's is one over clusters of them)."""
+        if "StyleStatistics" in self.artifact_kinds and not self.pooled:
+            raise UsageError("parts styles that are means over a client's images; those of this target are not")
 
     def check_images(self) -> None:
         """Raise UsageError where `Knowledge.public_images` will have none to give."""

@@ -9,7 +9,7 @@ Dataset = Annotated[str, typer.Option("--dataset", help="A dataset by name (`fdg
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder or .zip; else $FDGSEC_DATA, else the cache.")
 ]
-Encoder = Annotated[str | None, typer.Option("--encoder", help="mini (bundled), vgg19 or squeezenet (when imported).")]
+Encoder = Annotated[str | None, typer.Option("--encoder", help="A style encoder by name (`fdgsec list encoders`).")]
 Backbone = Annotated[str | None, typer.Option("--backbone", help="Classifier by torchvision name, or tiny.")]
 Norm = Annotated[str | None, typer.Option("--norm", help="batch or group.")]
 Pretrained = Annotated[

@@ -88,9 +88,7 @@ def attack(
     )  # fmt: skip
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
-    observed, accuracy, reused = _target_run(
-        config, world, method, clients, model, fresh=fresh, progress=progress
-    )
+    observed, accuracy, reused = _target_run(config, world, method, clients, model, fresh=fresh, progress=progress)
     scene = _scene(config, world, roles, method, clients, observed, model, target.releases, progress)
     outcomes = []
     for number, observer in enumerate(observers):
@@ -197,6 +195,7 @@ def _scene(
     facts = TargetFacts(
         artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
+        pooled=target_named(config.target).pooled,
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return _Scene(

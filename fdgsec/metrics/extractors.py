@@ -120,7 +120,7 @@ class EncoderExtractor(Extractor):
     def __init__(self, encoder: StyleEncoder) -> None:
         """The device is the encoder's."""
         self.name, self.dimension = encoder.name, encoder.channels
-        self.device = next(encoder.parameters()).device
+        self.device = encoder.device
         self.fingerprint = _fingerprint(f"spatial mean of unit features of {encoder.fingerprint}", {})
         self._encoder = encoder
 
