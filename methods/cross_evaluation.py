@@ -1,0 +1,427 @@
+"""Sharpness-aware hierarchical aggregation, and cross-evaluation on top of other methods: FedAvg++ and FedAvg+.
+
+Che, Wu, Jin, Xia & Chen, "FedDAG: Federated Domain Adversarial Generation Towards Generalizable Medical Image
+Analysis", 2025, https://arxiv.org/abs/2501.13967, section III-C: peers evaluate perturbed models (eq. 5), scores
+weigh clients (eq. 6), Algorithm 2 averages each client's model with better ones of its own past. Section IV-C4 puts
+the same on other methods: with perturbation ("++") and without ("+", cross-client evaluation-based aggregation).
+Extends methods/fedavg.py; methods/feddag.py extends this file.
+
+Shares: beside the model its perturbed copy (where rho > 0), which the server passes on, unaggregated, to every other
+client (n (n - 1) models a round, or n c with c `evaluators`); each answers with one mean validation loss per model,
+in the sorted order of their owners' names. A client's loss on its own images travels with its update ("own_loss"),
+as do the share of coordinates that the perturbation changed and by how much its own validation loss moved.
+Differs from the paper: there clients compute the scores and upload them; here the server does, from the losses, for
+it is the one that passes the models on. History lies on the server (k models from the clients would be k times the
+traffic). Who evaluates whom where not all do rotates over the rounds, so that the server knows at aggregation what
+it had shown to whom; the paper does not say how evaluators are chosen. A client without validation images can judge
+nobody and is refused."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import Artifact, ModelState, Scores
+from fdgsec.batches import TrainingSet
+from fdgsec.errors import ArtifactError, UsageError
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.models import Classifier
+from fdgsec.sharpness import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
+
+LEAST_LOSS = 1e-12
+"""A sum of losses counts as at least this much, so that a perfect model has a finite score."""
+KEPT = "evaluation/"
+"""What the names of this file's entries in the server's memory begin with."""
+HISTORY = KEPT + "history/"
+SCORE = "/score"
+
+
+def evaluations(names: Iterable[str], evaluators: int | None, round: int) -> dict[str, tuple[str, ...]]:
+    """Say whose models each reviewer judges in this round: reviewer -> names, sorted. Nobody judges its own.
+
+    Each model has `evaluators` judges (None: all others; never more) and each reviewer as many models. The choice
+    rotates: in n - 1 rounds everybody judges everybody else equally often."""
+    order = sorted(names)
+    others = len(order) - 1
+    count = others if evaluators is None else min(evaluators, others)
+    shifts = [1 + (round * count + turn) % others for turn in range(count)]
+    return {
+        reviewer: tuple(sorted(order[(place + shift) % len(order)] for shift in shifts))
+        for place, reviewer in enumerate(order)
+    }
+
+
+def score_of(losses: Sequence[float]) -> float:
+    """s_i = 1 / sum_j E[L_cls] (eq. 5) of one model's mean validation losses, one per judge."""
+    return 1 / max(sum(losses), LEAST_LOSS)
+
+
+def weights_of(scores: Sequence[float], beta: float) -> list[float]:
+    """w_i = s_i^beta / sum_j s_j^beta (eq. 6), by logarithms, so that a large beta gives the best model all."""
+    powers = beta * torch.tensor(scores, dtype=torch.float64).log()
+    return [float(weight) for weight in torch.softmax(powers, 0)]
+
+
+def recalled(history: Sequence[float], score: float, k: int) -> list[int]:
+    """Section III-C3: the positions in `history` (oldest first) of the latest `k` scores that exceed `score`."""
+    better = [place for place, past in enumerate(history) if past > score]
+    return better[len(better) - k :] if len(better) > k else better
+
+
+def worth_keeping(history: Sequence[float], k: int) -> list[int]:
+    """The positions of models that `recalled` can still return: fewer than `k` later ones are at least as good.
+
+    What this drops could never come back, whatever scores follow."""
+    return [place for place, past in enumerate(history) if sum(later >= past for later in history[place + 1 :]) < k]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PastModel:
+    """A client's model of an earlier round as the server remembers it, with its score."""
+
+    round: int
+    score: float
+    state: Mapping[str, Tensor]
+
+
+History = Mapping[str, Sequence[PastModel]]
+
+
+def histories(server: State) -> dict[str, list[PastModel]]:
+    """Read each client's past models, oldest first, from the server's memory."""
+    parts: dict[str, dict[int, dict[str, Tensor]]] = {}
+    for key, value in server.items():
+        if key.startswith(HISTORY):
+            client, round, name = key.removeprefix(HISTORY).split("/", 2)
+            parts.setdefault(client, {}).setdefault(int(round), {})[name] = value
+    return {
+        client: [
+            PastModel(round=round, score=float(entries.pop(SCORE)), state=entries)
+            for round, entries in sorted(rounds.items())
+        ]
+        for client, rounds in parts.items()
+    }
+
+
+def within_client(current: PastModel, past: Sequence[PastModel], k: int) -> PastModel:
+    """Algorithm 2, lines 3 and 4: the plain mean of a client's model and its latest `k` better ones, and of scores.
+
+    The model itself where none is better."""
+    chosen = [current, *(past[place] for place in recalled([model.score for model in past], current.score, k))]
+    if len(chosen) == 1:
+        return current
+    share = 1 / len(chosen)
+    state = averaged([model.state for model in chosen], [share] * len(chosen))
+    return PastModel(round=current.round, score=share * sum(model.score for model in chosen), state=state)
+
+
+def memory_of(history: History) -> dict[str, Tensor]:
+    """Write past models as named tensors, which `histories` reads back."""
+    memory: dict[str, Tensor] = {}
+    for client, models in history.items():
+        for past in models:
+            prefix = f"{HISTORY}{client}/{past.round}/"
+            memory[prefix + SCORE] = torch.tensor(past.score, dtype=torch.float64)
+            memory |= {prefix + name: value for name, value in past.state.items()}
+    return memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharpnessAware(FedAvg):
+    """FedAvg whose clients judge each other's perturbed models before aggregation (section III-C): FedAvg++.
+
+    `rho` is the length of the perturbation (1e-7 is the paper's and in float32 next to nothing, 0.05 is SAM's; 0
+    makes it plain cross-evaluation, FedAvg+), `beta` the exponent of eq. 6, `k` how many better past models a
+    client's is averaged with. `evaluators` is the number of other clients that judge a model (None: all),
+    `include_self` adds the owner's loss, as eq. 5 does though the text says "other clients". With beta = 0 and k = 0
+    nothing depends on scores: nobody is asked, and the mean is uniform (the paper's "w/o SHA"). Update weights
+    (`weights`) have no say in eq. 6."""
+
+    rho: float = 1e-7
+    beta: float = 0.3
+    k: int = 4
+    evaluators: int | None = None
+    include_self: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rho <= 1 or self.beta < 0 or self.k < 0:
+            raise UsageError(
+                f"sharpness-aware aggregation needs rho in [0, 1] and beta and k at least 0; got rho = {self.rho}, "
+                f"beta = {self.beta}, k = {self.k}."
+            )
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything depends on scores."""
+        return self.beta > 0 or self.k > 0
+
+    @property
+    def reviews(self) -> Literal["none", "before", "after"]:
+        """Before aggregation, where anything depends on scores."""
+        return "before" if self.judged else "none"
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError where models would have too few judges, or a round would be chosen as well."""
+        super().check(clients)
+        if self.select != "last":
+            raise UsageError(
+                'clients review once a round: with peers judging models, select = "validation" has no place; '
+                'use select = "last" (--set method.select=last).'
+            )
+        if clients == 1 and not self.include_self:
+            raise UsageError("a single client has no peers to judge its model; set include_self, or use more clients.")
+        if self.evaluators is not None and not 1 <= self.evaluators <= max(clients - 1, 1):
+            raise UsageError(
+                f"evaluators = {self.evaluators}, but each of {clients} clients has {clients - 1} others; it must lie "
+                f"in 1..{max(clients - 1, 1)} (--set method.evaluators={max(clients - 1, 1)})."
+            )
+
+    def fitting(self, clients: int) -> Self:
+        """At most as many evaluators as there are other clients; a single client judges itself."""
+        evaluators = None if self.evaluators is None else max(1, min(self.evaluators, clients - 1))
+        return replace(self, evaluators=evaluators, include_self=self.include_self or clients == 1)
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """Train, then measure the perturbed model at home. Raises UsageError for a client without validation images."""
+        if self.judged:
+            self._judging(client, state)
+        update, state = self.train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        if not self.judged:
+            return update, state
+        return replace(update, metrics={**update.metrics, **self._measured(client, model, update, state)}), state
+
+    def train(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """FedAvg's local training; others replace it."""
+        return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+    def results(
+        self,
+        client: Client,
+        network: Classifier,
+        data: TrainingSet,
+        *,
+        inbox: Inbox,
+        state: State,
+        clock: Clock,
+        rng: torch.Generator,
+    ) -> tuple[Inbox, State]:
+        """The model, and its copy perturbed along the last batch's gradient."""
+        sent, state = super().results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
+        return {**sent, **self.shown_instead(sent["model"].tensors(), gradient_of(network))}, state
+
+    def shown_instead(self, state: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Inbox:
+        """What peers will judge in place of the model: nothing where rho = 0 or nobody judges."""
+        if not self.judged or self.rho == 0:
+            return {}
+        return {"perturbed": ModelState(state=perturbed(state, gradient, self.rho))}
+
+    def _measured(self, client: Client, model: GlobalModel, update: Update, state: State) -> dict[str, float]:
+        """The owner's own loss, and what the perturbation did to the weights and to that loss."""
+        if not self.include_self and "perturbed" not in update.artifacts:
+            return {}
+        data, network = self._judging(client, state), model.module()
+        base = model.state.state
+        sent, shown = update.artifacts["model"].tensors(), _shown(update).tensors()
+        new = losses_with(network, {**base, **shown}, data)
+        own = {"own_loss": float(new.mean())} if self.include_self else {}
+        if "perturbed" not in update.artifacts:
+            return own
+        effect = PerturbationEffect.between(sent, shown, old=losses_with(network, {**base, **sent}, data), new=new)
+        moved = {"loss_moved": effect.mean_move, "loss_moved_most": effect.largest_move}
+        return {**own, "perturbed_share": effect.share, **moved}
+
+    def _judging(self, client: Client, state: State) -> TrainingSet:
+        data = self.validation_set(client, state)
+        if data is None or not len(data):
+            raise UsageError(
+                f"{client.name} has no validation images to judge models on; use fewer clients or more data."
+            )
+        return data
+
+    def exhibits(
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+    ) -> Mapping[str, Inbox]:
+        """Pass each perturbed model on to its judges, under its owner's name."""
+        judged = evaluations(updates, self.evaluators, _round(server))
+        return {
+            reviewer: {peer: _shown(updates[peer]) for peer in peers} for reviewer, peers in judged.items() if peers
+        }
+
+    def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
+        """E[L_cls] of each received model on the own validation images (eq. 5), in the order of the sorted names.
+
+        Entries that a method does not send are those of the global model. Raises UsageError without images."""
+        data, network = self._judging(client, state), model.module()
+        states = [{**model.state.state, **inbox[peer].tensors()} for peer in sorted(inbox)]
+        return Scores(values=torch.stack([losses_with(network, peer, data).mean() for peer in states]))
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        """Algorithm 2: score models, average each with better ones of its client's past, then average across clients.
+
+        Raises ArtifactError for a review that does not fit what its sender was shown."""
+        round, history = _round(server), histories(server)
+        found = self._scores(updates, scores, round) if self.judged else dict.fromkeys(updates, 1.0)
+        within: dict[str, PastModel] = {}
+        for name, update in updates.items():
+            past = history.get(name, [])
+            current = PastModel(round=round, score=found[name], state=update.artifacts["model"].tensors())
+            within[name] = within_client(current, past, self.k)
+            known = [*past, current]
+            history[name] = [known[place] for place in worth_keeping([one.score for one in known], self.k)]
+        weights = dict(zip(within, weights_of([one.score for one in within.values()], self.beta), strict=True))
+        weighed = {
+            name: replace(
+                update,
+                artifacts={**update.artifacts, "model": ModelState(state=within[name].state)},
+                weight=weights[name],
+            )
+            for name, update in updates.items()
+        }
+        theirs: State = {name: value for name, value in server.items() if not name.startswith(KEPT)}
+        model, theirs = self.merge(weighed, model=model, server=theirs)
+        told = {f"weight/{name}": weight for name, weight in weights.items()}
+        told |= {f"score/{name}": one.score for name, one in within.items()}
+        numbers = {KEPT + name: torch.tensor(value, dtype=torch.float64) for name, value in told.items()}
+        return model, {**theirs, **memory_of(history), **numbers, KEPT + "round": torch.tensor(round + 1)}
+
+    def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:
+        """theta = sum_i w_i theta_i (eq. 6): FedAvg's mean, with the weights that `updates` now carry."""
+        return super().aggregate(updates, scores={}, model=model, server=server)
+
+    def _scores(self, updates: Mapping[str, Update], scores: Mapping[str, Scores], round: int) -> dict[str, float]:
+        """Sort the reviews' losses by the model that they judge, and score each (eq. 5)."""
+        losses: dict[str, list[float]] = {name: [] for name in updates}
+        for reviewer, peers in evaluations(updates, self.evaluators, round).items():
+            if self.include_self:
+                losses[reviewer].append(_told(reviewer, updates[reviewer].metrics.get("own_loss")))
+            given = scores[reviewer].values.flatten().tolist() if peers else []
+            if len(given) != len(peers):
+                raise ArtifactError(
+                    f"{reviewer} was shown {len(peers)} models, but its review has {len(given)} losses."
+                )
+            for peer, loss in zip(peers, given, strict=True):
+                losses[peer].append(_told(reviewer, loss))
+        alone = [name for name, found in losses.items() if not found]
+        if alone:
+            raise UsageError(
+                f"{alone[0]} took part alone and nobody judged its model; set include_self, or raise the participation."
+            )
+        return {name: score_of(found) for name, found in losses.items()}
+
+
+def _shown(update: Update) -> Artifact:
+    """What peers judge: the perturbed model, or the model itself where there is none."""
+    return update.artifacts.get("perturbed", update.artifacts["model"])
+
+
+def _round(server: State) -> int:
+    return int(server.get(KEPT + "round", torch.tensor(0)))
+
+
+def _told(sender: str, loss: float | None) -> float:
+    if loss is None or loss < 0:
+        raise ArtifactError(f"{sender} must report mean validation losses of at least 0; got {loss}.")
+    return loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossEvaluation(SharpnessAware):
+    """Sharpness-aware aggregation on top of another method: with `base` CCST it makes CCST++, at rho = 0 CCST+.
+
+    `base` shares, combines, trains and remodels as it always does; its aggregation runs with the weights of eq. 6 in
+    the place of its own. Without a `base` this is FedAvg++ (or MixStyle++ and the like, by `local`). With one,
+    options of training (`plan`, `weights`, `keep_optimiser`, `local`) are the base's and have no place here. A
+    base's training is closed to its user, so that the perturbation follows the gradient of its objective on one
+    batch dealt anew at the trained weights, where the paper takes the last step's: one step more per client and
+    round."""
+
+    base: FedAvg | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        plain = FedAvg()
+        own = [spec.name for spec in fields(FedAvg) if getattr(self, spec.name) != getattr(plain, spec.name)]
+        if self.base is not None and own:
+            raise UsageError(f"cross-evaluation trains by its base; give {', '.join(own)} to the base instead.")
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """What the base does."""
+        return "never" if self.base is None else self.base.shares
+
+    def check(self, clients: int) -> None:
+        """The base's conditions too, and that it asks for no reviews of its own."""
+        super().check(clients)
+        if self.base is not None:
+            self.base.check(clients)
+            if self.base.reviews != "none":
+                raise UsageError(
+                    f"cross-evaluation takes the one review of a round, but its base {type(self.base).__name__} asks "
+                    'for one too; use another base, or its select = "last" where that is what asks.'
+                )
+
+    def fitting(self, clients: int) -> Self:
+        """The base fitted too."""
+        fitted = super().fitting(clients)
+        return fitted if self.base is None else replace(fitted, base=self.base.fitting(clients))
+
+    def releasing_all(self) -> Self | None:
+        """The base's variant, where it has one."""
+        base = None if self.base is None else self.base.releasing_all()
+        return None if base is None else replace(self, base=base)
+
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """The base's network."""
+        return super().remodel(network, rng) if self.base is None else self.base.remodel(network, rng)
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """Share what the base shares."""
+        if self.base is None:
+            return super().share(client, model=model, state=state, clock=clock, rng=rng)
+        return self.base.share(client, model=model, state=state, clock=clock, rng=rng)
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """Combine as the base does."""
+        if self.base is None:
+            return super().combine(shared, server=server, clock=clock, rng=rng)
+        return self.base.combine(shared, server=server, clock=clock, rng=rng)
+
+    def validation_set(self, client: Client, state: State) -> TrainingSet | None:
+        """The base's validation images."""
+        return super().validation_set(client, state) if self.base is None else self.base.validation_set(client, state)
+
+    def train(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """Train as the base does, then perturb what it made."""
+        if self.base is None:
+            return super().train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        update, state = self.base.fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        if not self.judged or self.rho == 0:
+            return update, state
+        sent = update.artifacts["model"].tensors()
+        made = model.with_state({**model.state.state, **sent})
+        data, _ = self.base.training_set(client, inbox=inbox, state=state, rng=rng)
+        objective = self.base.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        network = self.base.start(client, model=made, state=state)
+        gradient = batch_gradient(network, data, objective, self.base.plan, rng)
+        return replace(update, artifacts={**update.artifacts, **self.shown_instead(sent, gradient)}), state
+
+    def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:
+        """The base's aggregation, with the weights that `updates` now carry."""
+        if self.base is None:
+            return super().merge(updates, model=model, server=server)
+        return self.base.aggregate(updates, scores={}, model=model, server=server)
