@@ -58,7 +58,7 @@ class RunConfig:
     attack_options: Mapping[str, Any] = field(default_factory=dict)
     adversary: Literal["server", "client", "outsider"] = "server"
     defenses: tuple[str, ...] = ()
-    keep: Literal["artifacts", "models=all"] = "artifacts"
+    keep: Literal["artifacts", "models=last", "models=all"] = "artifacts"
     device: str = "auto"
 
     @property

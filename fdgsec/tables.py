@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich import box
@@ -235,6 +236,23 @@ def _datasets() -> Rows:
     for name, entry in DATASETS.items():
         rows.append((name, entry.target_domain or "(last)", str(entry.image_size), _found(name, entry)))
     return rows
+
+
+def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) -> None:
+    """Print the mean over seeds of each score."""
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    scores = {f"accuracy on {found['unseen_domain']} (unseen)": found["accuracy"]}
+    scores |= {f"weighted {name}": found[name] for name in ("auc", "f1") if name in found}
+    scores |= {f"validation accuracy on {domain}": mean for domain, mean in found["per_domain"].items()}
+    rows = [
+        (name, f"{mean['value']:.3f}", f"[{mean['low']:.3f}, {mean['high']:.3f}]", str(mean["n"]))
+        for name, mean in scores.items()
+    ]
+    _print(f"{found['method']} on {found['dataset']}", ("score", "mean", "95% interval", "seeds"), rows)
+    if out is not None:
+        _console().print(f"written to {out}: seeds.json and one folder per seed", highlight=False)
 
 
 LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {

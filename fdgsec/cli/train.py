@@ -8,7 +8,7 @@ import typer
 from fdgsec.cli import options as o
 from fdgsec.config import resolve_settings
 from fdgsec.console import progress_bars
-from fdgsec.tables import print_report
+from fdgsec.tables import print_report, print_seeds
 
 Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
 Local = Annotated[
@@ -18,7 +18,10 @@ Adapt = Annotated[
     str | None, typer.Option("--adapt", help="Report accuracy after test-time adaptation too: tent or tent-ccst.")
 ]
 Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients per round.")]
-Keep = Annotated[str | None, typer.Option("--keep", help="Payloads in the transcript: artifacts, or models=all.")]
+Keep = Annotated[
+    str | None, typer.Option("--keep", help="Payloads in the transcript: artifacts, models=last (round) or models=all.")
+]
+Seeds = Annotated[int, typer.Option("--seeds", min=1, help="Train so many seeds, counted from --seed, and average.")]
 
 
 def command(
@@ -45,6 +48,7 @@ def command(
     per_class: o.PerClass = None,
     image_size: o.ImageSize = None,
     seed: o.Seed = 0,
+    seeds: Seeds = 1,
     device: o.Device = None,
     defense: o.Defenses = None,
     set_: o.Settings = None,
@@ -55,6 +59,7 @@ def command(
 ) -> int:
     """Train a method's rounds and measure accuracy on the domain that no client has."""
     from fdgsec.experiments import train as experiment
+    from fdgsec.experiments.repeats import train_seeds
 
     config = resolve_settings(
         {
@@ -68,6 +73,12 @@ def command(
         preset=preset, assignments=set_ or (), defaults={"method": method, "rounds": 10, "profile": "full"},
     )  # fmt: skip
     folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
+    if seeds > 1:
+        with progress_bars() as progress:
+            chosen = range(seed, seed + seeds)
+            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress)
+        print_seeds(found, as_json=as_json, out=folder)
+        return 0
     with progress_bars() as progress:
         report = experiment.train(config, data_root=data_root, out=folder, progress=progress)
     print_report(report, as_json=as_json, out=folder)

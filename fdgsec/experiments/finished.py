@@ -8,12 +8,10 @@ from fdgsec.artifacts import ModelState, decode
 from fdgsec.config import RunConfig, build
 from fdgsec.console import Progressive
 from fdgsec.errors import DataError, UsageError
-from fdgsec.experiments.train import split_sources
+from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.experiments.world import World, load_world, method_of, model_of
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, Method
 from fdgsec.wire import Transcript
-
-MODEL = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -35,6 +35,9 @@ from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, new_folder
 from fdgsec.wire import Message, Transcript, Wire, keeps_artifacts
 
+MODEL = "model.safetensors"
+"""The kept model's file in a run's folder."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trained:
@@ -77,7 +80,7 @@ def federate(
     states = MemoryStates()
     wire = Wire(
         secret=lambda message, number: _secret(config.seed, message, number),
-        keep=keeps_artifacts if config.keep == "artifacts" else _keep_all,
+        keep=lambda message: _kept(message, config),
     )
     keeper = _Keeper(progress=progress)
     engine = LocalEngine(members=members, method=method, seed=config.seed, states=states)
@@ -95,8 +98,11 @@ def _secret(seed: int, message: Message, number: int) -> torch.Generator:
     return stream(seed, "secret", "defense", message.round, message.stage, message.sender, message.receiver, number)
 
 
-def _keep_all(message: Message) -> bool:
-    return True
+def _kept(message: Message, config: RunConfig) -> bool:
+    """Whether the transcript keeps a payload: artifacts always, models of the last round or of all where they are asked for."""
+    if config.keep == "artifacts":
+        return keeps_artifacts(message)
+    return config.keep == "models=all" or message.round == config.rounds - 1 or keeps_artifacts(message)
 
 
 def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[str, DomainDataset]]:
@@ -193,6 +199,7 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
             (draft / "report.html").write_text(render(report))
             (draft / "measurements.csv").write_text(report.csv())
             (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
+            (draft / MODEL).write_bytes(trained.model.state.encode())
             (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
             trained.transcript.save(draft)
     return report
