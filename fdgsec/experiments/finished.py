@@ -11,6 +11,7 @@ from fdgsec.errors import DataError, UsageError
 from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.experiments.world import World, load_world, method_of, model_of
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, Method
+from fdgsec.rng import stream
 from fdgsec.wire import Transcript
 
 
@@ -42,18 +43,19 @@ class Finished:
         return found
 
     def inbox(self, client: str) -> Inbox:
-        """What `client` received beside the model in round 0, in the order of its arrival."""
-        received = [
-            message.artifact
-            for message in self.transcript.messages()
-            if (message.round, message.stage, message.receiver) == (0, "combine", client)
-        ]
-        return {artifact.kind: artifact for artifact in received}
+        """What `client` received beside the model before round 0: the exchange made again, from the same streams.
 
-    @property
-    def clock(self) -> Clock:
-        """The first round."""
-        return Clock(round=0, rounds=self.config.rounds, participants=tuple(client.name for client in self.clients))
+        Raises UsageError for a method that does not share once."""
+        if self.method.shares != "once":
+            raise UsageError(f"{self.config.method} transfers no style before it trains; ccst and fisc do.")
+        seed, names = self.config.seed, tuple(member.name for member in self.clients)
+        clock = Clock(round=0, rounds=self.config.rounds, participants=names)
+        shared = {}
+        for member in self.clients:
+            rng = stream(seed, "world", "share", 0, member.name)
+            shared[member.name], _ = self.method.share(member, model=None, state={}, clock=clock, rng=rng)
+        rng = stream(seed, "secret", "combine", 0)
+        return self.method.combine(shared, server={}, clock=clock, rng=rng)[0][client]
 
 
 def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Finished:

@@ -1,115 +1,35 @@
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import ImageStyles, StyleStatistics
+from fdgsec.artifacts import ImageStyles
 from fdgsec.attacks.style_inversion import StyleInversion
-from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.inversion import (
-    LINEAR_SIDE,
-    Schedule,
-    TrainingSet,
-    fit_generator,
-    fit_linear,
     style_features,
     style_from_linear,
 )
-from fdgsec.inversion_priors import colourless, cropped, encoded, mirrored, painted, prior_images
+from fdgsec.inversion_priors import mirrored
 from fdgsec.inversion_rows import populations
-from fdgsec.metrics.images import mse
 from fdgsec.metrics.judge import Judge
-from fdgsec.networks.style_generator import small_shape
 from fdgsec.planting import upload
 from fdgsec.reports import Measurement
-from fdgsec.rng import stream
-from fdgsec.styles import Moments, linear_statistic, moments
-from fdgsec.threats import Case, Knowledge, Plant, Reconstructions, TargetFacts
-
-DOMAINS = ("red", "green", "blue", "lines")
-MSE = StyleInversion(losses=("mse",), size=8)
-INTRA = replace(MSE, priors=("intra",))
-
-
-def coins(seed: int = 0) -> torch.Generator:
-    return stream(seed, "attack", "test")
-
-
-def quadrant_statistics(dataset: DomainDataset) -> Moments:
-    """An encoder whose channels are the three colours of each quarter of the image: twelve means, twelve spreads."""
-    pixels = dataset.pixels().to(torch.float32) / 255
-    half = pixels.shape[-1] // 2
-    quarters = [pixels[:, :, a : a + half, b : b + half] for a in (0, half) for b in (0, half)]
-    return moments(torch.cat(quarters, dim=1))
-
-
-def world(per_domain: int = 24, size: int = 16) -> DomainDataset:
-    """Noisy images with a random colour per quarter; `lines` are grey."""
-    rng = torch.Generator().manual_seed(5)
-    count = per_domain * len(DOMAINS)
-    quarters = torch.rand(count, 3, 2, 2, generator=rng)
-    domains = torch.arange(len(DOMAINS)).repeat_interleave(per_domain)
-    for domain in range(3):
-        quarters[domains == domain, domain] += 0.5
-    quarters[domains == 3] = quarters[domains == 3].mean(1, keepdim=True)
-    pixels = quarters.repeat_interleave(size // 2, 2).repeat_interleave(size // 2, 3) / 1.5
-    pixels += 0.05 * torch.randn(count, 1, size, size, generator=rng)
-    return DomainDataset(
-        name="world", store=(pixels.clamp(0, 1) * 255).to(torch.uint8), rows=torch.arange(count),
-        labels=torch.zeros(count, dtype=torch.int64), domains=domains, ids=tuple(f"i{n}" for n in range(count)),
-        class_names=("any",), domain_names=DOMAINS,
-    )  # fmt: skip
-
-
-WORLD = world()
-
-
-def knowledge(
-    auxiliary: DomainDataset | None = None, unseen: DomainDataset | None = None, own: DomainDataset | None = None
-) -> Knowledge:
-    return Knowledge(
-        statistics=quadrant_statistics, encoder="quadrants", class_names=("any",), domain_names=DOMAINS,
-        auxiliary=auxiliary, unseen=unseen, own=own,
-    )  # fmt: skip
-
-
-AUXILIARY = WORLD.subset(torch.cat([torch.arange(n * 24, n * 24 + 16) for n in range(3)]))
-SERVER = knowledge(AUXILIARY, WORLD.of_domain("lines"))
-
-
-def victims(domain: int, count: int = 6) -> DomainDataset:
-    return WORLD.subset(torch.arange(domain * 24 + 16, domain * 24 + 16 + count))
-
-
-def image_rows(images: DomainDataset, domain: str) -> Case:
-    mean, std = quadrant_statistics(images).style(unbiased=True)
-    view = upload(ImageStyles(mean=mean.float(), std=std.float()))
-    return Case(
-        request="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": domain},
-        candidates=images,
-    )  # fmt: skip
-
-
-def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case:
-    views = []
-    for rows in (holds.rows, torch.cat([holds.rows, added.rows])):
-        mean, std = quadrant_statistics(WORLD.subset(rows)).pooled().style(unbiased=False)
-        views.append(upload(StyleStatistics(mean=mean[0].float(), std=std[0].float())))
-    return Case(
-        request="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
-        records=len(holds),
-    )  # fmt: skip
-
-
-def reconstructions(attack: StyleInversion, cases: Sequence[Case], known: Knowledge) -> list[Reconstructions]:
-    guess = attack.run(cases, known, coins())
-    assert all(isinstance(answer, Reconstructions) for answer in guess)
-    return [answer for answer in guess if isinstance(answer, Reconstructions)]
+from fdgsec.styles import linear_statistic
+from fdgsec.threats import Case, Plant
+from tests.quadrants import (
+    AUXILIARY,
+    INTRA,
+    MSE,
+    SERVER,
+    coins,
+    image_rows,
+    pooled_pair,
+    quadrant_statistics,
+    reconstructions,
+    victims,
+)
 
 
 @cache
@@ -235,166 +155,3 @@ def test_foreign_channels_are_refused():
 
     with pytest.raises(UsageError, match="released 5 channels; encoder quadrants has 12"):
         populations([case], SERVER)
-
-
-@pytest.mark.parametrize(("victim", "expected"), [("red", "green"), ("green", "blue"), ("blue", "red")])
-def test_the_servers_inter_prior_is_the_next_source_domain(victim: str, expected: str):
-    found = prior_images("inter", victim, SERVER)
-
-    assert not isinstance(found, str)
-    assert set(found[1].domains.tolist()) == {DOMAINS.index(expected)}
-
-
-def test_a_client_attacks_other_domains_with_its_own_images_alone():
-    client = knowledge(own=AUXILIARY.of_domain("red"))
-    found = prior_images("inter", "green", client)
-
-    assert not isinstance(found, str)
-    assert set(found[1].domains.tolist()) == {0}
-    assert prior_images("inter", "red", client) == "the adversary's own images are of red"
-    assert isinstance(prior_images("intra", "green", client), str)
-    assert prior_images("third-party", "green", client) == "no images of the unseen domain"
-
-
-def test_priors_without_data_are_reported_with_their_reason_and_not_answered():
-    client = knowledge(own=AUXILIARY.of_domain("red"))
-    cases = [image_rows(victims(1), "green")]
-    reasons = {str(row.slice["prior"]): row.unavailable for row in MSE.missing(cases, client)}
-
-    assert set(reasons) == {"intra of green", "third-party of green"}
-    assert {a.slice["prior"] for a in reconstructions(MSE, cases, client)} == {"inter"}
-
-
-def test_whoever_does_not_know_the_victims_domain_has_no_intra_prior_and_takes_all_own_images_for_inter():
-    client = knowledge(unseen=WORLD.of_domain("lines"), own=AUXILIARY)
-    found = prior_images("inter", None, client)
-
-    assert not isinstance(found, str)
-    assert found[1] is AUXILIARY
-    assert prior_images("third-party", None, client) == prior_images("third-party", "red", client)
-    for kind, known in (("intra", client), ("inter", SERVER)):
-        assert prior_images(kind, None, known) == "the adversary does not know the domain of the victim's images"
-
-
-def test_a_prior_that_may_be_of_the_victims_domain_is_not_called_inter():
-    client = knowledge(own=AUXILIARY.of_domain("red"))
-    case = image_rows(victims(1), "green")
-
-    (told,) = reconstructions(MSE, [case], client)
-    (untold,) = reconstructions(MSE, [replace(case, domain=None)], client)
-
-    assert (told.slice["prior"], untold.slice["prior"]) == ("inter", "own")
-
-
-def test_an_outsider_inverts_with_the_unseen_domain_alone():
-    outsider = knowledge(unseen=WORLD.of_domain("lines"))
-    cases = [replace(image_rows(victims(1), "green"), domain=None)]
-
-    assert {a.slice["prior"] for a in reconstructions(MSE, cases, outsider)} == {"third-party"}
-    assert [row.slice["prior"] for row in MSE.missing(cases, outsider)] == ["intra", "inter"]
-
-
-def test_lpips_without_weights_is_reported_and_never_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: object):
-    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
-    attack = StyleInversion(losses=("mse", "lpips"), priors=("intra",), size=64)
-    (row,) = attack.missing([image_rows(victims(0), "red")], SERVER)
-
-    assert row.slice == {"loss": "lpips"}
-    assert row.unavailable is not None
-    assert "vgg16" in row.unavailable
-    assert {a.slice["loss"] for a in reconstructions(attack, [image_rows(victims(0), "red")], SERVER)} == {"mse"}
-
-
-def test_unknown_losses_are_refused():
-    with pytest.raises(UsageError, match="perceptual_mini, lpips"):
-        StyleInversion(losses=("ssim",))
-
-
-def test_pooled_targets_are_asked_for_pairs_of_runs_and_others_for_rows():
-    def asked(*kinds: str) -> list[str]:
-        facts = TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=9, classes=7, profile="quick")
-        return [request.kind for request in MSE.plan(facts)]
-
-    assert asked("StyleStatistics", "StyleBank") == ["add_one_record"]
-    assert asked("ImageStyles", "StyleBank") == ["released", "as_if_released"]
-
-
-def test_only_line_drawings_are_painted_and_paint_brings_colour():
-    lines, red = WORLD.of_domain("lines"), WORLD.of_domain("red")
-    paint = painted(lines, rng=coins())
-
-    assert colourless(lines)
-    assert not colourless(red)
-    assert not colourless(paint)
-    assert len(set(paint.ids) | set(lines.ids)) == 2 * len(lines)
-    assert encoded("p", lines, quadrant_statistics, size=16, crops=0, limit=50, rng=coins()).painted
-
-
-def test_variants_keep_labels_and_shape_and_a_mirror_twice_is_the_image():
-    red = WORLD.of_domain("red")
-
-    assert torch.equal(mirrored(mirrored(red)).pixels(), red.pixels())
-    assert torch.equal(mirrored(red).pixels(), red.pixels().flip(3))
-    assert cropped(red, rng=coins()).pixels().shape == red.pixels().shape
-
-
-def test_rows_shown_to_a_painted_prior_get_its_mean_and_spread():
-    prior = encoded("p", WORLD.of_domain("lines"), quadrant_statistics, size=16, crops=0, limit=50, rng=coins())
-    rows = 3 + 2 * torch.randn(9, 24, dtype=torch.float64)
-
-    assert torch.allclose(prior.aligned(rows).mean(0), prior.linear.centre)
-    assert torch.allclose(prior.aligned(rows).std(0), prior.linear.spread)
-    assert torch.equal(prior.aligned(rows[:7]), rows[:7])  # too few to be averaged
-    assert torch.equal(replace(prior, painted=False).aligned(rows), rows)
-
-
-def noise_set(count: int, copies: int) -> TrainingSet:
-    rng = torch.Generator().manual_seed(3)
-    features = torch.randn(count, 6, generator=rng, dtype=torch.float64).repeat(copies, 1)
-    images = torch.rand(count, 3, 16, 16, generator=rng).repeat(copies, 1, 1, 1)
-    return TrainingSet(features=features, images=images, groups=torch.arange(count).repeat(copies))
-
-
-def test_cross_validated_predictions_learn_nothing_from_an_images_own_copies():
-    training = noise_set(40, 3)
-    _, unseen = fit_linear(training)
-    mean = training.images.mean(0)
-
-    # images are independent of styles, so honest predictions cannot beat the mean; leaked ones would come near zero
-    assert float((unseen - training.images).square().mean()) > 0.99 * float((mean - training.images).square().mean())
-
-
-def test_the_linear_inverse_recovers_a_linear_picture():
-    training = noise_set(60, 1)
-    weight = 0.05 * torch.randn(6, 3 * LINEAR_SIDE**2, generator=torch.Generator().manual_seed(1))
-    images = (0.5 + training.features.float() @ weight).clamp(0, 1).reshape(-1, 3, LINEAR_SIDE, LINEAR_SIDE)
-    linear, unseen = fit_linear(replace(training, images=images))
-
-    # the smallest penalty, 1, shrinks weights by about 1 in 60; pixels vary by 0.12
-    assert float((linear(training.features) - images).abs().mean()) < 0.005
-    assert float((unseen - images).abs().mean()) < 0.01
-
-
-def test_a_generator_that_only_does_harm_is_discarded():
-    training = noise_set(40, 1)
-    linear, unseen = fit_linear(training)
-    wild = Schedule(steps=4, rate=10.0, check=2)
-    kept = fit_generator(training, linear, unseen, shape=small_shape(16), loss=mse, schedule=wild, rng=coins())
-
-    assert torch.allclose(kept(training.features), linear(training.features).clamp(0.02, 0.98), atol=1e-6)
-
-
-def test_a_generator_learns_what_a_linear_map_cannot():
-    rng = torch.Generator().manual_seed(2)
-    features = torch.randn(200, 4, generator=rng, dtype=torch.float64)
-    bright = (features[:, 0] * features[:, 1] > 0).float()  # exclusive or: invisible to a ridge
-    images = (0.2 + 0.6 * bright)[:, None, None, None].expand(-1, 3, 8, 8).contiguous()
-    training = TrainingSet(features=features, images=images, groups=torch.arange(200))
-    linear, unseen = fit_linear(training)
-    schedule = Schedule(steps=120, rate=5e-3, dropout=0.0, noise=0.0, check=40)
-    inverter = fit_generator(training, linear, unseen, shape=small_shape(8), loss=mse, schedule=schedule, rng=coins())
-
-    def error(drawn: Tensor) -> float:
-        return float((drawn.mean((1, 2, 3)) - images.mean((1, 2, 3))).square().mean())
-
-    assert error(inverter(features)) < 0.5 * error(linear(features))

@@ -157,7 +157,7 @@ def test_every_backbone_can_extract_without_network(name: str, monkeypatch: pyte
     assert extractor.features(pictures(n=1)).shape == (1, extractor.dimension)
 
 
-@pytest.mark.parametrize("name", [name for name in EXTRACTORS if name != "mini"])
+@pytest.mark.parametrize("name", [name for name in EXTRACTORS if name not in ("mini", "pixels")])
 def test_weights_that_are_not_stored_are_an_error_and_never_a_download(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.stablefdg import NEGATIVE_STDS, StableFDG
 from fdgsec.models import Classifier
+from fdgsec.rng import stream
 from tests.stablefdg_setting import CHANNELS, CLOCK, PLAN, Outcome, drawn, phi, run, small_shapes, start, three_clients
 
 
@@ -213,9 +214,9 @@ def test_either_half_works_alone_and_plugs_into_other_methods(clients: list[Clie
         assert run(method, clients, rounds=1).model.state.sha256 != start(method).state.sha256
 
 
-def test_on_top_of_a_method_that_shares_once_it_asks_to_receive_nothing(clients: list[Client]):
+def test_an_exchange_without_a_model_asks_for_one_or_for_receiving_nothing(clients: list[Client]):
     with pytest.raises(UsageError, match="set received to 0"):
-        run(CCST(k=2, local=StableFDG(plan=PLAN), plan=PLAN), clients, rounds=1)
+        StableFDG().share(clients[0], model=None, state={}, clock=CLOCK, rng=stream(0, "world", "share"))
 
 
 def test_a_local_method_on_top_is_refused(clients: list[Client]):
