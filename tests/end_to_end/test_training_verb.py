@@ -1,0 +1,66 @@
+"""`fdgsec train`: several seeds, two domains left out, the model that stays, and what cannot be."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fdgsec.artifacts import ModelState, decode
+from fdgsec.cli import main
+
+SMALL = ["--dataset", "shapes", "--per-class", "6", "--image-size", "32", "--rounds", "1"]
+
+
+def test_several_seeds_leave_a_folder_each_and_their_mean(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["train", *SMALL, "--seeds", "2", "--seed", "5", "--out", str(tmp_path / "run")]) == 0
+
+    found = json.loads((tmp_path / "run" / "seeds.json").read_text())
+    single = [json.loads((tmp_path / "run" / f"seed{n}" / "report.json").read_text())["accuracy"] for n in (5, 6)]
+    assert found["seeds"] == [5, 6]
+    assert found["accuracy"]["value"] == pytest.approx((single[0]["value"] + single[1]["value"]) / 2)
+    assert found["auc"]["value"] == pytest.approx((single[0]["auc"]["value"] + single[1]["auc"]["value"]) / 2)
+    assert set(found["per_domain"]) == {"photo", "painting", "cartoon"}
+    assert "accuracy on sketch (unseen)" in capsys.readouterr().out
+
+
+def test_two_domains_left_out_are_trained_on_by_nobody_and_both_measured(tmp_path: Path):
+    split = ["--target-domain", "sketch", "--validation-domain", "photo"]
+    assert main(["train", *SMALL, *split, "--out", str(tmp_path / "run")]) == 0
+
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["accuracy"]["unseen_domain"] == "sketch"
+    assert report["accuracy"]["validation_domain"]["domain"] == "photo"
+    assert report["accuracy"]["validation_domain"]["n"] == 42
+    assert set(report["accuracy"]["per_domain"]) == {"painting", "cartoon"}
+    assert len(report["dataset"]["roles"]["train"]) == 2
+
+
+def test_the_model_stays_in_the_runs_folder(tmp_path: Path):
+    assert main(["train", *SMALL, "--out", str(tmp_path / "run")]) == 0
+
+    kept = decode((tmp_path / "run" / "model.safetensors").read_bytes())
+    assert isinstance(kept, ModelState)
+    assert kept.tensors()["head.weight"].shape == (7, 96)
+    assert all(torch.isfinite(value).all() for value in kept.tensors().values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--target-domain", "sketch", "--validation-domain", "sketch"], "name two domains"),
+        (["--validation-domain", "skech"], "skech"),
+        (["--seeds", "2", "--rounds", "0"], "rounds to train"),
+        (["--keep", "models"], "models=last"),
+    ],
+    ids=["one domain twice", "no such domain", "seeds without rounds", "keep"],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(
+    options: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["train", *SMALL, *options, "--out", str(tmp_path / "run")]) == 2
+
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
