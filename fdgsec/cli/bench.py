@@ -31,6 +31,7 @@ def command(
     seeds: Seeds = None,
     limit: Limit = None,
     data_root: o.DataRoot = None,
+    encoder: o.Encoder = None,
     backbone: o.Backbone = None,
     pretrained: o.Pretrained = None,
     rounds: o.Rounds = None,
@@ -53,8 +54,8 @@ def command(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=_listed(methods), domains=_listed(domains),
         seeds=tuple(range(seeds or 0)), assignments=tuple(set_ or ()),
         given={
-            "backbone": backbone, "pretrained": pretrained, "rounds": rounds, "clients": clients, "per_domain": per_domain,
-            "per_class": per_class, "image_size": image_size, "device": device,
+            "encoder": encoder, "backbone": backbone, "pretrained": pretrained, "rounds": rounds, "clients": clients,
+            "per_domain": per_domain, "per_class": per_class, "image_size": image_size, "device": device,
         },
     )  # fmt: skip
     folder = out or Path("runs") / f"bench-{ablation or protocol}-{dataset}"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -43,6 +43,11 @@ class BenchRequest:
     def table(self) -> Protocol:
         """The protocol, or the ablation where one is named."""
         return protocol_named(self.ablation, "ablation") if self.ablation else protocol_named(self.protocol)
+
+    def changed(self) -> list[str]:
+        """What the user set otherwise than the protocol, as NAME=VALUE; where it runs is no part of that."""
+        given = {name: value for name, value in self.given.items() if value is not None and name != "device"}
+        return [*(f"{name}={value}" for name, value in given.items()), *self.assignments]
 
 
 def bench(
@@ -125,7 +130,7 @@ def traffic(report: AttackReport, *, rounds: int, participants: int) -> dict[str
     """Bytes per round and participant, {"up"|"down": {kind: bytes}}; what is sent once is spread over the rounds."""
     found: dict[str, dict[str, float]] = {"up": {}, "down": {}}
     share = 1 / max(rounds * participants, 1)
-    rows: Sequence[Mapping[str, Any]] = [*report.artifacts, *report.model_traffic]
+    rows = cast(Sequence[Mapping[str, Any]], [*report.artifacts, *report.model_traffic])
     for row in rows:
         way = found["up" if row["stage"] in ("share", "update", "review") else "down"]
         way[row["kind"]] = way.get(row["kind"], 0.0) + row["bytes"] * share
@@ -140,7 +145,7 @@ def _write_tables(
     out: Path,
 ) -> dict[str, object]:
     rows = [done[cell.key] for cell, _ in planned if cell.key in done]
-    found = summary(table, request.dataset, rows, planned=len(planned))
+    found = summary(table, request.dataset, rows, planned=len(planned), changed=request.changed())
     write_atomic(out / "bench.json", json.dumps(found, indent=1) + "\n")
     write_atomic(out / "bench.csv", spreadsheet(rows))
     write_atomic(out / "bench.md", markdown(found))

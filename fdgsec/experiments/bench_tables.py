@@ -9,9 +9,11 @@ from typing import Any
 
 from scipy import stats
 
-from fdgsec.experiments.protocols import Protocol
+from fdgsec.experiments.protocols import Metric, Protocol
 
 Row = Mapping[str, Any]
+MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
+"""What a table calls its metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +60,18 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(value=middle, low=middle - half, high=middle + half, n=count)
 
 
-def summary(table: Protocol, dataset: str, rows: Sequence[Row], *, planned: int) -> dict[str, object]:
-    """The table as plain data: per arm and domain the mean accuracy, the paper's, and the difference to the baseline.
+def summary(
+    table: Protocol, dataset: str, rows: Sequence[Row], *, planned: int, changed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The table as plain data: per arm and domain the mean score, the paper's, and the difference to the baseline.
 
-    Accuracies are fractions, `paper` the paper's own percentages. "average" is over the domains, of seeds that have them all."""
+    Scores are fractions, `paper` the paper's own percentages; "accuracy" holds the protocol's metric, whatever it is, and
+    for an arm that adapts its accuracy after that. "average" is over the domains, of seeds that have them all; the paper's
+    stands beside it where its columns are these domains. `changed` says what the user set otherwise than the protocol."""
     arms = list(dict.fromkeys(str(row["arm"]) for row in rows))
     domains = list(dict.fromkeys(str(row["domain"]) for row in rows))
-    scores = {(row["arm"], row["domain"], row["seed"]): float(row["accuracy"]["value"]) for row in rows}
+    measured = {(row["arm"], row["domain"], row["seed"]): score_of(row, table.metric) for row in rows}
+    scores = {key: value for key, value in measured.items() if value is not None}
     found: dict[str, object] = {}
     for arm in arms:
         columns = {name: _seeds(scores, arm, [name]) for name in domains}
@@ -74,17 +81,32 @@ def summary(table: Protocol, dataset: str, rows: Sequence[Row], *, planned: int)
         own = [row for row in rows if row["arm"] == arm]
         found[arm] = {
             "accuracy": {name: mean_of(list(seeds.values())).document() for name, seeds in columns.items() if seeds},
-            "paper": dict(table.printed(dataset, arm)),
+            "paper": _comparable(table.printed(dataset, arm), domains),
             "difference": _differences(columns, base) if arm != table.baseline else {},
-            "other_metrics": _others(own),
+            "other_metrics": _others(own, table.metric),
             "bytes_per_round_and_client": _traffic(own),
             "seconds_per_run": sum(float(row["seconds"]) for row in own) / len(own),
             "cells": len(own),
         }
     return {
-        "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "baseline": table.baseline,
-        "domains": domains, "finished": len(rows), "planned": planned, "arms": found,
+        "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "metric": table.metric,
+        "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows), "planned": planned,
+        "arms": found,
     }  # fmt: skip
+
+
+def score_of(row: Row, metric: Metric) -> float | None:
+    """One run's score, a fraction: after adaptation where the run adapted, None where the metric was undefined."""
+    scores = row["accuracy"]
+    if metric == "accuracy":
+        return float(scores.get("adapted", scores)["value"])
+    return float(scores[metric]["value"]) if metric in scores else None
+
+
+def _comparable(printed: Mapping[str, float], domains: Sequence[str]) -> dict[str, float]:
+    """The paper's numbers, without its average where that is over other domains than the table has."""
+    whole = set(printed) - {"average"} == set(domains)
+    return {name: value for name, value in printed.items() if whole or name != "average"}
 
 
 def _seeds(scores: Mapping[tuple[str, str, int], float], arm: str, domains: Sequence[str]) -> dict[int, float]:
@@ -106,12 +128,16 @@ def _differences(
     return result
 
 
-def _others(rows: Sequence[Row]) -> dict[str, object]:
-    named = ("auc", "f1")
-    values = {
-        name: [float(row["accuracy"][name]["value"]) for row in rows if name in row["accuracy"]] for name in named
-    }
-    return {name: sum(found) / len(found) for name, found in values.items() if found}
+def _others(rows: Sequence[Row], metric: Metric) -> dict[str, object]:
+    """Means over all cells of what the columns do not show; accuracy is that of the model as it was trained."""
+    found: dict[str, object] = {}
+    for name in MEASURED:
+        scores = [row["accuracy"] if name == "accuracy" else row["accuracy"].get(name) for row in rows]
+        values = [float(score["value"]) for score in scores if score is not None]
+        adapted = name == "accuracy" and any("adapted" in row["accuracy"] for row in rows)
+        if values and (name != metric or adapted):
+            found[name] = sum(values) / len(values)
+    return found
 
 
 def _traffic(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
@@ -123,43 +149,23 @@ def _traffic(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return totals
 
 
+COLUMNS = (
+    "arm", "validation", "domain", "seed", "accuracy", "low", "high", "n", "auc", "f1", "adapted", "up", "down", "seconds",
+)  # fmt: skip
+
+
 def spreadsheet(rows: Sequence[Row]) -> str:
     """One line per cell, as CSV."""
-    columns = (
-        "arm",
-        "validation",
-        "domain",
-        "seed",
-        "accuracy",
-        "low",
-        "high",
-        "n",
-        "auc",
-        "f1",
-        "up",
-        "down",
-        "seconds",
-    )
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(COLUMNS)
     for row in rows:
         scores = row["accuracy"]
-        others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1")]
-        bytes_ = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
-        own = (row["arm"], row["validation"], row["domain"], row["seed"])
-        writer.writerow(
-            [
-                *own,
-                scores["value"],
-                scores["low"],
-                scores["high"],
-                scores["n"],
-                *others,
-                *bytes_,
-                round(row["seconds"], 1),
-            ]
-        )
+        own = [row["arm"], row["validation"], row["domain"], row["seed"]]
+        plain = [scores["value"], scores["low"], scores["high"], scores["n"]]
+        others = [scores[name]["value"] if name in scores else "" for name in ("auc", "f1", "adapted")]
+        sent = [round(sum(row["traffic"][way].values())) for way in ("up", "down")]
+        writer.writerow([*own, *plain, *others, *sent, round(row["seconds"], 1)])
     return buffer.getvalue()
 
 
@@ -177,7 +183,7 @@ def cells_of(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _percent(mean: Mapping[str, Any] | None, paper: float | None) -> str:
-    printed = "" if paper is None else f" (paper {paper:.1f})"
+    printed = "" if paper is None else f" (paper {paper:g})"
     if mean is None:
         return f"-{printed}"
     half = "" if mean["low"] is None else f" ± {100 * (mean['high'] - mean['value']):.1f}"
@@ -192,11 +198,15 @@ def _signed(gap: Mapping[str, Any] | None) -> str:
 
 
 def caption(found: Mapping[str, Any]) -> str:
-    """What the numbers are, in a sentence."""
-    printed = f" In brackets: what the paper prints ({found['source']})." if found["source"] else ""
+    """What the numbers are, in a few sentences."""
+    printed = f" In brackets: what the paper prints ({found['source']})."
+    if found["changed"]:
+        printed += f" Not the protocol's: {', '.join(found['changed'])}; so the paper's numbers are no reference here."
+    if not any(arm["paper"] for arm in found["arms"].values()):
+        printed = ""
     return (
-        f"{found['title']}, {found['dataset']}: accuracy on the unseen domain in per cent, mean over seeds with Student's 95 % "
-        f"interval; {found['finished']} of {found['planned']} runs finished.{printed}"
+        f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in per cent, mean over seeds "
+        f"with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed}"
     )
 
 

@@ -1,14 +1,14 @@
 """From settings to the things that a run needs: data, roles, clients, method, model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fdgsec.artifacts import ModelState
-from fdgsec.config import RunConfig, build
+from fdgsec.config import RunConfig, build, merged
 from fdgsec.console import Progressive
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
@@ -132,9 +132,21 @@ def method_of(config: RunConfig) -> Method:
 
 
 def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
+    """Build a method; a `base` that is named in settings is built by name, and trains by the plan that is given here."""
     options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
     taken = {option: value for option, value in options.items() if option in options_of(name)}
-    return build(resolve("methods", name), {**taken, **given}, where=where)
+    named = given.get("base")
+    named = {"method": named} if isinstance(named, str) else named
+    if not isinstance(named, Mapping) or "method" not in named:
+        return build(resolve("methods", name), {**taken, **given}, where=where)
+    below = {option: value for option, value in named.items() if option != "method"}
+    plan = {"plan": given["plan"]} if "plan" in given else {}
+    base = _built(str(named["method"]), merged(plan, below), config, where=f"{where}.base")
+    above = {option: value for option, value in given.items() if option not in ("base", "plan")}
+    made = build(resolve("methods", name), {**taken, **above}, where=where)
+    if "base" not in options_of(name):
+        raise UsageError(f"{name} has no base; cross-evaluation has one.")
+    return replace(made, base=base)
 
 
 def options_of(method: str) -> frozenset[str]:

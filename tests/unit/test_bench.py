@@ -6,18 +6,17 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
-from fdgsec.data.catalog import DATASETS
 from fdgsec.errors import DataError, UsageError
 from fdgsec.experiments import bench as verb
 from fdgsec.experiments.bench import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.bench_tables import latex, markdown, mean_of, spreadsheet, summary
-from fdgsec.experiments.protocols import Protocol, protocol_named, protocols
-from fdgsec.experiments.world import method_of
+from fdgsec.experiments.protocols import Protocol
 from fdgsec.reports import AttackReport
 
 REQUEST = BenchRequest(dataset="shapes", arms=("fedavg", "ccst-overall"), domains=("sketch", "cartoon"), seeds=(0, 1))
@@ -34,7 +33,7 @@ def report(value: float, **changes: object) -> AttackReport:
     return replace(plain, **changes)
 
 
-def row(arm: str, domain: str, seed: int, value: float) -> dict[str, object]:
+def row(arm: str, domain: str, seed: int, value: float) -> dict[str, Any]:
     accuracy = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 100, "f1": {"value": 0.25, "n": 100}}
     sent = {"up": {"ModelState": 1000.0}, "down": {"ModelState": 1000.0}}
     return {
@@ -62,28 +61,6 @@ def test_cells_come_seed_by_seed_with_every_domain_and_arm():
         (0, "cartoon", "fedavg"), (0, "cartoon", "ccst-overall"), (0, "sketch", "fedavg"), (0, "sketch", "ccst-overall"),
     ]  # fmt: skip
     assert len({cell.key for cell in cells}) == len(cells) == 8
-
-
-def test_an_arm_takes_its_options_the_protocols_plan_and_the_users_settings():
-    table = Protocol(
-        title="", run={"rounds": 7, "backbone": "tiny"}, plan={"learning_rate": 0.5},
-        arms={"mine": {"method": "ccst", "options": {"k": 2, "plan": {"momentum": 0.9}}}},
-    )  # fmt: skip
-
-    config = table.config("mine", (None, "sketch"), 3, {"dataset": "shapes", "rounds": 9}, ("method.k=1",))
-
-    assert (config.rounds, config.backbone, config.seed, config.target_domain) == (9, "tiny", 3, "sketch")
-    assert config.options == {"k": 1, "plan": {"learning_rate": 0.5, "momentum": 0.9}}
-
-
-def test_a_protocol_that_leaves_two_domains_out_says_which():
-    table = Protocol(title="", pairs={"shapes": [{"validation": "photo", "test": "sketch"}]})
-
-    config = table.config("fedavg", table.splits("shapes", [])[0], 0, {"dataset": "shapes"})
-
-    assert (config.validation_domain, config.target_domain) == ("photo", "sketch")
-    with pytest.raises(UsageError, match="no pairs of unseen domains for pacs"):
-        table.splits("pacs", [])
 
 
 def test_a_finished_cell_is_not_run_again(trained: list[RunConfig], tmp_path: Path):
@@ -156,6 +133,56 @@ def test_the_average_is_of_seeds_that_have_every_domain():
     assert accuracy["sketch"]["n"] == 2
 
 
+def test_a_tables_metric_fills_its_columns_and_the_others_stand_beside():
+    rows = [row("fedavg", "sketch", 0, 0.4), row("fedavg", "photo", 0, 0.5)]
+    rows[0]["accuracy"]["auc"] = {"value": 0.75, "n": 100}
+
+    table = Protocol(title="A table", metric="auc")
+    found = summary(table, "shapes", rows, planned=2)
+    arm = found["arms"]["fedavg"]
+
+    assert arm["accuracy"] == {"sketch": {"value": 0.75, "low": None, "high": None, "n": 1}}  # undefined on photo
+    assert arm["other_metrics"] == {"accuracy": pytest.approx(0.45, abs=1e-12), "f1": 0.25}
+    assert "weighted AUC on the unseen domain" in markdown(found)
+
+
+def test_an_arm_that_adapts_counts_with_its_accuracy_after_that():
+    plain, adapting = row("fedavg", "sketch", 0, 0.4), row("fedavg+tent", "sketch", 0, 0.4)
+    adapting["accuracy"]["adapted"] = {"adaptation": "tent", "value": 0.6, "low": 0.5, "high": 0.7, "n": 100}
+
+    arm = summary(TABLE, "shapes", [plain, adapting], planned=2)["arms"]["fedavg+tent"]
+
+    assert arm["accuracy"]["sketch"]["value"] == 0.6
+    assert arm["difference"]["sketch"]["value"] == pytest.approx(0.2, abs=1e-12)
+    assert arm["other_metrics"]["accuracy"] == 0.4
+    written = list(csv.DictReader(io.StringIO(spreadsheet([plain, adapting]))))
+    assert [line["adapted"] for line in written] == ["", "0.6"]
+
+
+def test_the_papers_average_stands_only_beside_one_over_the_same_domains():
+    printed = {"shapes": {"fedavg": {"sketch": 50.0, "photo": 70.0, "average": 60.0}}}
+    table = Protocol(title="A table", published=printed)
+    rows = [row("fedavg", "sketch", 0, 0.4), row("fedavg", "photo", 0, 0.6)]
+
+    part = summary(table, "shapes", rows[:1], planned=2)["arms"]["fedavg"]["paper"]
+    whole = summary(table, "shapes", rows, planned=2)["arms"]["fedavg"]["paper"]
+
+    assert part == {"sketch": 50.0, "photo": 70.0}
+    assert whole == {"sketch": 50.0, "photo": 70.0, "average": 60.0}
+
+
+def test_what_differs_from_the_protocol_is_said_wherever_the_paper_is_quoted():
+    given = {"rounds": 3, "backbone": None, "device": "cpu"}
+    changed = BenchRequest(given=given, assignments=("run.splits=official",)).changed()
+    rows = [row("fedavg", "sketch", 0, 0.4)]
+
+    assert changed == ["rounds=3", "run.splits=official"]
+    quoted = markdown(summary(TABLE, "shapes", rows, planned=1, changed=changed))
+    assert "Not the protocol's: rounds=3, run.splits=official; so the paper's numbers are no reference here." in quoted
+    assert "Not the protocol's" not in markdown(summary(TABLE, "shapes", rows, planned=1))
+    assert "paper" not in markdown(summary(TABLE, "pacs", rows, planned=1, changed=changed))
+
+
 def test_one_seed_has_no_interval_and_none_is_an_error():
     assert (mean_of([0.5]).low, mean_of([0.5]).high) == (None, None)
     with pytest.raises(ValueError, match="at least one"):
@@ -185,26 +212,3 @@ def test_every_format_holds_the_same_numbers_and_marks_the_papers():
     assert [(line["arm"], line["accuracy"], line["f1"], line["up"]) for line in written] == [
         ("fedavg", "0.5", "0.25", "1000"), ("fedavg", "0.6", "0.25", "1000"),
     ]  # fmt: skip
-
-
-BUNDLED = [("protocol", name) for name in protocols()] + [("ablation", name) for name in protocols("ablation")]
-
-
-@pytest.mark.parametrize(("kind", "name"), BUNDLED, ids=lambda value: value)
-def test_every_bundled_table_names_methods_and_options_that_exist(kind, name: str):
-    table = protocol_named(name, kind)
-
-    for arm in table.arms:
-        config = table.config(arm, (None, "sketch"), 0, {"dataset": "pacs"})
-        method_of(config)
-    assert table.baseline in table.arms
-    for dataset, printed in table.published.items():
-        for arm, values in printed.items():
-            assert set(values) <= {*_domains(dataset), "average"}, (dataset, arm)
-            assert all(0 < value < 100 for value in values.values())
-
-
-def _domains(dataset: str) -> set[str]:
-    files = DATASETS[dataset].files
-    assert files is not None
-    return set(files.domains)

@@ -13,6 +13,7 @@ from fdgsec.errors import UsageError
 from fdgsec.experiments.world import method_of
 from fdgsec.federation import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.methods.ccst import CCST
+from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.dsu import DSU
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedbn import FedBN
@@ -267,3 +268,19 @@ def test_settings_name_the_method_on_top_and_its_options():
 def test_options_of_a_method_on_top_that_is_not_there_are_refused():
     with pytest.raises(UsageError, match=r"with\.p is set, but no method is on top; add --with NAME"):
         method_of(RunConfig(method="fedavg", local_options={"p": 1}))
+
+
+def test_a_base_is_built_by_name_and_trains_with_the_same_plan():
+    options = {"rho": 0.0, "plan": {"learning_rate": 0.5}, "base": {"method": "ccst", "k": 2}}
+
+    made = method_of(RunConfig(method="cross-evaluation", options=options))
+
+    assert isinstance(made, CrossEvaluation)
+    assert made.base == CCST(k=2, plan=replace(CCST().plan, learning_rate=0.5))
+
+
+def test_a_base_of_a_method_that_has_none_and_an_unknown_one_are_refused():
+    with pytest.raises(UsageError, match="fisc has no base"):
+        method_of(RunConfig(method="fisc", options={"base": "ccst"}))
+    with pytest.raises(UsageError, match="did you mean 'ccst'"):
+        method_of(RunConfig(method="cross-evaluation", options={"base": "ccsst"}))
