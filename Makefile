@@ -21,7 +21,7 @@ attack: $(VENV)/installed
 	$(BIN)/fdgsec attack
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
