@@ -132,11 +132,17 @@ def build_classifier(
         state = weights.load_state(backbone, path=weights_path)
         network.load_state_dict({key: state[key] for key in network.state_dict()})
     body, neck, width = _PARTS[backbone](network)
+    head = drawn_head(backbone, width, classes, rng=rng)
+    return Classifier(backbone=backbone, norm=norm, body=body, neck=neck, head=head)
+
+
+def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator) -> nn.Linear:
+    """Build a linear head on the CPU, drawn from `rng` by the law that torchvision has for the head of `backbone`."""
     with torch.device("meta"):
         head = nn.Linear(width, classes)
     head.to_empty(device="cpu")
     _initialise(backbone, head, rng)
-    return Classifier(backbone=backbone, norm=norm, body=body, neck=neck, head=head)
+    return head
 
 
 def state_to_vector(state: Mapping[str, Tensor]) -> Tensor:

@@ -130,7 +130,8 @@ def once_clustered(points: Tensor, seeds: Tensor) -> Tensor:
     members = torch.zeros(len(seeds), len(points), dtype=points.dtype, device=points.device)
     members[nearest, torch.arange(len(points), device=points.device)] = 1
     counts = members.sum(1, keepdim=True)  # 0 for the second of two seeds at one place, which stays where it is
-    return torch.where(counts > 0, members @ points / counts.clamp_min(1), points[seeds])
+    with torch.autocast(points.device.type, enabled=False):  # a style in bfloat16 is 0.4% off
+        return torch.where(counts > 0, members @ points / counts.clamp_min(1), points[seeds])
 
 
 def balancing_additions(counts: Tensor, size: int, rng: torch.Generator) -> Tensor:

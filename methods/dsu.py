@@ -82,6 +82,8 @@ class DSU(FedAvg):
             raise UsageError(
                 f"dsu needs probability in [0, 1] and factor >= 0; got {self.probability} and {self.factor}."
             )
+        if self.local is not None:
+            raise UsageError("dsu has its own local objective; leave the local method out.")
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

@@ -66,6 +66,8 @@ class MixStyle(FedAvg):
             raise UsageError(
                 f"mixstyle needs probability in [0, 1] and alpha > 0; got {self.probability} and {self.alpha}."
             )
+        if self.local is not None:
+            raise UsageError("mixstyle has its own local objective; leave the local method out.")
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

@@ -131,7 +131,7 @@ class StableFDG(FedAvg):
         """Raise UsageError for a local method on top, which would not be heard."""
         super().check(clients)
         if self.local is not None:
-            raise UsageError("stablefdg has its own local objective; drop `local`, or make stablefdg the local method.")
+            raise UsageError("stablefdg has its own local objective; leave the local method out.")
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
         """Section 3.2: the attention highlighter and a head for the joined features."""
@@ -152,8 +152,7 @@ class StableFDG(FedAvg):
             return {}, state
         if model is None:
             raise UsageError(
-                "stablefdg shares styles of the current model, and got none; give the run a model, or, on top of a "
-                "method that shares before the first round, set received to 0."
+                "stablefdg shares styles of the current model, and got none; give the run a model, or set received to 0."
             )
         if not len(client.data):
             raise UsageError(f"{client.name} has no images; a style needs at least one. Use fewer clients.")
@@ -297,7 +296,8 @@ class StableFDG(FedAvg):
         """Steps 3 to 5: append `size` maps in extrapolated styles, then mix the styles of all.
 
         `labels` (B,) are on the CPU. Gives maps (B + size, ...), their labels, and the explored stds (size, C, 1, 1).
-        Both AdaINs are one, to the last style: the first one's result has the explored statistics (eps apart)."""
+        Both AdaINs are one, to the last style, as released: explored stds are mixed with their sign. Where one is
+        negative two AdaINs would differ, for the first one's result is turned over and has the positive std."""
         source = maps.detach() if self.gradient == "none" else maps
         mean, std = instance_statistics(source, eps=self.eps, unbiased=self.unbiased)
         new_mean, new_std = (mean, std) if self.gradient == "all" else (mean.detach(), std.detach())

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional, init
 
 from fdgsec.errors import UsageError
-from fdgsec.models import Classifier
+from fdgsec.models import Classifier, drawn_head
 
 Similarity = Literal["mixed", "cross", "self"]
 
@@ -20,7 +20,9 @@ class Highlighter(nn.Module):
     """Scores the places of maps (N, C, h, w) by how similar they are to a query: theta_q, theta_k as 1x1 convolutions.
 
     `cosine` gives queries and keys length 1 at every place, which the released code does and the paper does not. `unused`
-    adds the 1x1 convolutions that the released code carries and never uses (values, output), to count its parameters."""
+    adds the 1x1 convolutions that the released code carries and never uses (values, output), to count its parameters.
+    Without `cosine` weights are drawn by the law of nn.Conv2d: the paper names none, and the released one is for
+    cosines."""
 
     def __init__(
         self, channels: int, *, embedding: int, cosine: bool, bias: bool, unused: bool, rng: torch.Generator
@@ -32,7 +34,10 @@ class Highlighter(nn.Module):
             parts |= {"value": (channels, embedding), "output": (1, 1)}
         for name, (inputs, outputs) in parts.items():
             projection = cast(nn.Conv2d, nn.utils.skip_init(nn.Conv2d, inputs, outputs, 1, bias=bias))
-            init.kaiming_normal_(projection.weight, mode="fan_out", nonlinearity="relu", generator=rng)
+            if cosine:  # as released; a cosine ignores lengths
+                init.kaiming_normal_(projection.weight, mode="fan_out", nonlinearity="relu", generator=rng)
+            else:  # with that law one place of a ResNet's maps gets the whole score, and the softmax passes no gradient
+                init.uniform_(projection.weight, -(inputs**-0.5), inputs**-0.5, generator=rng)
             if projection.bias is not None:
                 init.zeros_(projection.bias)
             self.add_module(name, projection)
@@ -55,12 +60,11 @@ class HighlightedClassifier(Classifier):
     """A classifier whose head sees the pooled features and, beside them, the attention feature of eq. (7).
 
     Called with images alone it uses each image's own query (section 3.2, "Inference"), so that no image influences
-    another. Made of `plain`'s body and neck; the wider head is drawn from `rng` by the law of nn.Linear."""
+    another. Made of `plain`'s body and neck; the wider head is drawn from `rng` by the law of `plain`'s own, which for
+    ResNets is that of nn.Linear as released."""
 
     def __init__(self, plain: Classifier, highlighter: Highlighter, *, channels: int, rng: torch.Generator) -> None:
-        head = cast(nn.Linear, nn.utils.skip_init(nn.Linear, plain.features_width + channels, plain.classes))
-        for parameter in head.parameters():
-            init.uniform_(parameter, -(head.in_features**-0.5), head.in_features**-0.5, generator=rng)
+        head = drawn_head(plain.backbone, plain.features_width + channels, plain.classes, rng=rng)
         super().__init__(backbone=plain.backbone, norm=plain.norm, body=plain.body, neck=plain.neck, head=head)
         self.highlighter = highlighter
 

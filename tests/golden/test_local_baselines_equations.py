@@ -10,13 +10,14 @@ from torch.nn import functional
 
 from fdgsec.batches import Batch
 from fdgsec.federation import Blueprint
-from fdgsec.methods.dsu import perturbed
+from fdgsec.methods.dsu import Uncertain, perturbed
 from fdgsec.methods.fedprox import Proximal
 from fdgsec.methods.fedsr import FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
 from fdgsec.methods.mixstyle import MixedStyles
 from fdgsec.methods.rsc import MapsChallenge, PooledChallenge
 from fdgsec.models import Classifier
+from fdgsec.restyling import mixed_styles
 from fdgsec.rng import stream
 from fdgsec.training import CrossEntropy
 
@@ -74,6 +75,29 @@ def test_mixstyle_gives_every_image_a_style_between_its_own_and_one_others():
             assert torch.allclose(new, normalised * scale + new.mean(), atol=1e-9)
         assert all(0 <= ratio <= 1 for ratio in ratios)
         assert max(ratios, default=0.0) - min(ratios, default=0.0) < 1e-6  # one lambda per image, for mean and std
+
+
+def test_mixstyles_step_draws_lambda_by_its_alpha_and_passes_no_gradient_through_statistics():
+    maps = torch.randn(6, 5, 7, 7, generator=rng("maps")).requires_grad_(True)
+    draws = rng("mix")
+    torch.rand((), generator=draws)  # the coin
+
+    made = MixedStyles(("stage1",), 1.0, 2.5, rng("mix")).acted(maps)
+    made[:, :, 0, 0].sum().backward()
+
+    assert torch.equal(made, mixed_styles(maps, draws, alpha=2.5))
+    assert maps.grad is not None
+    assert float(maps.grad[:, :, 1:, 1:].abs().sum()) == 0.0
+
+
+def test_dsus_step_scales_its_noise_by_its_factor():
+    maps = torch.randn(6, 5, 7, 7, generator=rng("maps"))
+    draws = rng("noise")
+    torch.rand((), generator=draws)
+
+    made = Uncertain(("stage1",), 1.0, 0.3, rng("noise")).acted(maps)
+
+    assert torch.equal(made, perturbed(maps, draws, factor=0.3))
 
 
 def test_dsu_is_its_definition():

@@ -15,7 +15,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.federation import Client
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.models import Classifier
-from fdgsec.restyling import balancing_additions, greedy_seeds, mixed_statistics, restyled
+from fdgsec.restyling import balancing_additions, greedy_seeds, mixed_statistics, oversampled_rows, restyled
 from fdgsec.rng import integer_seed
 from tests.stablefdg_setting import CLOCK, drawn, learning, maps, start, three_clients
 
@@ -199,6 +199,29 @@ def test_mixed_styles_are_step_5():
         mixed_mean = [lam * own + (1 - lam) * other for own, other in zip(means[i], means[j], strict=True)]
         mixed_std = [lam * own + (1 - lam) * other for own, other in zip(stds[i], stds[j], strict=True)]
         assert torch.allclose(made[i], adain(given[i], mixed_mean, mixed_std), rtol=0, atol=1e-12)
+
+
+def test_explored_and_mixed_maps_are_one_adain_to_styles_mixed_with_their_sign():
+    """Steps 3 to 5 together, as released: stds below 0 are mixed as they are, and turn content over."""
+    method = replace(PAPER, exploration=6.0)
+    given, labels = maps(4, channels=3, side=4).double(), torch.tensor([0, 0, 0, 1])
+    rng = drawn("whole")
+    assert oversampled_rows(labels, 2, rng).tolist() == [3, 3]
+    order = torch.randperm(6, generator=rng).tolist()
+    weights = np.random.default_rng(integer_seed(rng)).beta(0.1, 0.1, 6).tolist()
+    means, stds = [mu(s) for s in given], [sigma(s) for s in given]
+    centre_mean, centre_std = average(means), average(stds)
+    means += 2 * [[7 * m - 6 * c for m, c in zip(means[3], centre_mean, strict=True)]]
+    stds += 2 * [[7 * s - 6 * c for s, c in zip(stds[3], centre_std, strict=True)]]
+
+    made, found, explored = method.enriched(given, labels, drawn("whole"), size=2)
+
+    assert found.tolist() == [0, 0, 0, 1, 1, 1]
+    assert 0 < int((explored < 0).sum()) < explored.numel()
+    for i, (j, lam) in enumerate(zip(order, weights, strict=True)):
+        mixed_mean = [lam * own + (1 - lam) * other for own, other in zip(means[i], means[j], strict=True)]
+        mixed_std = [lam * own + (1 - lam) * other for own, other in zip(stds[i], stds[j], strict=True)]
+        assert torch.allclose(made[i], adain(given[min(i, 3)], mixed_mean, mixed_std), rtol=0, atol=1e-10)
 
 
 def test_a_step_of_the_style_half_is_steps_2_to_4_at_the_first_stage_and_the_network_behind(client: Client):

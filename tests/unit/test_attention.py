@@ -8,6 +8,7 @@ from fdgsec.errors import UsageError
 from fdgsec.models import build_classifier
 from fdgsec.networks.attention import (
     HighlightedClassifier,
+    Highlighter,
     attention_scores,
     class_partners,
     highlighted,
@@ -116,6 +117,30 @@ def test_the_networks_parameters_come_from_the_generator_alone():
     first, second = network(bias=True).state_dict(), network(bias=True).state_dict()
 
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "spread", "bias"), [("squeezenet1_0", 0.01, 0.0), ("tiny", (2 * 96 * 3) ** -0.5, None)]
+)
+def test_the_wider_head_follows_the_law_of_the_backbones_own(backbone: str, spread: float, bias: float | None):
+    plain = build_classifier(backbone, 7, rng=stream(0, "world", "network"))
+
+    head = highlighted(plain, rng=stream(0, "world", "head")).head
+
+    assert float(plain.head.weight.detach().std()) == pytest.approx(spread * (2**0.5 if bias is None else 1), rel=0.1)
+    assert float(head.weight.detach().std()) == pytest.approx(spread, rel=0.1)  # five standard errors of 1,344
+    assert bias is None or head.bias.tolist() == [bias] * 7
+
+
+def test_printed_scores_of_maps_like_a_pretrained_resnets_leave_the_softmax_a_gradient():
+    rng = stream(0, "world", "maps")
+    shift, noise = torch.randn(8, 512, 1, 1, generator=rng), torch.randn(8, 512, 7, 7, generator=rng)
+    maps = 1.6 * (shift + noise).relu()  # their means are about 0.9
+    made = Highlighter(512, embedding=30, cosine=False, bias=False, unused=False, rng=stream(0, "world", "layers"))
+
+    scores = made.scores(maps, made.queries(maps)).detach().flatten(1)
+
+    assert 2 / 49 < float(scores.amax(1).mean()) < 0.6
 
 
 def test_unused_parameters_change_no_prediction():

@@ -98,6 +98,24 @@ def objective_of(method: FedDG, client: Client, inbox: Mapping[str, Artifact], b
     return made
 
 
+def test_the_episode_has_the_methods_options(members: list[Client]):
+    options = {"low_frequency": 0.1, "least_window": 2, "ratios": (0.2,), "meta_step": 0.5, "clip_value": 3.0}
+    two = Amplitudes(values=torch.zeros(2, 3, 32, 17), owner=torch.tensor([0, 1]))
+
+    made = objective_of(build(FedDG, options, where="method"), members[0], {"amplitudes": two})
+
+    assert {name: getattr(made, name) for name in options} == options
+
+
+def test_mixed_images_stay_images(members: list[Client]):
+    bright = Amplitudes(values=torch.full((2, 3, 32, 17), 1e4), owner=torch.tensor([0, 1]))
+    images = torch.rand(4, 3, 32, 32, generator=stream(0, "world", "t"))
+
+    mixed = objective_of(FedDG(), members[0], {"amplitudes": bright}).mixed(images)
+
+    assert (float(mixed.min()), float(mixed.max())) == (0.0, 1.0)
+
+
 def test_a_lonely_client_a_missing_bank_and_a_network_without_second_derivative_are_refused(members: list[Client]):
     own = Amplitudes(values=torch.zeros(1, 3, 32, 17), owner=torch.tensor([0]))
     two = Amplitudes(values=torch.zeros(2, 3, 32, 17), owner=torch.tensor([0, 1]))

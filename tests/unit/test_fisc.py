@@ -172,6 +172,14 @@ def test_contrast_couples_records_and_draws_from_a_stream_of_its_own(clients: li
     assert torch.equal(coins.get_state(), rng("fit").get_state())  # batches come in FedAvg's order
 
 
+def test_the_objective_has_the_methods_coefficients_and_forms(clients: list[Client]):
+    options = {"gamma1": 0.5, "gamma2": 0.05, "margin": 1.0, "triplet": "printed", "regulariser": "sum"}
+
+    made = objective(build(FISC, options, where="method"), clients[0])
+
+    assert {name: getattr(made, name) for name in options} == options
+
+
 def test_training_without_transferred_images_is_an_error():
     given = batch([0, 1])
     bare = Batch(images=given.images, labels=given.labels, records=given.records)

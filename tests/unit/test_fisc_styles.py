@@ -264,3 +264,5 @@ def test_another_artifact_than_an_interpolation_style_is_refused(clients: list[C
 
     with pytest.raises(TypeError, match="InterpolationStyle; client:0 received a StyleBank"):
         FISC().training_set(clients[0], inbox={"style": bank}, state={}, rng=rng())
+    with pytest.raises(TypeError, match="InterpolationStyle; client:0 received nothing"):
+        FISC().training_set(clients[0], inbox={}, state={}, rng=rng())

@@ -104,6 +104,8 @@ def test_a_run_through_bytes_is_the_plain_run(name: str):
         (lambda: MixStyle(alpha=0.0), "alpha > 0"),
         (lambda: DSU(places=("steam",)), "'steam'; did you mean 'stem'"),
         (lambda: DSU(factor=-1.0), "factor >= 0"),
+        (lambda: MixStyle(local=DSU()), "mixstyle has its own local objective"),
+        (lambda: DSU(local=MixStyle()), "dsu has its own local objective"),
         (lambda: RSC(features_dropped=1.0), "features_dropped and batch_dropped in"),
     ],
 )

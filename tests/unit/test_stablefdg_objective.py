@@ -80,6 +80,8 @@ def test_a_sample_alone_in_its_class_is_joined_by_another_image_of_the_class(cli
     assert torch.equal(images[:4], given.images)
     assert torch.equal(images[4:], as_float(clients[0].data.pixels(torch.tensor([7, 9]))))  # the only others
     assert objective(given, network).shape == (6,)
+    mirrored, _ = learning(replace(method, plan=replace(PLAN, flip=1.0)), clients[0])
+    assert torch.equal(mirrored.completed(given, network)[0][4:], images[4:].flip(3))  # augmented as the batch is
 
 
 def test_where_the_client_has_no_other_image_of_a_class_the_sample_stays_alone(clients: list[Client]):
@@ -161,6 +163,15 @@ def test_it_learns_its_training_set(clients: list[Client]):
 
     right = predictions(outcome.model.module(), data.images) == data.labels
     assert int(right.sum()) >= 8  # of 14; chance is 2
+
+
+def test_it_draws_from_a_stream_of_its_own_so_that_batches_come_in_fedavgs_order(clients: list[Client]):
+    coins, method = drawn("fit"), StableFDG(probability=1.0)
+    made = method.objective(clients[0], model=start(method), inbox={}, state={}, clock=CLOCK, rng=coins)
+
+    made(batch(clients[0], *range(14)), start(method).module().train())
+
+    assert torch.equal(coins.get_state(), drawn("fit").get_state())
 
 
 def test_only_an_objective_of_its_own_couples_records(clients: list[Client]):

@@ -57,6 +57,17 @@ def test_released_selection_puts_cluster_centres_on_the_first_half():
     assert torch.allclose(rest, torch.full_like(rest, 2.5), atol=1e-4)
 
 
+@pytest.mark.parametrize("selection", ["k-means++", "centroids"])
+def test_shifting_passes_no_gradient_through_the_statistics_it_replaces(selection: str):
+    method, given = build(StableFDG, {"selection": selection}, where="method"), maps().requires_grad_()
+
+    shifted(method, given, phi(2.5))[:, :, 0, 0].sum().backward()
+
+    assert given.grad is not None
+    assert float(given.grad[:, :, 1:, 1:].abs().sum()) == 0.0  # a statistic would carry it to every place
+    assert float(given.grad[:, :, 0, 0].abs().min()) > 0.0
+
+
 def test_with_several_received_styles_each_sample_takes_one_of_them():
     made = shifted(StableFDG(received=3), maps(64), phi(20.0), phi(40.0), phi(60.0))
 
