@@ -135,22 +135,20 @@ def epochs(
     return {"loss": float(total) / max(seen, 1), "steps": float(step)}
 
 
-@torch.inference_mode()
 def predictions(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
     """Predict the class of each uint8 image, (n,) int64, on the CPU."""
     return logits(model, images, batch_size=batch_size).argmax(1)
 
 
-@torch.inference_mode()
 def logits(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
-    """Give the logits of uint8 images, (n, classes) float32, on the CPU, in evaluation mode."""
+    """Give the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode."""
     device = next(model.parameters()).device
     precision = precision_of(device, model.backbone)
-    model.to(memory_format=precision.layout)
+    model.to(memory_format=precision.layout)  # outside inference mode, or its parameters could not be trained again
     model.eval()
     parts = []
-    for chunk in images.split(batch_size):
-        with autocast(device, precision):
+    with torch.inference_mode(), autocast(device, precision):
+        for chunk in images.split(batch_size):
             given = model(as_float(chunk.to(device)).contiguous(memory_format=precision.layout))
-        parts.append(given.float().cpu())
+            parts.append(given.float().cpu())
     return torch.cat(parts) if parts else torch.zeros(0, model.classes)

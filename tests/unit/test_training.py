@@ -283,3 +283,13 @@ def test_zero_rounds_have_no_accuracy_and_two_rounds_have_one():
     assert without.model_traffic == []
     assert trained.accuracy is not None
     assert (trained.accuracy["unseen_domain"], trained.accuracy["n"], trained.accuracy["round"]) == ("sketch", 14, 1)
+
+
+def test_a_network_that_was_measured_can_still_be_trained():
+    model = network()
+    data = dark_and_bright(8)
+
+    predictions(model, data.images)
+    metrics = epochs(model, data, CrossEntropy(), PLAIN, stream(0, "world", "order"))
+
+    assert metrics["steps"] == 2.0
