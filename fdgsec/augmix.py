@@ -136,11 +136,12 @@ class AugMix:
         `scale` (B,) multiplies each image's m: sigma(k d) of Algorithm 3, line 12. Raises ValueError: other images."""
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:
             raise ValueError(f"augmix takes uint8 images (B, 3, H, W); got {images.dtype} {tuple(images.shape)}.")
-        if not self.per_image:
-            return self._augmented(images, rng, scale)
-        factors = [None] * len(images) if scale is None else scale.split(1)
-        parts = zip(images.split(1), factors, strict=True)
-        return torch.cat([self._augmented(image, rng, factor) for image, factor in parts])
+        with torch.autocast(images.device.type, enabled=False):  # sampling grids in bfloat16 are off by half a pixel
+            if not self.per_image:
+                return self._augmented(images, rng, scale)
+            factors = [None] * len(images) if scale is None else scale.split(1)
+            parts = zip(images.split(1), factors, strict=True)
+            return torch.cat([self._augmented(image, rng, factor) for image, factor in parts])
 
     def _augmented(self, images: Tensor, rng: torch.Generator, scale: Tensor | None) -> Tensor:
         width = self._drawn(self.width, rng)

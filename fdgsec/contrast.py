@@ -25,7 +25,8 @@ def supervised_contrastive(
             f"{tuple(labels.shape)} and {temperature}."
         )
     directions = functional.normalize(features, dim=1)
-    similarity = directions @ directions.T / temperature
+    with torch.autocast(features.device.type, enabled=False):  # a cosine in bfloat16 is too coarse to divide by .1
+        similarity = directions @ directions.T / temperature
     own = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     positive = labels.unsqueeze(1) == labels
     if not include_self:

@@ -104,8 +104,8 @@ class Stacked:
         return self.base.reviews
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for options of either that `clients` clients cannot meet."""
-        self.base.check(clients)
+        """Raise UsageError for options of either that `clients` clients cannot meet, and for a base that stays alone."""
+        self._based_on(_OnTop(method=self.local, inbox={}, state={})).check(clients)
         self.local.check(clients)
 
     def fitting(self, clients: int) -> Self:
@@ -160,7 +160,7 @@ class Stacked:
         Raises UsageError where the method below trained without asking for it."""
         memory, kept = _below(state), _above(state)
         on_top = _OnTop(method=self.local, inbox=_above(inbox), state=kept)
-        base = cast(Method, replace(cast("DataclassInstance", self.base), local=on_top))
+        base = self._based_on(on_top)
         update, after = base.fit(client, model=model, inbox=_below(inbox), state=memory, clock=clock, rng=rng)
         if not on_top.asked:
             raise UsageError(
@@ -168,6 +168,9 @@ class Stacked:
                 f"it; leave --with out."
             )
         return update, state if after is memory else _joined(after, kept)  # the same object: nothing to store again
+
+    def _based_on(self, on_top: _OnTop) -> Method:
+        return cast(Method, replace(cast("DataclassInstance", self.base), local=on_top))
 
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator

@@ -18,7 +18,7 @@ nobody and is refused."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -140,6 +140,7 @@ class SharpnessAware(FedAvg):
     nothing depends on scores: nobody is asked, and the mean is uniform (the paper's "w/o SHA"). Update weights
     (`weights`) have no say in eq. 6."""
 
+    own_weights: ClassVar[bool] = True
     rho: float = 1e-7
     beta: float = 0.3
     k: int = 4
@@ -359,10 +360,15 @@ class CrossEvaluation(SharpnessAware):
         return "never" if self.base is None else self.base.shares
 
     def check(self, clients: int) -> None:
-        """The base's conditions too, and that it asks for no reviews of its own."""
+        """The base's conditions too, and that it has no reviews and no rule of its own for the clients' weights."""
         super().check(clients)
         if self.base is not None:
             self.base.check(clients)
+            if self.base.reviews == "none" and getattr(self.base, "own_weights", False):
+                raise UsageError(
+                    f"cross-evaluation weighs clients by their scores, but its base {type(self.base).__name__} weighs "
+                    "clients by a rule of its own; use another base."
+                )
             if self.base.reviews != "none":
                 raise UsageError(
                     f"cross-evaluation takes the one review of a round, but its base {type(self.base).__name__} asks "

@@ -33,7 +33,7 @@ from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.models import Classifier
 from fdgsec.plans import Plan, optimiser_memory, optimiser_of, remember
 from fdgsec.rng import child, stream
-from fdgsec.training import epochs, stepped
+from fdgsec.training import Objective, epochs, stepped
 
 GENERATOR = "generator"
 DISCRIMINATOR = "discriminator"
@@ -204,6 +204,16 @@ class FedADG(FedAvg):
         states = {slot: _under(slot, server) for slot in kinds}
         handed = {slot: kinds[slot](state=state) for slot, state in states.items() if state}
         return {name: handed for name in shared} if handed else {}, server
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """What training ends with: phase 2's losses and players, or phase 1's losses where there is no phase 2."""
+        error = SmoothedCrossEntropy(self.label_smoothing)
+        if not self.adversarial_epochs:
+            return error
+        players = self.players(model.module(), model=model, inbox=inbox, state=state, rng=rng)
+        return self.alignment(players, error=error, rng=rng)
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

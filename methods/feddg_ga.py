@@ -16,7 +16,7 @@ weighted by n_i."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -53,8 +53,10 @@ def adjusted(weights: Tensor, gaps: Tensor, *, step: float) -> Tensor:
 class FedDGGA(FedAvg):
     """FedDG-GA; `step` is d, the first round's step before the division by 3, and `metric` what a gap is measured in.
 
-    `rule="pardon"` has no use for `metric`: its gaps are losses; its step is d = 1."""
+    `rule="pardon"` has no use for `metric`: its gaps are losses; its step is d = 1. Update weights (`weights`) have a say
+    in its round 0 alone."""
 
+    own_weights: ClassVar[bool] = True
     rule: Literal["paper", "pardon"] = "paper"
     metric: Literal["accuracy", "loss"] = "accuracy"
     step: float = 0.2

@@ -83,8 +83,9 @@ class PrototypeLoss:
             return losses
         centres = self.prototypes.features.to(losses)
         same = batch.labels.unsqueeze(1) == self.prototypes.classes.to(batch.labels.device)
-        pulled = contrast(features.float(), centres, same, temperature=self.temperature)
-        held = consistency(features.float(), centres, same)
+        with torch.autocast(losses.device.type, enabled=False):  # a cosine in bfloat16 is too coarse to divide by .02
+            pulled = contrast(features.float(), centres, same, temperature=self.temperature)
+            held = consistency(features.float(), centres, same)
         return losses + torch.where(same.any(1), pulled + held, 0.0)
 
 

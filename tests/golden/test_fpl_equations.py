@@ -65,6 +65,23 @@ def test_losses_are_cross_entropy_plus_contrast_and_consistency(classes: list[in
     assert losses.tolist() == pytest.approx(slow, rel=1e-4, abs=1e-5)  # cosines over .02 in float32
 
 
+def test_in_half_precision_only_the_networks_own_passes_are_half_precise():
+    model, labels = classifier(), torch.tensor([0, 1, 2, 3, 0, 1])
+    batch = Batch(images=images(6, "batch"), labels=labels, records=torch.arange(6))
+    given = prototypes([0, 0, 1, 2, 3], model.features_width)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = PrototypeLoss(given, T)(batch, model)
+        features = model.features(batch.images).detach()
+        plain = functional.cross_entropy(model.head(features).detach().float(), labels, reduction="none")
+
+    slow = [
+        float(ce) + slow_loss(f.double().tolist(), int(y), given)
+        for ce, f, y in zip(plain, features, labels, strict=True)
+    ]
+    assert losses.tolist() == pytest.approx(slow, rel=1e-4, abs=1e-5)  # cosines of eight bits over .02 are off by .1
+
+
 def test_a_loss_without_prototypes_is_cross_entropy():
     model = classifier()
     batch = Batch(images=images(5, "batch"), labels=torch.tensor([0, 1, 2, 3, 0]), records=torch.arange(5))

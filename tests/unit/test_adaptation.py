@@ -162,9 +162,9 @@ def test_a_network_without_norm_layers_is_refused():
         tented(network("squeezenet1_0"))
 
 
-def test_ccsts_ten_passes_are_an_adaptation_of_their_own():
+def test_ccsts_twenty_passes_are_an_adaptation_of_their_own():
     assert adaptation_named("tent") == Tent(steps=1, batch_size=200, optimiser="adam", learning_rate=1e-3)
-    assert ADAPTATIONS["tent-ccst"] == Tent(passes=10, batch_size=32, optimiser="sgd", learning_rate=1e-4)
+    assert ADAPTATIONS["tent-ccst"] == Tent(passes=20, batch_size=32, optimiser="sgd", learning_rate=1e-4)
     with pytest.raises(UsageError, match="unknown adaptation 'tnet'; did you mean 'tent'"):
         adaptation_named("tnet")
 

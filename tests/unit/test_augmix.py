@@ -112,6 +112,16 @@ def test_the_same_stream_gives_the_same_images_and_torchs_own_stream_is_left_alo
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_training_in_half_precision_around_it_changes_no_image():
+    images, augmix = pixels(), AugMix(severity=10)
+
+    for number in range(12):  # among their operations are all that sample a grid
+        plain = augmix(images, stream(0, "world", "a", number))
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = augmix(images, stream(0, "world", "a", number))
+        assert torch.equal(inside, plain)
+
+
 def test_images_of_one_batch_share_their_chains_and_differ_in_their_weights():
     twins = pixels(1).expand(6, -1, -1, -1)
 
@@ -133,6 +143,8 @@ def test_chains_per_image_are_those_of_one_image_after_the_other():
     scales = [torch.tensor([value]) for value in (1.0, 0.5, 0.0, 1.0)]
     single = [AugMix()(images[i : i + 1], rng, scale=scales[i]) for i in range(4)]
     assert torch.equal(made, torch.cat(single))
+    whole = [AugMix(per_image=True)(images, stream(0, "world", "a"), scale=scale) for scale in (None, torch.ones(4))]
+    assert torch.equal(*whole)
 
 
 def test_a_scale_multiplies_each_images_share_of_the_original():

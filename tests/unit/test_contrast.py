@@ -66,11 +66,24 @@ def test_contrast_depends_on_directions_alone_and_not_on_the_order_of_rows():
     assert torch.allclose(made, plain[order], rtol=1e-4, atol=1e-5)
 
 
+def test_contrast_is_taken_in_whole_precision_wherever_it_stands():
+    features, labels = noise(16, 96), torch.arange(16) % 4
+
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = supervised_contrastive(features, labels, temperature=0.1)
+
+    assert torch.equal(inside, supervised_contrastive(features, labels, temperature=0.1))
+
+
 def test_an_anchor_without_positives_costs_nothing():
     made = supervised_contrastive(noise(3, 4), torch.tensor([0, 1, 0]), temperature=0.1)
 
     assert float(made[1]) == 0.0
     assert float(made[[0, 2]].min()) > 0.0
+
+
+def test_a_record_alone_with_its_view_has_nothing_to_be_told_from():
+    assert supervised_contrastive(noise(2, 4), torch.tensor([1, 1]), temperature=0.1).tolist() == [0.0, 0.0]
 
 
 def test_an_anchor_that_is_its_own_positive_pulls_less():

@@ -14,6 +14,8 @@ from fdgsec.methods.cross_evaluation import (
     SharpnessAware,
 )
 from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.methods.feddag import FedDAG
+from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedgma import FedGMA
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.plans import Plan
@@ -43,6 +45,8 @@ def fitted(method: FedAvg, client: Client) -> Update:
         (SharpnessAware(evaluators=0), 3, r"it must lie in 1\.\.2"),
         (SharpnessAware(include_self=False), 1, "no peers"),
         (CrossEvaluation(base=FedAvg(select="validation")), 3, "its base FedAvg asks for one too"),
+        (CrossEvaluation(base=FedDGGA(rule="pardon")), 3, "its base FedDGGA weighs clients by a rule of its own"),
+        (CrossEvaluation(base=FedDAG(beta=0.0, k=0)), 3, "its base FedDAG weighs clients by a rule of its own"),
         (CrossEvaluation(base=CCST(k=4)), 3, r"k must lie in 1\.\.3"),
     ],
 )
@@ -56,7 +60,11 @@ def test_what_clients_cannot_meet_is_refused(method: FedAvg, clients: int, messa
     "method", [SharpnessAware(evaluators=5, include_self=False), CrossEvaluation(evaluators=2, base=CCST(k=9))]
 )
 def test_a_fitted_method_meets_its_check(method: FedAvg, clients: int):
-    method.fitting(clients).check(clients)
+    fitted = method.fitting(clients)
+
+    fitted.check(clients)
+    assert isinstance(fitted, SharpnessAware)
+    assert fitted.evaluators == max(clients - 1, 1)
 
 
 @pytest.mark.parametrize("wrong", [{"rho": -0.1}, {"rho": 2.0}, {"beta": -1.0}, {"k": -1}])

@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.artifacts import GeneratorState, ModelState
+from fdgsec.batches import Batch
 from fdgsec.config import build, load_preset
+from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError
-from fdgsec.federation import Blueprint, Client, GlobalModel
-from fdgsec.methods.fedadg import FedADG
+from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
+from fdgsec.methods.fedadg import FedADG, SmoothedCrossEntropy
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.plans import Plan
 from fdgsec.rng import stream
@@ -114,6 +116,26 @@ def test_discriminators_stay_with_their_clients_and_go_on_from_where_they_were(o
 
     assert all(not torch.equal(held[i], held[j]) for i in range(4) for j in range(i))
     assert torch.equal(discriminator.first.weight, held[2])
+
+
+def test_its_objective_is_that_of_the_adversarial_phase(members: list[Client]):
+    plan = Blueprint(backbone="tiny", classes=7)
+    network = plan.network(stream(0, "world", "t"))
+    model = GlobalModel(blueprint=plan, state=ModelState(state=detached(network)))
+    clock = Clock(round=0, rounds=1, participants=("client:0",))
+    images, labels = as_float(members[0].data.pixels(torch.arange(8))), members[0].data.labels[:8]
+    batch = Batch(images=images, labels=labels, records=torch.arange(8))
+
+    made, smoothed = (
+        method.objective(members[0], model=model, inbox={}, state={}, clock=clock, rng=stream(0, "world", "fit"))
+        for method in (SMALL, replace(SMALL, adversarial_epochs=0))
+    )
+
+    rng = stream(0, "world", "fit")
+    players = SMALL.players(network, model=model, inbox={}, state={}, rng=rng)
+    expected = SMALL.alignment(players, error=SmoothedCrossEntropy(0.2), rng=rng)(batch, network)
+    assert torch.equal(made(batch, network), expected)
+    assert torch.equal(smoothed(batch, network), SmoothedCrossEntropy(0.2)(batch, network))
 
 
 def test_a_participant_of_a_later_round_receives_the_generator(members: list[Client]):

@@ -245,3 +245,4 @@ def test_the_preset_holds_the_papers_constants():
     plan = made.plan
     assert (plan.batch_size, plan.learning_rate, plan.momentum, plan.weight_decay) == (32, 1e-3, 0.9, 5e-4)
     assert (plan.crop, plan.flip) == (None, 0.0)
+    assert replace(made, plan=Plan()) == FedDAG()  # what nobody asks for otherwise is the paper's

@@ -54,6 +54,14 @@ def test_a_perturbation_has_length_rho_along_the_gradient():
     assert float(torch.dot(step, whole) / (step.norm() * whole.norm())) == pytest.approx(1.0, abs=1e-9)
 
 
+def test_the_gradients_own_length_has_no_say():
+    state = {"w": torch.tensor([1.0, -2.0, 0.5])}
+
+    moved = [perturbed(state, {"w": scale * torch.tensor([3.0, 0.0, -4.0])}, 0.5)["w"] for scale in (1e-6, 0.01, 1e3)]
+
+    assert all(torch.allclose(one, torch.tensor([1.3, -2.0, 0.1]), rtol=1e-6) for one in moved)
+
+
 def test_buffers_and_entries_without_gradient_are_untouched():
     state, gradient = start().state.tensors(), slope()
     del gradient["head.bias"]

@@ -108,6 +108,16 @@ def test_a_client_tells_how_many_weights_its_perturbation_changed_and_how_its_lo
     assert large.metrics["loss_moved_most"] > 1e-3
 
 
+def test_a_client_tells_its_own_loss_only_where_it_counts_and_effects_only_where_it_perturbs(clients: list[Client]):
+    told = [
+        set(fitted(SharpnessAware(plan=PLAN, rho=rho, include_self=own), clients[0]).metrics) - {"loss", "steps"}
+        for rho, own in ((0.05, True), (0.05, False), (0.0, True), (0.0, False))
+    ]
+
+    effects = {"perturbed_share", "loss_moved", "loss_moved_most"}
+    assert told == [effects | {"own_loss"}, effects, {"own_loss"}, set()]
+
+
 def test_the_perturbation_follows_the_gradient_of_the_last_step(clients: list[Client]):
     one_step = Plan(batch_size=64, learning_rate=0.05, crop=None, flip=0.0)
     method = SharpnessAware(plan=one_step, rho=0.05)

@@ -15,8 +15,10 @@ from fdgsec.federation import Blueprint, Client, Clock, GlobalModel, Inbox, Meth
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.dsu import DSU
+from fdgsec.methods.fedadg import FedADG
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedbn import FedBN
+from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.fedprox import FedProx
 from fdgsec.methods.fedsr import FedSR
 from fdgsec.methods.jigen import JiGen, JigsawClassifier
@@ -210,6 +212,7 @@ def test_whichever_half_can_release_all_does():
 
 REFUSED: list[tuple[Method, LocalMethod, str]] = [
     (MixStyle(), DSU(), "DSU cannot go on top of MixStyle, which trains an objective of its own"),
+    (FedADG(), MixStyle(), "MixStyle cannot go on top of FedADG, which trains an objective of its own"),
     (CCST(), FedAvg(), "FedAvg is no local method, for it has no objective of its own; --with takes"),
     (FedAvg(), FedBN(), "FedBN is no local method, for it changes start, results, aggregate"),
     (FedAvg(), FedSR(), "FedSR is no local method, for it changes start, results, aggregate"),
@@ -226,6 +229,12 @@ REFUSED: list[tuple[Method, LocalMethod, str]] = [
 def test_what_cannot_be_stacked_is_refused(base: Method, local: LocalMethod, words: str):
     with pytest.raises(UsageError, match=words):
         Stacked(base=base, local=local)
+
+
+def test_a_base_that_takes_no_local_method_says_so_before_anybody_trains():
+    for base, words in ((FedDAG(), "own objectives"), (CrossEvaluation(base=CCST()), "give local to the base instead")):
+        with pytest.raises(UsageError, match=words):
+            Stacked(base=base, local=MixStyle()).check(4)
 
 
 def test_a_base_that_trains_without_the_method_on_top_is_found_out(members: list[Client]):
