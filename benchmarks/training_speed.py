@@ -2,7 +2,8 @@
 
 Part "loop": one client epoch (`training.epochs` on uint8 images with augmentation; and FedAvg's whole `fit`, which also
 builds the network) against forward, cross-entropy, backward and step on one float batch that lies in memory, with the same
-network, batch size, optimiser, precision and layout. The target is 85 % of the bare speed.
+network, batch size, optimiser, precision and layout. The target is 90 % of the bare speed. Precision and layout are those
+of the table `fdgsec.training.PRECISION` and, where `--modes` says so, others in its place on both sides.
 Part "precision": a bare step in float32 and bfloat16, contiguous and channels_last, against the table
 `fdgsec.training.PRECISION`.
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch.nn import functional
@@ -37,7 +39,12 @@ from fdgsec.training import CrossEntropy, Precision, epochs, precision_of
 
 CPU = torch.device("cpu")
 CLASSES = 7
-TARGET = 0.85
+TARGET = 0.9
+MODES: Mapping[str, Precision | None] = {
+    "table": None,
+    "float32": Precision(dtype="float32", channels_last=False),
+    "bfloat16": Precision(dtype="bfloat16", channels_last=True),
+}
 Job = Callable[[], None]
 
 
@@ -135,12 +142,14 @@ def loop_jobs(setting: Setting, plan: Plan) -> dict[str, Job]:
     return {"bare": bare(setting, precision_of(CPU, setting.backbone), plan), "epochs": epoch, "fit": fit}
 
 
-def measure_loop(setting: Setting, *, repeats: int) -> dict[str, object]:
+def measure_loop(setting: Setting, *, repeats: int, mode: str = "table") -> dict[str, object]:
     """Time the loop and give the share of the bare speed that `epochs` and `fit` reach."""
     plan = Plan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
-    timings = interleaved(loop_jobs(setting, plan), repeats=repeats)
+    precision = MODES[mode] or precision_of(CPU, setting.backbone)
+    with patch.dict("fdgsec.training.PRECISION", {(CPU.type, setting.backbone): precision}):
+        timings = interleaved(loop_jobs(setting, plan), repeats=repeats)
     images = setting.batch * setting.steps
-    row: dict[str, object] = {**asdict(setting), **asdict(precision_of(CPU, setting.backbone))}
+    row: dict[str, object] = {**asdict(setting), "mode": mode, **asdict(precision)}
     for name, timing in timings.items():
         row[f"{name}_images_per_processor_second"] = images / statistics.median(timing.processor)
         row[f"{name}_images_per_wall_second"] = images / statistics.median(timing.wall)
@@ -173,7 +182,7 @@ def measure_precision(setting: Setting, *, repeats: int) -> dict[str, object]:
 def print_loop(rows: Sequence[Mapping[str, object]]) -> None:
     """One line per network."""
     print(
-        f"\n{'network':<20} {'px':>4} {'bare':>8} {'epochs':>8} {'fit':>8}  images per processor second; share of bare"
+        f"\n{'network':<20} {'px':>4} {'mode':<9} {'bare':>8} {'epochs':>8} {'fit':>8}  images per processor second; share of bare"
     )
     for row in rows:
         speeds = [row[f"{name}_images_per_processor_second"] for name in ("bare", "epochs", "fit")]
@@ -181,7 +190,8 @@ def print_loop(rows: Sequence[Mapping[str, object]]) -> None:
         numbers = " ".join(f"{float(str(speed)):8.1f}" for speed in speeds)
         verdict = "ok" if shares[0] >= TARGET else f"below {TARGET:.0%}"
         print(
-            f"{row['backbone']:<20} {row['image_size']:>4} {numbers}  epochs {shares[0]:.1%}, fit {shares[1]:.1%}: {verdict}"
+            f"{row['backbone']:<20} {row['image_size']:>4} {row['mode']:<9} {numbers}  "
+            f"epochs {shares[0]:.1%}, fit {shares[1]:.1%}: {verdict}"
         )
 
 
@@ -220,6 +230,7 @@ def main() -> None:
     parser.add_argument(
         "--precision", nargs="+", default=["squeezenet1_0:128", "resnet18:128", "mobilenet_v3_large:128", "tiny:64"]
     )
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["table"], help="of the loop")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=3, help="steps per repeat")
     parser.add_argument("--repeats", type=int, default=5)
@@ -238,7 +249,7 @@ def main() -> None:
     }
     if given.part != "precision":
         settings = [setting_of(text, batch=given.batch, steps=given.steps) for text in given.loop]
-        rows = [measure_loop(setting, repeats=given.repeats) for setting in settings]
+        rows = [measure_loop(one, repeats=given.repeats, mode=mode) for one in settings for mode in given.modes]
         print_loop(rows)
         document["loop"] = rows
     if given.part != "loop":

@@ -154,6 +154,7 @@ def test_cluster_prototypes_are_the_means_of_finchs_last_partition_per_class():
         for row, expected in zip(found, wanted, strict=True):
             assert row == pytest.approx(expected, rel=1e-6, abs=1e-6)
     assert torch.equal(made.features[made.classes == 5], lonely)
+    assert made.features.dtype == torch.float32  # as the clients sent them
 
 
 def test_cluster_prototypes_do_not_depend_on_the_order_of_clients():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.adaptation import ADAPTATIONS, Tent, _adapted, adaptation_named, tent_predictions, tented
+from fdgsec.adaptation import ADAPTATIONS, Tent, _adapted, _batches, adaptation_named, tent_predictions, tented
 from fdgsec.batches import TrainingSet
 from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError
@@ -129,6 +129,16 @@ def test_one_image_left_over_joins_the_last_batch():
         first = copy(as_float(pixels[order[:4]])).argmax(1)
     assert torch.equal(made[order[:4]], first)
     assert set(made.tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(9, [4, 5]), (5, [5]), (10, [4, 4, 2]), (4, [4]), (1, [1])])
+def test_every_image_is_in_one_batch_and_none_is_left_over_alone(count: int, sizes: list[int]):
+    order = torch.randperm(count, generator=rng("order"))
+
+    made = _batches(order, 4)
+
+    assert [len(part) for part in made] == sizes
+    assert torch.equal(torch.cat(made), order)
 
 
 def test_a_shift_in_brightness_is_repaired():

@@ -171,4 +171,7 @@ def test_options_out_of_range_are_refused(options: dict[str, float], message: st
 def test_a_local_method_is_refused_and_the_preset_builds():
     with pytest.raises(UsageError, match="takes no local method"):
         FedADG(local=FedAvg()).check(3)
-    assert build(FedADG, load_preset("fedadg-paper")["method"], where="method").game.learning_rate == 7e-4
+    made = build(FedADG, load_preset("fedadg-paper")["method"], where="method")
+    assert made.game == Plan(learning_rate=7e-4, momentum=0.9, weight_decay=1e-5)
+    assert replace(made, plan=Plan()) == FedADG()
+    assert (made.label_value, made.noise, made.hidden, made.projected) == (0.6, None, 4096, 1024)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.artifacts import Scores
+from fdgsec.artifacts import ModelState, Scores
 from fdgsec.config import build, load_preset
 from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock
+from fdgsec.federation import Blueprint, Client, Clock, GlobalModel, Update
+from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedprox import FedProx
 from fdgsec.plans import Plan
@@ -23,6 +24,11 @@ NAMES = list(EVERYBODY.participants)
 @pytest.fixture(scope="module")
 def members() -> list[Client]:
     return four_clients()
+
+
+def network_of(name: str) -> GlobalModel:
+    plan = Blueprint(backbone="tiny", classes=7)
+    return GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", name)))))
 
 
 def started(method: FedDGGA) -> dict[str, torch.Tensor]:
@@ -95,6 +101,20 @@ def test_half_the_clients_are_averaged_with_their_weights_made_to_sum_to_1(membe
     new = next(m.artifact.tensors() for m in outcome.transcript.messages() if m.stage == "exhibit")
     assert len(models) == 2
     assert torch.allclose(new["head.bias"], (models[0]["head.bias"] + models[1]["head.bias"]) / 2, atol=1e-7)
+
+
+def test_participants_who_all_have_weight_0_count_the_same():
+    states = [network_of(name) for name in ("a", "b")]
+    updates = {
+        name: Update(artifacts={"model": state.state}, weight=1.0)
+        for name, state in zip(NAMES[:2], states, strict=True)
+    }
+    server = {**started(FedDGGA()), "weights": torch.tensor([0.0, 0.0, 0.5, 0.5], dtype=torch.float64)}
+
+    made, _ = FedDGGA().aggregate(updates, scores={}, model=states[0], server=server)
+
+    first, second = (state.state.tensors()["head.bias"] for state in states)
+    assert torch.allclose(made.state.tensors()["head.bias"], (first + second) / 2, atol=1e-7)
 
 
 def test_a_client_without_validation_images_answers_0(members: list[Client]):

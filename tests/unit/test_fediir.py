@@ -58,6 +58,18 @@ def test_gradients_go_up_and_their_average_comes_down_before_training(members: l
     assert all(torch.equal(again.model[key], value) for key, value in made.model.items())
 
 
+def test_gradients_are_measured_with_running_statistics_and_not_with_the_batchs(members: list[Client]):
+    sent, _ = FedIIR(plan=PLAN).share(members[0], model=start(), state={}, clock=CLOCK, rng=stream(0, "world", "t"))
+
+    network = start().module().eval()
+    slopes = []
+    for rows in torch.arange(len(members[0].data)).split(8):
+        answered = network(members[0].data.pixels(rows).float() / 255)
+        loss = torch.nn.functional.cross_entropy(answered, members[0].data.labels[rows])
+        slopes.append(torch.autograd.grad(loss, network.head.weight)[0])
+    assert torch.allclose(sent["gradient"].tensors()["weight"], torch.stack(slopes).mean(0), rtol=1e-4, atol=1e-6)
+
+
 def test_what_comes_down_is_smoothed_over_the_rounds(members: list[Client]):
     made = federated(FedIIR(plan=PLAN, mean="clients"), members, recode=False)
 

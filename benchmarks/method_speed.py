@@ -1,0 +1,265 @@
+"""What each method's local epoch costs against the passes that its mathematics needs: `python benchmarks/method_speed.py`.
+
+"fit" is the whole of one client's `fit`: the network is built, the state loaded, images are read, cropped and mirrored,
+the method's losses and styles computed, the update copied out. "bare" is the passes of benchmarks/passes.py alone, on
+float batches in memory, with the same network, batch, layout, precision and optimiser. Both take turns in one process;
+a ratio is of two neighbours. Seconds are processor seconds (time.process_time) of this process, so that whatever else the
+machine does changes them little. The target is a ratio of at most 1.15.
+
+"no ops" is the same `fit` with what it does to images or maps beside its passes switched off, where an option does that:
+what is left above 1 is the loop's. Not part of `fit`, measured once: what is made once and remembered (stylised images),
+and what is shared.
+
+StableFDG's batch grows at random, so its bare passes are those of the very steps that `fit` takes: a dry run notes how
+many records reach each stage. `forward` counts the forward passes per step that a dry run saw, for all methods."""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import torch
+from method_cases import CASES, PLAN, Observed
+from passes import Bare, exploration_shares, passage_of, watch
+from training_speed import CLASSES, CPU, Job, Setting, Timing, images_of, interleaved, processor_name, setting_of
+
+from fdgsec.artifacts import ModelState
+from fdgsec.cache import write_atomic
+from fdgsec.driver import Driver
+from fdgsec.engines.local import LocalEngine
+from fdgsec.engines.state import MemoryStates
+from fdgsec.federation import Blueprint, Client, GlobalModel, Reply, Request, State, Step
+from fdgsec.methods.fedavg import FedAvg, detached
+from fdgsec.methods.stablefdg import StableFDG
+from fdgsec.models import Classifier
+from fdgsec.rng import stream
+from fdgsec.runs import environment
+from fdgsec.training import precision_of
+from fdgsec.wire import Message, Wire
+
+TARGET = 1.15
+MEASURED = "client:0"
+OTHERS, FEW = 2, 16  # the other clients, and the images that each has
+VALIDATION = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """A local engine that keeps what the measured client was asked, and the processor seconds of its shares."""
+
+    engine: LocalEngine
+    asked: dict[Step, list[Request]] = field(default_factory=dict)
+    sharing: list[float] = field(default_factory=list)
+
+    def clients(self) -> Sequence[str]:
+        """All members."""
+        return self.engine.clients()
+
+    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Ask one after the other."""
+        replies: dict[str, Reply] = {}
+        for name, request in requests.items():
+            started = time.process_time()
+            replies.update(self.engine.ask(step, {name: request})[0])
+            if name == MEASURED:
+                self.asked.setdefault(step, []).append(request)
+                self.sharing.extend([time.process_time() - started] if step == "share" else [])
+        return replies, {}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Watched(GlobalModel):
+    """A global model whose networks note who passes through them."""
+
+    seen: list[dict[str, int]]
+
+    def module(self) -> Classifier:
+        """Build, load, and watch."""
+        network = super().module()
+        watch(network, self.seen)
+        return network
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """One client of a method in its second round: all that one `fit` takes."""
+
+    method: FedAvg
+    client: Client
+    request: Request
+    state: State
+    shares: Sequence[float]
+    once: float
+
+    def fit(self, *, model: GlobalModel | None = None, method: FedAvg | None = None) -> dict[str, float]:
+        """Train one epoch, always the same one; give the metrics."""
+        assert self.request.model is not None
+        update, _ = (method or self.method).fit(
+            self.client, model=model or self.request.model, inbox=self.request.inbox, state=self.state,
+            clock=self.request.clock, rng=stream(0, "world", "fit"),
+        )  # fmt: skip
+        return dict(update.metrics)
+
+    def observed(self) -> tuple[Observed, float]:
+        """Run dry: what a bare epoch depends on, and how many forward passes there were per step."""
+        assert self.request.model is not None
+        seen: list[dict[str, int]] = []
+        given = self.request.model
+        watched = Watched(blueprint=given.blueprint, state=given.state, seen=seen)
+        steps = int(self.fit(model=watched)["steps"])
+        passages = [passage_of(sizes) for sizes in seen]
+        held = 0 if self.client.validation is None else len(self.client.validation)
+        return Observed(steps=steps, passages=passages, validation=held), len(seen) / steps
+
+
+def clients_of(setting: Setting) -> list[Client]:
+    """The measured client, whose images fill whole batches, and others with few."""
+    data = images_of(setting)
+    held = data.subset(torch.arange(VALIDATION))
+    few = data.subset(torch.arange(FEW))
+    others = [Client(name=f"client:{1 + number}", data=few, validation=few) for number in range(OTHERS)]
+    return [Client(name=MEASURED, data=data, validation=held), *others]
+
+
+def subject_of(method: FedAvg, setting: Setting) -> Subject:
+    """Run two rounds of one step each, and keep what the measured client was asked in the second."""
+    plan = Blueprint(backbone=setting.backbone, classes=CLASSES, remodel=method.remodel)
+    start = ModelState(state=detached(plan.network(stream(0, "world", "initialisation"))))
+    members, states = clients_of(setting), MemoryStates()
+    short = replace(method, plan=replace(PLAN, steps=1))
+    listening = Listening(engine=LocalEngine(members=members, method=short, seed=0, states=states))
+    Driver(method=short, engine=listening, wire=Wire(secret=_secret), seed=0, rounds=2).run(
+        GlobalModel(blueprint=plan, state=start)
+    )
+    first, second = listening.asked["fit"]
+    started = time.process_time()
+    method.training_set(members[0], inbox=first.inbox, state={}, rng=stream(0, "world", "once"))
+    once = time.process_time() - started
+    return Subject(
+        method=method,
+        client=members[0],
+        request=second,
+        state=states.read(MEASURED),
+        shares=listening.sharing,
+        once=once,
+    )
+
+
+def _secret(message: Message, number: int) -> torch.Generator:
+    return stream(0, "secret", "defense", message.round, number)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
+
+
+def ratios(timings: Mapping[str, Timing], over: str, under: str) -> list[float]:
+    """The quotients of neighbours."""
+    return [a / b for a, b in zip(timings[over].processor, timings[under].processor, strict=True)]
+
+
+def measure(name: str, setting: Setting, *, repeats: int) -> dict[str, object]:
+    """Time one method's epoch against its bare passes."""
+    case = CASES[name]
+    subject = subject_of(case.method, setting)
+    seen, forward = subject.observed()
+    model = subject.request.model
+    assert model is not None
+    bare = Bare.of(model.module(), PLAN, image_size=setting.image_size)
+    jobs = {"fit": _silent(subject.fit), "bare": case.bare(bare, seen), "build": _silent(model.module)}
+    if case.plainer is not None:
+        jobs["plainer"] = _silent(partial(subject.fit, method=case.plainer))
+    timings = interleaved(jobs, repeats=repeats)
+    found = ratios(timings, "fit", "bare")
+    return {
+        "method": name, **asdict(setting), **asdict(precision_of(CPU, setting.backbone)), "needs": case.needs,
+        "steps_of_fit": seen.steps, "forward_per_step": forward,
+        "passages": [asdict(passage) for passage in seen.passages] if name == "stablefdg" else None,
+        **{f"{job}_processor_seconds": spread(timing.processor) for job, timing in timings.items()},
+        "ratio": spread(found), "ratios": found, "met": statistics.median(found) <= TARGET,
+        "ratio_without_operations": spread(ratios(timings, "plainer", "bare")) if case.plainer is not None else None,
+        "build_share": spread(ratios(timings, "build", "fit")),
+        "once_processor_seconds": subject.once, "share_processor_seconds": list(subject.shares),
+        "shares": case.method.shares,
+    }  # fmt: skip
+
+
+def _silent(act: Callable[[], object]) -> Job:
+    def job() -> None:
+        act()
+
+    return job
+
+
+HEADINGS = (
+    f"{'method':<14} {'network':<14} {'px':>3} {'steps':>5} {'forward':>7} {'fit s':>6} {'fit / bare':>10} {'range':<12} {'':<5} "
+    f"{'no ops':>6} {'build':>6} {'once s':>6} {'share s':>7}"
+)
+
+
+def line(row: Mapping[str, object]) -> str:
+    """One line of the table."""
+    ratio, build, fit = (_medians(row, key) for key in ("ratio", "build_share", "fit_processor_seconds"))
+    plainer = row["ratio_without_operations"]
+    without = "-" if plainer is None else f"{_medians(row, 'ratio_without_operations')['median']:.2f}"
+    shares = cast("list[float]", row["share_processor_seconds"])
+    return (
+        f"{row['method']:<14} {row['backbone']:<14} {row['image_size']:>3} {row['steps_of_fit']:>5} "
+        f"{row['forward_per_step']:>7.1f} {fit['median']:>6.2f} {ratio['median']:>10.3f} "
+        f"{ratio['least']:.2f} .. {ratio['most']:.2f} {'ok' if row['met'] else 'above':<5} "
+        f"{without:>6} {build['median']:>6.1%} "
+        f"{row['once_processor_seconds']:>6.2f} {'-' if not shares else format(shares[0], '.2f'):>7}"
+    )
+
+
+def _medians(row: Mapping[str, object], key: str) -> dict[str, float]:
+    return cast("dict[str, float]", row[key])
+
+
+def main() -> None:
+    """Measure, print, and write JSON where `--out` says."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--networks",
+        nargs="+",
+        default=["tiny:64:8", "squeezenet1_0:64:3"],
+        help="network:pixels:batches",
+    )
+    parser.add_argument("--methods", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="a JSON file")
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows = []
+    print("processor seconds of one client's epoch; its ratio to the bare passes that the method needs")
+    print(HEADINGS)
+    for text in given.networks:
+        for name in given.methods:
+            rows.append(measure(name, setting_of(text, batch=PLAN.batch_size, steps=4), repeats=given.repeats))
+            print(line(rows[-1]), flush=True)
+    if given.out is not None:
+        document = {
+            "environment": surroundings(), "repeats": given.repeats, "target": TARGET, "methods": rows,
+            "stablefdg_expected_shares": {
+                str(place): share for place, share in exploration_shares(StableFDG().explore_at, StableFDG().probability).items()
+            },
+        }  # fmt: skip
+        write_atomic(given.out, json.dumps(document, indent=1) + "\n")
+
+
+def surroundings() -> dict[str, object]:
+    """What the numbers were made with."""
+    heap = os.environ.get("GLIBC_TUNABLES", "")
+    return {**environment(), "processor": processor_name(), "glibc_tunables": heap, "load": os.getloadavg()[0]}
+
+
+if __name__ == "__main__":
+    main()
