@@ -11,20 +11,18 @@ stem and the four stages) acts with `probability` on a whole batch, never at tes
 alone."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError, unknown_name
+from fdgsec.between import PLACES, BetweenStages, check_places
+from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Between, Classifier
 from fdgsec.restyling import instance_statistics, restyled
 from fdgsec.training import Objective
 
-PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
 EPS = 1e-6
 
 
@@ -43,29 +41,6 @@ def _drawn(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:
     return statistic + factor * noise * spread
 
 
-@dataclass(frozen=True)
-class Uncertain:
-    """Cross-entropy of a forward pass whose maps are given uncertain styles at some places."""
-
-    places: tuple[str, ...]
-    probability: float
-    factor: float
-    rng: torch.Generator
-    couples_records: bool = True
-
-    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give -log p(label), (B,)."""
-        between: Between = dict.fromkeys(self.places, self.acted)
-        logits = model.head(model.neck(model.maps(batch.images, between=between)))
-        return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
-
-    def acted(self, maps: Tensor) -> Tensor:
-        """Perturb the styles of a batch's maps, with `probability`."""
-        if bool(torch.rand((), generator=self.rng) >= self.probability):
-            return maps
-        return perturbed(maps, self.rng, factor=self.factor)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DSU(FedAvg):
     """DSU with the authors' places, probability and factor."""
@@ -75,9 +50,7 @@ class DSU(FedAvg):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for place in self.places:
-            if place not in PLACES:
-                raise unknown_name("place of dsu", str(place), PLACES)
+        check_places(self.places, method="dsu")
         if not 0 <= self.probability <= 1 or self.factor < 0:
             raise UsageError(
                 f"dsu needs probability in [0, 1] and factor >= 0; got {self.probability} and {self.factor}."
@@ -89,4 +62,4 @@ class DSU(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """Cross-entropy under uncertain styles."""
-        return Uncertain(self.places, self.probability, self.factor, rng)
+        return BetweenStages(self.places, self.probability, partial(perturbed, factor=self.factor), rng)

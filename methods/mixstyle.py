@@ -11,43 +11,16 @@ which a client with one domain does not have. As in the authors' code the statis
 and hold eps = 1e-6, and each place acts with `probability` on a whole batch, never at test time."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError, unknown_name
+from fdgsec.between import BetweenStages, check_places
+from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Between, Classifier
 from fdgsec.restyling import mixed_styles
 from fdgsec.training import Objective
-
-PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
-
-
-@dataclass(frozen=True)
-class MixedStyles:
-    """Cross-entropy of a forward pass whose maps swap styles after some stages."""
-
-    places: tuple[str, ...]
-    probability: float
-    alpha: float
-    rng: torch.Generator
-    couples_records: bool = True
-
-    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give -log p(label), (B,)."""
-        between: Between = dict.fromkeys(self.places, self.acted)
-        logits = model.head(model.neck(model.maps(batch.images, between=between)))
-        return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
-
-    def acted(self, maps: Tensor) -> Tensor:
-        """Mix the styles of a batch's maps, with `probability`."""
-        if bool(torch.rand((), generator=self.rng) >= self.probability):
-            return maps
-        return mixed_styles(maps, self.rng, alpha=self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +32,7 @@ class MixStyle(FedAvg):
     alpha: float = 0.1
 
     def __post_init__(self) -> None:
-        for place in self.places:
-            if place not in PLACES:
-                raise unknown_name("place of mixstyle", str(place), PLACES)
+        check_places(self.places, method="mixstyle")
         if not 0 <= self.probability <= 1 or self.alpha <= 0:
             raise UsageError(
                 f"mixstyle needs probability in [0, 1] and alpha > 0; got {self.probability} and {self.alpha}."
@@ -73,4 +44,4 @@ class MixStyle(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """Cross-entropy under mixed styles."""
-        return MixedStyles(self.places, self.probability, self.alpha, rng)
+        return BetweenStages(self.places, self.probability, partial(mixed_styles, alpha=self.alpha), rng)

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from fdgsec.artifacts import ModelState
 from fdgsec.batches import Batch
+from fdgsec.between import BetweenStages
 from fdgsec.config import build, load_preset
 from fdgsec.errors import UsageError
 from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
-from fdgsec.methods.dsu import DSU, Uncertain, perturbed
+from fdgsec.methods.dsu import DSU, perturbed
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.fedprox import FedProx, Proximal
@@ -159,7 +160,7 @@ def test_fedprox_holds_another_methods_objective_too():
     held = objective(FedProx(local=DSU()))
 
     assert isinstance(held, Proximal)
-    assert isinstance(held.inner, Uncertain)
+    assert isinstance(held.inner, BetweenStages)
     assert held.couples_records
 
 
