@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation import Client
-from fdgsec.methods.cross_evaluation import score_of, weights_of
 from fdgsec.methods.feddag import FedDAG
+from fdgsec.peer_scores import score_of, weights_of
 from fdgsec.plans import Plan
 from fdgsec.rng import stream
 from fdgsec.sharpness import perturbed

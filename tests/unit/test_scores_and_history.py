@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from fdgsec.methods.cross_evaluation import (
+from fdgsec.methods.cross_evaluation import within_client
+from fdgsec.peer_scores import (
     PastModel,
     evaluations,
     histories,
@@ -11,7 +12,6 @@ from fdgsec.methods.cross_evaluation import (
     recalled,
     score_of,
     weights_of,
-    within_client,
     worth_keeping,
 )
 from fdgsec.rng import stream
