@@ -22,6 +22,9 @@ from fdgsec.models import Classifier
 from fdgsec.plans import Plan, optimiser_memory, optimiser_of, remember
 from fdgsec.training import CrossEntropy, Objective, epochs, predictions
 
+KEPT = "kept/"
+"""What the names of model entries that stay with their client begin with in its state."""
+
 
 def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
     """Average float entries with `weights` (which sum to 1), copy integer counters from the first state.
@@ -109,9 +112,17 @@ class FedAvg:
             return CrossEntropy()
         return self.local.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """The names of the model's entries that never leave a client: none."""
+        return frozenset()
+
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
-        """The network that local training starts from: the received model."""
-        return model.module()
+        """The network that local training starts from: the received model, with what the client kept."""
+        network = model.module()
+        own = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
+        if own:
+            network.load_state_dict(own, strict=False)
+        return network
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
@@ -143,8 +154,10 @@ class FedAvg:
         clock: Clock,
         rng: torch.Generator,
     ) -> tuple[Inbox, State]:
-        """What a client sends after training: the model, under "model"."""
-        return {"model": ModelState(state=detached(network))}, state
+        """What a client sends after training: the model, under "model", without the entries that it keeps."""
+        entries = detached(network)
+        kept = {KEPT + name: entries.pop(name) for name in sorted(self.kept_entries(network))}
+        return {"model": ModelState(state=entries)}, {**state, **kept} if kept else state
 
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
@@ -168,11 +181,11 @@ class FedAvg:
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """w = sum_i (n_i / n) w_i over the participants."""
+        """w = sum_i (n_i / n) w_i over the participants; entries that nobody sent stay what they were."""
         total = sum(update.weight for update in updates.values())
         weights = [update.weight / total for update in updates.values()]
         states = [update.artifacts["model"].tensors() for update in updates.values()]
-        return model.with_state(averaged(states, weights)), server
+        return model.with_state({**model.state.state, **averaged(states, weights)}), server
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
         """Remember the mean source-validation accuracy of this round (mean over clients, as CCST selects)."""

@@ -14,21 +14,18 @@ receives. Validation (`select="validation"`) judges the global model, the one th
 norm (`--norm group`, SqueezeNet) is refused, for nothing would be local and the run would be FedAvg's."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fdgsec.artifacts import ModelState, Scores
 from fdgsec.batches import TrainingSet
 from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.methods.fedavg import FedAvg, averaged, detached
+from fdgsec.methods.fedavg import KEPT, FedAvg
 from fdgsec.models import Classifier
-
-KEPT = "norm."
-"""What the names of batch-norm entries begin with in a client's state."""
 
 
 def norm_entries(network: nn.Module, *, by: Literal["type", "bn-substring"] = "type") -> frozenset[str]:
@@ -52,26 +49,20 @@ class FedBN(FedAvg):
     unseen: Literal["average", "initial"] = "average"
     released: Literal["", "bn-substring"] = ""
 
-    def _local(self, network: nn.Module) -> frozenset[str]:
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """Batch norm."""
         return norm_entries(network, by=self.released or "type")
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
         """The plain classifier. Raises UsageError where it has no layer to keep local."""
         changed = super().remodel(network, rng)
-        if not self._local(changed):
+        if not self.kept_entries(changed):
             found = "an entry named bn" if self.released else "a batch-norm layer"
             raise UsageError(
                 f"fedbn keeps batch norm local, but {network.backbone} (norm {network.norm}) has not {found}; "
                 f"use --norm batch and a backbone that has, or --method fedavg."
             )
         return changed
-
-    def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
-        """The received model with the client's own batch norm in it, once it has one."""
-        network = super().start(client, model=model, state=state)
-        own = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
-        network.load_state_dict(own, strict=False)
-        return network
 
     def results(
         self,
@@ -85,22 +76,20 @@ class FedBN(FedAvg):
         rng: torch.Generator,
     ) -> tuple[Inbox, State]:
         """Send the model without batch norm, and batch norm beside it where the unseen domain gets the average."""
-        local = self._local(network)
-        entries = detached(network)
-        norm = {name: entries.pop(name) for name in sorted(local)}
-        kept = {**state, **{KEPT + name: value for name, value in norm.items()}}
-        sent: dict[str, ModelState] = {"model": ModelState(state=entries)}
-        if self.unseen == "average":
-            sent["norm"] = ModelState(state=norm)
-        return sent, kept
+        sent, state = super().results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
+        if self.unseen == "initial":
+            return sent, state
+        norm = {name: state[KEPT + name] for name in sorted(self.kept_entries(network))}
+        return {**sent, "norm": ModelState(state=norm)}, state
 
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
         """Average what was sent; entries that nobody sent stay what they were."""
-        total = sum(update.weight for update in updates.values())
-        weights = [update.weight / total for update in updates.values()]
-        made: dict[str, Tensor] = dict(model.state.state)
-        for part in ("model", "norm") if self.unseen == "average" else ("model",):
-            made |= averaged([update.artifacts[part].tensors() for update in updates.values()], weights)
-        return model.with_state(made), server
+        made, server = super().aggregate(updates, scores=scores, model=model, server=server)
+        if self.unseen == "initial":
+            return made, server
+        only = {
+            name: replace(update, artifacts={"model": update.artifacts["norm"]}) for name, update in updates.items()
+        }
+        return super().aggregate(only, scores=scores, model=made, server=server)

@@ -14,7 +14,6 @@ of `samples` representations are averaged; their noise is drawn once from a fixe
 so that a prediction depends on its image alone."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,11 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.artifacts import ModelState, Scores
-from fdgsec.batches import Batch, TrainingSet
+from fdgsec.batches import Batch
 from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.methods.fedavg import FedAvg, averaged, detached
+from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import Classifier
 from fdgsec.networks.linear import drawn_linear
 from fdgsec.rng import stream
@@ -34,7 +32,6 @@ from fdgsec.training import Objective
 
 REFERENCE = ("reference_mean", "reference_spread", "scale")
 """The entries r_mu, r_sigma (before softplus) and C of the network's state."""
-KEPT = "fedsr."
 
 
 class StochasticClassifier(Classifier):
@@ -130,36 +127,6 @@ class FedSR(FedAvg):
         """The regularised loss."""
         return SimpleRepresentation(self.l2r, self.cmi, self.norm, rng)
 
-    def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
-        """The received model, with the client's own reference once it has one."""
-        network = super().start(client, model=model, state=state)
-        own = {name: state[KEPT + name] for name in REFERENCE if KEPT + name in state}
-        network.load_state_dict(own, strict=False)
-        return network
-
-    def results(
-        self,
-        client: Client,
-        network: Classifier,
-        data: TrainingSet,
-        *,
-        inbox: Inbox,
-        state: State,
-        clock: Clock,
-        rng: torch.Generator,
-    ) -> tuple[Inbox, State]:
-        """Send the model, without the reference where that is local."""
-        entries = detached(network)
-        if self.reference == "averaged":
-            return {"model": ModelState(state=entries)}, state
-        kept = {**state, **{KEPT + name: entries.pop(name) for name in REFERENCE}}
-        return {"model": ModelState(state=entries)}, kept
-
-    def aggregate(
-        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
-    ) -> tuple[GlobalModel, State]:
-        """Average what was sent; a local reference stays what it was at the start, and tests do not use it."""
-        total = sum(update.weight for update in updates.values())
-        weights = [update.weight / total for update in updates.values()]
-        states = [update.artifacts["model"].tensors() for update in updates.values()]
-        return model.with_state({**model.state.state, **averaged(states, weights)}), server
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """The reference, where it is local: the global model keeps the one it started with, and tests do not use it."""
+        return frozenset(REFERENCE if self.reference == "local" else ())
