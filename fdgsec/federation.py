@@ -58,9 +58,11 @@ class Blueprint:
     device: str = "cpu"
     remodel: Callable[[Classifier, torch.Generator], Classifier] | None = None
 
-    def network(self, rng: torch.Generator) -> Classifier:
-        """Build the network on the CPU, its parameters drawn from `rng`."""
-        plain = build_classifier(self.backbone, self.classes, norm=self.norm, rng=rng)
+    def network(self, rng: torch.Generator, *, drawn: bool = True) -> Classifier:
+        """Build the network on the CPU, its parameters drawn from `rng`.
+
+        `drawn=False` leaves the plain classifier's parameters undefined, for who loads a whole state next."""
+        plain = build_classifier(self.backbone, self.classes, norm=self.norm, rng=rng if drawn else None)
         return plain if self.remodel is None else self.remodel(plain, rng)
 
 
@@ -73,7 +75,7 @@ class GlobalModel:
 
     def module(self) -> Classifier:
         """Build the network and load the state."""
-        network = self.blueprint.network(stream(0, "world", "blueprint"))
+        network = self.blueprint.network(stream(0, "world", "blueprint"), drawn=False)
         network.load_state_dict(dict(self.state.state))
         return network.to(self.blueprint.device)
 

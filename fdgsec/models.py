@@ -103,10 +103,11 @@ def build_classifier(
     norm: Norm = "batch",
     pretrained: bool = False,
     weights_path: Path | None = None,
-    rng: torch.Generator,
+    rng: torch.Generator | None,
 ) -> Classifier:
     """Build a classifier on the CPU, its parameters drawn from `rng` by the laws torchvision uses.
 
+    Without an `rng` nothing is drawn, and what parameters and buffers hold is undefined: for who loads a whole state next.
     `pretrained` loads ImageNet weights (`weights_path`, else the store) into everything but the head, which stays
     random. A group-norm network takes the convolutions and each norm's weight and bias; the running statistics have no
     place in it, so it must be fine-tuned before it says anything. Raises UsageError for an unknown backbone, for norm or
@@ -126,8 +127,9 @@ def build_classifier(
         if norm == "group":
             without_batch_norm(network)
     network.to_empty(device="cpu")
-    for module in network.modules():
-        _initialise(backbone, module, rng)
+    if rng is not None:
+        for module in network.modules():
+            _initialise(backbone, module, rng)
     if pretrained:
         state = weights.load_state(backbone, path=weights_path)
         network.load_state_dict({key: state[key] for key in network.state_dict()})
@@ -136,12 +138,15 @@ def build_classifier(
     return Classifier(backbone=backbone, norm=norm, body=body, neck=neck, head=head)
 
 
-def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator) -> nn.Linear:
-    """Build a linear head on the CPU, drawn from `rng` by the law that torchvision has for the head of `backbone`."""
+def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator | None) -> nn.Linear:
+    """Build a linear head on the CPU, drawn from `rng` by the law that torchvision has for the head of `backbone`.
+
+    Without an `rng` its parameters are undefined, as in `build_classifier`."""
     with torch.device("meta"):
         head = nn.Linear(width, classes)
     head.to_empty(device="cpu")
-    _initialise(backbone, head, rng)
+    if rng is not None:
+        _initialise(backbone, head, rng)
     return head
 
 

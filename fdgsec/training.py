@@ -91,11 +91,14 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast | nul
 
 
 def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
-    """Take one step down `loss`, with the plan's bound on the gradient's norm."""
+    """Take one step down `loss`, with the plan's bound on the gradient's norm.
+
+    Only the optimiser's parameters get a gradient: no pass goes on into what stands still or to the images."""
+    trained = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
     optimiser.zero_grad(set_to_none=True)
-    loss.backward()
+    loss.backward(inputs=trained)
     if plan.clip_norm is not None:
-        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], plan.clip_norm)
+        nn.utils.clip_grad_norm_(trained, plan.clip_norm)
     optimiser.step()
 
 
