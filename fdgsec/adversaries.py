@@ -1,16 +1,20 @@
 """Who attacks: what they see of a transcript, and what they know beside it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from fdgsec.artifacts import ImageStyles, InterpolationStyle, StyleBank, StyleStatistics
+from fdgsec.artifacts import Artifact, ImageStyles, InterpolationStyle, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
+from fdgsec.readings import PooledStyles, Reading
 from fdgsec.styles import Moments
 from fdgsec.wire import SERVER, Message, Transcript
+
+A = TypeVar("A", bound=Artifact)
 
 KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
 """What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
@@ -40,6 +44,17 @@ class View:
                 if bool(mine.any()):
                     return artifact.mean[mine], artifact.std[mine]
         return None
+
+    def artifact(self, victim: str) -> Artifact | None:
+        """Find what `victim` itself sent last beside models and numbers, None if nothing was seen."""
+        for message in self._latest_first():
+            if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
+                return message.artifact
+        return None
+
+    def latest(self, kind: type[A]) -> A | None:
+        """Find the artifact of `kind` that was seen last, whoever sent it."""
+        return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)
 
     def _latest_first(self) -> list[Message]:
         return sorted(self.messages, key=lambda message: -message.round)  # stable: within a round, in their order
@@ -89,7 +104,11 @@ class Statistics(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it."""
+    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it.
+
+    `reading` says of which per-image statistic the target's releases are means, which is public. `simulate` runs the
+    target's public method among clients "client:1", "client:2", ... that hold images of the adversary's own, and shows
+    what a server would see."""
 
     statistics: Statistics
     encoder: str
@@ -98,6 +117,8 @@ class Knowledge:
     auxiliary: DomainDataset | None
     unseen: DomainDataset | None
     own: DomainDataset | None
+    reading: Reading = field(default_factory=PooledStyles)
+    simulate: Callable[[Sequence[DomainDataset], torch.Generator], View] | None = None
 
     def public_images(self) -> DomainDataset:
         """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""

@@ -39,9 +39,22 @@ class _Table:
 _TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder) -> statistics; dropped with the store
 
 
-@lru_cache(maxsize=4)
+_INTRODUCED: dict[str, StyleEncoder] = {}  # memo: encoders made in this process, whose names carry their fingerprints
+
+
+def introduce(encoder: StyleEncoder) -> str:
+    """Let `encoder_named` find an encoder that was made and not loaded (a model's early layers); give its name."""
+    _INTRODUCED[encoder.name] = encoder
+    return encoder.name
+
+
 def encoder_named(name: str) -> StyleEncoder:
     """Load an encoder once per process."""
+    return _INTRODUCED[name] if name in _INTRODUCED else _loaded(name)
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str) -> StyleEncoder:
     return load_encoder(name)
 
 

@@ -6,7 +6,7 @@ server must remember is `server`, the same."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -91,6 +91,34 @@ class Update:
     artifacts: Mapping[str, Artifact]
     weight: float
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class SharesDistributions(Protocol):
+    """What is public of a method whose clients send the distribution of their styles under the current model.
+
+    Styles are those of the maps at the end of `stage`, with sigma by `unbiased` and `eps`; `spread` is what is sent of
+    their scatter: variances, or (as released) sqrt(variance + eps) over n - 1."""
+
+    @property
+    def stage(self) -> str:
+        """Where the styles are taken."""
+        ...
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether sigma divides by HW - 1."""
+        ...
+
+    @property
+    def eps(self) -> float:
+        """What stands inside the root."""
+        ...
+
+    @property
+    def spread(self) -> Literal["variance", "std"]:
+        """How the scatter is sent."""
+        ...
 
 
 class Method(Protocol):

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from fdgsec.adversaries import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
+from fdgsec.artifacts import Artifact
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.reports import Measurement
 
 __all__ = [
-    "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "Guess", "Incomplete", "Knowledge", "Labels", "Membership",
-    "Observer", "Plant", "Prediction", "Ranking", "Reconstructions", "Recovered", "Request", "RequestKind", "TargetFacts",
-    "Truth", "View",
+    "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "GeneratedSets", "Guess", "Incomplete", "Knowledge", "Labels",
+    "Membership", "Observer", "Plant", "Prediction", "Presence", "Proportions", "Ranking", "Reconstructions", "Recovered",
+    "Request", "RequestKind", "TargetFacts", "Truth", "View",
 ]  # fmt: skip
 
-RequestKind = Literal["released", "as_if_released", "add_one_record", "resampled_clients", "halves"]
+RequestKind = Literal[
+    "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +35,21 @@ class Request:
     as_if_released: what clients holding non-auxiliary images would have released, one row per image.
     add_one_record: per domain `count` pairs of runs with n and n + 1 records.
     resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates.
-    halves: `count` clients whose data are cut in two disjoint halves, each half released once."""
+    halves: `count` clients whose data are cut in two disjoint halves, each half released once.
+    sessions: the same, but each client's data are whole both times: a second exchange of the same members.
+    rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
+    mixtures: per domain `count` clients of `records` images with skewed class shares; with scheme "domains" of all domains
+    together, with skewed domain shares.
+    cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
+    adversary sees what the federation published, and another session's uploads of the whole pool."""
 
     kind: RequestKind
     count: int = 0
     records: int = 0
     gallery: int = 0
     per_class: int = 0
+    clients: int = 0
+    rounds: int = 0
     scheme: str = ""
 
 
@@ -50,7 +61,7 @@ class Case:
     several), each None where the adversary does not know it. `slice` says which population the case belongs to
     ({"domain": "photo", "n_per_client": 40}): it sorts cases for controls, judge and report, and no answer may depend on
     what it names. Candidates carry pixels, but neither label nor domain nor telling name, and come in an order that says
-    nothing."""
+    nothing; `groups` (candidates,) numbers the candidate clients that they belong to, where clients are asked about."""
 
     request: RequestKind
     views: tuple[View, ...]
@@ -59,6 +70,7 @@ class Case:
     records: int | None = None
     domain: str | None = None
     candidates: DomainDataset | None = None
+    groups: Tensor | None = None
 
     def released(self, run: int = 0) -> tuple[Tensor, Tensor]:
         """The victim's style rows (R, C) in float64 as seen in run `run`. Raises UsageError when none were seen."""
@@ -67,6 +79,13 @@ class Case:
             raise UsageError(f"the adversary saw no style of {self.victim}.")
         return styles[0].to(torch.float64), styles[1].to(torch.float64)
 
+    def release(self, run: int = 0) -> Artifact:
+        """What the victim itself sent last as seen in run `run`, model apart. Raises UsageError when nothing was seen."""
+        artifact = self.views[run].artifact(self.victim)
+        if artifact is None:
+            raise UsageError(f"the adversary saw no artifact of {self.victim}.")
+        return artifact
+
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
@@ -74,7 +93,8 @@ class Truth:
 
     `members` (candidates,) bool; `rows` (R,) index into the candidates of the image behind each released row;
     `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows; `statistic` (R, 2C) the linear statistic
-    of the records; `partner` the number of the case (within its slice) that comes from the same client."""
+    of the records; `partner` the number of the case (within its slice) that comes from the same client; `proportions`
+    (classes,) and `domain_shares` (domains,) what the client's images are of."""
 
     members: Tensor | None = None
     rows: Tensor | None = None
@@ -83,6 +103,8 @@ class Truth:
     domains: Tensor | None = None
     statistic: Tensor | None = None
     partner: int | None = None
+    proportions: Tensor | None = None
+    domain_shares: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +146,27 @@ class Labels(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Proportions(Answer):
+    """What a client's images are of: an estimate of the shares, and the guess without the release, both (K,), summing to 1.
+
+    `of` says whether classes or domains are meant."""
+
+    kind: ClassVar[str] = "proportions"
+    estimate: Tensor
+    without: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presence(Answer):
+    """For each class or domain a score, (K,): larger says that the client holds some of it."""
+
+    kind: ClassVar[str] = "presence"
+    scores: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recovered(Answer):
     """For each record the recovered statistic, (R, D), and what the adversary would guess without the release, (D,)."""
 
@@ -142,6 +185,15 @@ class Reconstructions(Answer):
     kind: ClassVar[str] = "reconstructions"
     images: Tensor
     controls: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSets(Answer):
+    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` says what made them."""
+
+    kind: ClassVar[str] = "generated sets"
+    images: Tensor
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,11 @@ from typing import Any
 
 from fdgsec.config import RunConfig, build, load_preset
 from fdgsec.console import Progressive
-from fdgsec.data.roles import Roles
 from fdgsec.errors import FdgsecError, UsageError
 from fdgsec.experiments.evaluation import accuracy_document
 from fdgsec.experiments.figures import figures_of
-from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed, observe
+from fdgsec.experiments.scene import Eyes, Scene, scene_of
 from fdgsec.experiments.train import dataset_document, federate
 from fdgsec.experiments.world import (
     World,
@@ -26,33 +25,17 @@ from fdgsec.experiments.world import (
     roles_of,
     with_validation,
 )
-from fdgsec.features import encoder_named, statistics, warm
+from fdgsec.features import encoder_named, warm
 from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method
 from fdgsec.html import render
 from fdgsec.metrics.controls import negative_controls, positive_control
-from fdgsec.metrics.images import PerceptualEncoder
-from fdgsec.metrics.judge import Judge, NullRow
+from fdgsec.metrics.judge import NullRow
 from fdgsec.registry import names, resolve, target_named
 from fdgsec.reports import AttackReport, AttackResult
 from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, load_run, new_folder, run_key, save_run, stored_run
-from fdgsec.threats import ADVERSARIES, Adversary, Case, Incomplete, Knowledge, Observer, Request, TargetFacts, Truth
+from fdgsec.threats import ADVERSARIES, Case, Incomplete, Observer, Request, Truth
 from fdgsec.wire import Transcript
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Scene:
-    """Everything that one report's attacks share."""
-
-    config: RunConfig
-    world: World
-    roles: Roles
-    laboratory: Laboratory
-    adversary: Adversary
-    knowledge: Knowledge
-    facts: TargetFacts
-    judge: Judge
-    progress: Progressive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,23 +56,24 @@ def attack(
     if out is not None:
         check_replaceable(out)
     observers = [_observer(name, config) for name in config.attacks or names("attacks")]
-    target = target_named(config.target)
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
-    encoder_named(config.encoder)
     roles = roles_of(world, seed=config.seed)
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
     if config.rounds and method.reviews != "none":
         clients = [with_validation(client, seed=config.seed) for client in clients]
     method.check(len(clients))
-    warm(
-        config.encoder, world.dataset, reuse=not fresh, size=config.style_size,
-        progress=lambda done, total: progress.update("style statistics", done, total),
-    )  # fmt: skip
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
-    observed, accuracy, reused = _target_run(config, world, method, clients, model, fresh=fresh, progress=progress)
-    scene = _scene(config, world, roles, method, clients, observed, model, target.releases, progress)
+    eyes = Eyes.of(config, method, model)
+    warm(
+        eyes.encoder, world.dataset, reuse=not fresh, size=eyes.style_size,
+        progress=lambda done, total: progress.update("style statistics", done, total),
+    )  # fmt: skip
+    observed, accuracy, reused = _target_run(
+        config, world, method, clients, model, eyes, fresh=fresh, progress=progress
+    )
+    scene = scene_of(config, world, roles, method, clients, observed, model, eyes, progress)
     outcomes = []
     for number, observer in enumerate(observers):
         progress.update("attacks", number, len(observers))
@@ -98,7 +82,7 @@ def attack(
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     report = AttackReport(
         target=config.target, method=config.method, preset=config.preset,
-        dataset=dataset_document(world.dataset, roles.summary()), encoder=config.encoder,
+        dataset=dataset_document(world.dataset, roles.summary()), encoder=eyes.encoder,
         backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
         defenses=[], guarantees=[], accuracy=accuracy, attacks=_corrected(outcomes), artifacts=artifacts,
         model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
@@ -137,12 +121,13 @@ def _target_run(
     method: Method,
     clients: Sequence[Client],
     model: GlobalModel | None,
+    eyes: Eyes,
     *,
     fresh: bool,
     progress: Progressive,
 ) -> tuple[Observed, Mapping[str, object] | None, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    weights = [encoder_named(config.encoder).fingerprint, *([model.state.sha256] if model else [])]
+    weights = [encoder_named(eyes.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
     data = {client.name: client.data for client in clients}
@@ -163,48 +148,7 @@ def _target_run(
     return observed, accuracy, False
 
 
-def _scene(
-    config: RunConfig,
-    world: World,
-    roles: Roles,
-    method: Method,
-    clients: Sequence[Client],
-    observed: Observed,
-    model: GlobalModel | None,
-    releases: frozenset[str],
-    progress: Progressive,
-) -> _Scene:
-    adversary = ADVERSARIES[config.adversary]
-    sources = world.sources
-    knows = adversary.knows
-    auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
-    knowledge = Knowledge(
-        statistics=lambda dataset: statistics(config.encoder, dataset, size=config.style_size),
-        encoder=config.encoder,
-        class_names=world.dataset.class_names,
-        domain_names=world.dataset.domain_names,
-        auxiliary=auxiliary if "auxiliary" in knows else None,
-        unseen=world.unseen() if "unseen" in knows else None,
-        own=clients[0].data if "own data" in knows else None,
-    )
-    laboratory = Laboratory(
-        method=method, roles=roles, sources=sources, clients=clients,
-        adversary=adversary, encoder=config.encoder, style_size=config.style_size, seed=config.seed, run=observed,
-        model=model,
-    )  # fmt: skip
-    facts = TargetFacts(
-        artifact_kinds=releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
-        classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
-        pooled=target_named(config.target).pooled,
-    )  # fmt: skip
-    perceptual = (PerceptualEncoder(encoder_named("mini")),)
-    return _Scene(
-        config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
-        facts=facts, judge=Judge(perceptual=perceptual), progress=progress,
-    )  # fmt: skip
-
-
-def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
+def _attacked(observer: Observer, scene: Scene) -> _Outcome:
     """Run one attack with its controls; what it cannot do is a reason, not an error."""
     started = time.monotonic()
     adversary = scene.adversary
@@ -252,7 +196,7 @@ def _attacked(observer: Observer, scene: _Scene) -> _Outcome:
     return _Outcome(result=result, nulls=nulls)
 
 
-def _obstacle(observer: Observer, scene: _Scene) -> str:
+def _obstacle(observer: Observer, scene: Scene) -> str:
     if not observer.reads & scene.facts.artifact_kinds:
         released = ", ".join(sorted(scene.facts.artifact_kinds))
         return f"reads {', '.join(sorted(observer.reads))}; {scene.config.target} releases {released}"
@@ -262,7 +206,7 @@ def _obstacle(observer: Observer, scene: _Scene) -> str:
     return ""
 
 
-def _cases(requests: Sequence[Request], scene: _Scene) -> tuple[list[Case], list[Truth]]:
+def _cases(requests: Sequence[Request], scene: Scene) -> tuple[list[Case], list[Truth]]:
     pairs = [pair for request in requests for pair in scene.laboratory.cases(request)]
     return [case for case, _ in pairs], [truth for _, truth in pairs]
 

@@ -1,5 +1,7 @@
 """Ways to draw images from a pool: so many of each class, evenly, or with skewed class shares."""
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,12 +24,21 @@ def uniform(pool: DomainDataset, count: int, rng: torch.Generator) -> Tensor:
     return torch.randperm(len(pool), generator=rng)[:count]
 
 
-def skewed(pool: DomainDataset, count: int, rng: torch.Generator, *, concentration: float = 0.3) -> Tensor:
-    """Draw images whose classes follow proportions from Dirichlet(concentration), without replacement, shuffled."""
-    classes = len(pool.class_names)
-    proportions = np.random.default_rng(integer_seed(rng)).dirichlet([concentration] * classes)
-    share = (torch.from_numpy(proportions) + 1e-12)[pool.labels]
-    per_class = torch.bincount(pool.labels, minlength=classes).clamp_min(1)
-    weight = share / per_class[pool.labels]
+def skewed(
+    pool: DomainDataset,
+    count: int,
+    rng: torch.Generator,
+    *,
+    concentration: float = 0.3,
+    by: Literal["labels", "domains"] = "labels",
+) -> Tensor:
+    """Draw images whose classes (or domains) follow proportions from Dirichlet(concentration).
+
+    Without replacement, shuffled; kinds that the pool lacks get nothing."""
+    values, kinds = (pool.labels, pool.class_names) if by == "labels" else (pool.domains, pool.domain_names)
+    proportions = np.random.default_rng(integer_seed(rng)).dirichlet([concentration] * len(kinds))
+    share = (torch.from_numpy(proportions) + 1e-12)[values]
+    per_kind = torch.bincount(values, minlength=len(kinds)).clamp_min(1)
+    weight = share / per_kind[values]
     chosen = torch.multinomial(weight, count, replacement=False, generator=rng)
     return chosen[torch.randperm(count, generator=rng)]

@@ -8,7 +8,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.engines.local import LocalEngine
 from fdgsec.errors import UsageError
-from fdgsec.experiments.laboratory import observe
+from fdgsec.experiments.observed import observe
 from fdgsec.features import encoder_named, resized
 from fdgsec.federation import Client, Clock
 from fdgsec.methods.ccst import CCST

@@ -8,7 +8,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.errors import UsageError
-from fdgsec.experiments.laboratory import Laboratory, blinded
+from fdgsec.experiments.instruments import blinded
+from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.features import statistics
 from fdgsec.federation import Client
 from fdgsec.methods.ccst import CCST
@@ -98,9 +99,9 @@ def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monk
     held: list[list[set[int]]] = []
     exchange = Laboratory.exchange
 
-    def listening(self: Laboratory, data: list[DomainDataset], *, name: str) -> object:
+    def listening(self: Laboratory, data: list[DomainDataset], *, name: str, turn: int = 0) -> object:
         held.append([set(images.rows.tolist()) for images in data])
-        return exchange(self, data, name=name)
+        return exchange(self, data, name=name, turn=turn)
 
     monkeypatch.setattr(Laboratory, "exchange", listening)
     laboratory(roles).cases(Request(kind="halves", count=6, scheme=scheme))
