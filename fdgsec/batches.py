@@ -101,3 +101,12 @@ def epoch_of_batches(
             both = augment(torch.cat([pixels, as_float(data.partners[records].to(device))], 1), plan, rng)
             images, partners = (half.contiguous(memory_format=layout) for half in both.split(3, 1))
         yield Batch(images=images, labels=data.labels[records].to(device), records=records, partners=partners)
+
+
+def batches_in_order(
+    data: DomainDataset, size: int, *, device: torch.device, layout: torch.memory_format
+) -> Iterator[Batch]:
+    """Deal `data` once as it is, in batches of `size`, on `device`: in order, not augmented, all images."""
+    for records in torch.arange(len(data)).split(size):
+        images = as_float(data.pixels(records).to(device)).contiguous(memory_format=layout)
+        yield Batch(images=images, labels=data.labels[records].to(device), records=records)

@@ -53,6 +53,12 @@ def encoder_named(name: str) -> StyleEncoder:
     return _INTRODUCED[name] if name in _INTRODUCED else _loaded(name)
 
 
+def forget_encoders() -> None:
+    """Drop every encoder that was loaded or introduced, for who puts other weights into the store."""
+    _INTRODUCED.clear()
+    _loaded.cache_clear()
+
+
 @lru_cache(maxsize=4)
 def _loaded(name: str) -> StyleEncoder:
     return load_encoder(name)

@@ -6,12 +6,14 @@ map's channel mean and std, each (N, C, 1, 1), with eps = 1e-6 as in the release
 the encoder styles that clients exchange before training are in fdgsec.styles."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fdgsec.batches import Batch
 from fdgsec.models import Classifier
 from fdgsec.rng import integer_seed
 
@@ -38,6 +40,18 @@ def early_maps(network: Classifier, images: Tensor, stage: str) -> Tensor:
         if name == stage:
             return maps
     raise ValueError(f"{network.backbone} has no stage {stage!r}; its parts are stem, stage1, ..., stage4.")
+
+
+@torch.no_grad()
+def batch_styles(
+    network: Classifier, batches: Iterable[Batch], *, stage: str, eps: float = 1e-6, unbiased: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Give the mean and std of each image's maps at the end of `stage`, batch after batch: two (n, C) float64, on the CPU."""
+    rows: list[tuple[Tensor, Tensor]] = []
+    for batch in batches:
+        mean, std = instance_statistics(early_maps(network, batch.images, stage), eps=eps, unbiased=unbiased)
+        rows.append((mean.flatten(1).double().cpu(), std.flatten(1).double().cpu()))
+    return torch.cat([mean for mean, _ in rows]), torch.cat([std for _, std in rows])
 
 
 def restyled(maps: Tensor, mean: Tensor, std: Tensor, *, new_mean: Tensor, new_std: Tensor) -> Tensor:

@@ -32,7 +32,8 @@ from fdgsec.features import encoder_named, resized, statistics
 from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.spectra import amplitudes, attributed, exchanged, window
-from fdgsec.styles import Moments, adain
+from fdgsec.style_transfer import pictures, style_transfer
+from fdgsec.styles import Moments
 
 STYLISED_AT_ONCE = 32
 Bank = StyleBank | Amplitudes
@@ -195,11 +196,8 @@ class CCST(FedAvg):
     @torch.inference_mode()
     def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """G of eq. (5): encode, AdaIN to the style, decode; uint8 (n, 3, H, W) in and out."""
-        encoder = encoder_named(self.encoder)
-        content = encoder.encode(as_float(resized(pixels, self.style_size)))
-        images = encoder.decode(adain(content, mean.to(content), std.to(content), eps=self.eps))
-        height, width = pixels.shape[2:] if self.style_size is None else (self.style_size, self.style_size)
-        return self._stored(images[..., :height, :width], pixels)
+        content = as_float(resized(pixels, self.style_size))
+        return self._stored(style_transfer(encoder_named(self.encoder), content, mean, std, eps=self.eps), pixels)
 
     def exchange(self, pixels: Tensor, others: Tensor) -> Tensor:
         """Appendix E: the amplitudes `others` in place of the images' own at low frequencies; uint8 in and out."""
@@ -209,11 +207,8 @@ class CCST(FedAvg):
 
     def _stored(self, images: Tensor, pixels: Tensor) -> Tensor:
         """Round to 8 bits, bring to the size of the originals `pixels`, and through JPEG where it is asked for."""
-        made = (images.clamp(0, 1) * 255).round().to(torch.uint8)
-        result = made if self.style_size is None else resized(made, pixels.shape[2])
-        return (
-            result if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in result])
-        )
+        made = pictures(images, size=None if self.style_size is None else pixels.shape[2])
+        return made if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in made])
 
     def validation_set(self, client: Client, state: State) -> TrainingSet | None:
         """Originals split off before augmentation, or (released code) a tenth of the stylised images."""

@@ -41,7 +41,8 @@ from fdgsec.models import Classifier, Normalisation
 from fdgsec.networks.linear import drawn_linear
 from fdgsec.plans import Plan
 from fdgsec.rng import child
-from fdgsec.styles import EPS, Moments, adain, concatenated, moments
+from fdgsec.style_transfer import pictures, style_transfer
+from fdgsec.styles import EPS, Moments, concatenated, moments
 from fdgsec.training import Objective
 
 Partition = Literal["first", "last"]
@@ -315,15 +316,12 @@ class FISC(FedAvg):
 
         With `style_input="loader"` the picture is such that the network, normalising it, sees what the decoder drew."""
         encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
-        enlarged = resized(pixels, self.style_size)
-        content = encoder.encode(self._seen(as_float(enlarged)))
-        styled = adain(content, style.mean.to(content), style.std.to(content), eps=self.eps)
-        drawn = encoder.decode(torch.lerp(content, styled, self.alpha))[..., : enlarged.shape[2], : enlarged.shape[3]]
+        content = self._seen(as_float(resized(pixels, self.style_size)))
+        drawn = style_transfer(encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha)
         if self._loaded:
             normal = Normalisation()
             drawn = drawn * normal.std + normal.mean
-        made = (drawn.clamp(0, 1) * 255).round().to(torch.uint8)
-        return resized(made, None if self.style_size is None else pixels.shape[2])
+        return pictures(drawn, size=None if self.style_size is None else pixels.shape[2])
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator

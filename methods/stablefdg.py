@@ -3,7 +3,7 @@
 Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227. Section 3.1 is the style half: sharing (step 1, eqs. 1 to 3),
 selective shifting (step 2), feature-level oversampling (step 3, appendix G), exploration (step 4, eqs. 4 and 5) and MixStyle
 (step 5). Section 3.2 is the attention half (eqs. 6 to 8), made in fdgsec/networks/attention.py; the operations on a batch
-of maps are in fdgsec/restyling.py. Extends methods/fedavg.py.
+of maps are in fdgsec/restyling.py, images drawn by class in fdgsec/class_draws.py. Extends methods/fedavg.py.
 
 Shares, every round, before training: each participant sends the four vectors Phi_n of eq. (3), computed by the current
 global model up to `stage`; the server gives each participant those of `received` others, unattributed. A single participant
@@ -18,7 +18,7 @@ through the new ones, models are averaged uniformly. What that code does against
 together by the preset `stablefdg-released`. Of it are not reproduced: all clients send their styles, also those that do
 not take part; the last short batch is dropped; the class-balanced batch is drawn once per epoch."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.artifacts import Artifact, StyleDistribution
-from fdgsec.batches import Batch, TrainingSet, augment, epoch_of_batches
-from fdgsec.data.domains import as_float
+from fdgsec.batches import Batch, TrainingSet, batches_in_order, epoch_of_batches
+from fdgsec.class_draws import BalancedPass, ClassDraws
 from fdgsec.errors import ArtifactError, UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
@@ -37,7 +37,7 @@ from fdgsec.models import Between, Classifier
 from fdgsec.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
 from fdgsec.restyling import (
     StyleLaws,
-    early_maps,
+    batch_styles,
     explored,
     greedy_seeds,
     instance_statistics,
@@ -162,28 +162,18 @@ class StableFDG(FedAvg):
             state = {**state, OWN_VARIANCES: own}
         return {DISTRIBUTION: self.distribution(mean, std)}, state
 
-    @torch.no_grad()
     def image_styles(self, client: Client, model: GlobalModel, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Give mu(s_i) and sigma(s_i) of each image's maps at the end of `stage` (eq. 1), two (n, C) float64.
 
         Nothing behind that stage runs. In float32 whatever the device trains in."""
         network = model.module().train(self.statistics_training_mode)
-        rows: list[tuple[Tensor, Tensor]] = []
-        for images in self._statistics_batches(client, network, rng):
-            maps = early_maps(network, images, self.stage)
-            mean, std = instance_statistics(maps, eps=self.eps, unbiased=self.unbiased)
-            rows.append((mean.flatten(1).double().cpu(), std.flatten(1).double().cpu()))
-        return torch.cat([mean for mean, _ in rows]), torch.cat([std for _, std in rows])
-
-    def _statistics_batches(self, client: Client, network: Classifier, rng: torch.Generator) -> Iterator[Tensor]:
         device = network.head.weight.device
         layout = precision_of(device, network.backbone).layout
         if self.statistics_augmented:
             dealt = epoch_of_batches(TrainingSet.of(client.data), self.plan, rng, device=device, layout=layout)
-            yield from (batch.images for batch in dealt)
         else:
-            for rows in torch.arange(len(client.data)).split(self.plan.batch_size):
-                yield as_float(client.data.pixels(rows).to(device)).contiguous(memory_format=layout)
+            dealt = batches_in_order(client.data, self.plan.batch_size, device=device, layout=layout)
+        return batch_styles(network, dealt, stage=self.stage, eps=self.eps, unbiased=self.unbiased)
 
     def distribution(self, mean: Tensor, std: Tensor) -> StyleDistribution:
         """Give Phi_n of eq. (3) for image styles (n, C): averages, and variances about them (eq. 2).
@@ -204,11 +194,10 @@ class StableFDG(FedAvg):
         """Step 1: give each participant `received` others' information, nobody's to two in one turn and nobody its own.
 
         With fewer participants each receives what all others sent; one alone receives nothing."""
-        names = list(shared)
-        if self.shares == "never" or len(names) < 2:
+        if self.shares == "never" or len(shared) < 2:
             return {}, server
-        sent = [shared[name][DISTRIBUTION] for name in names]
-        received = zip(names, self._givers(sent, rng).tolist(), strict=True)
+        sent = [inbox[DISTRIBUTION] for inbox in shared.values()]
+        received = zip(shared, self._givers(sent, rng).tolist(), strict=True)
         return {
             name: {f"{DISTRIBUTION}.{turn}": sent[giver] for turn, giver in enumerate(givers)}
             for name, givers in received
@@ -220,10 +209,9 @@ class StableFDG(FedAvg):
         if self.sharing == "farthest":  # appendix E.1
             vectors = torch.stack([torch.cat(list(phi.tensors().values())) for phi in sent]).double()
             return torch.cdist(vectors, vectors).fill_diagonal_(-1).topk(turns, dim=1).indices
-        order = derangement(len(sent), rng)  # one cycle through all, on which `turns` steps do not come round
-        steps = [order]
+        steps = [derangement(len(sent), rng)]  # one cycle through all, on which `turns` steps do not come round
         while len(steps) < turns:
-            steps.append(order[steps[-1]])
+            steps.append(steps[0][steps[-1]])
         return torch.stack(steps, 1)
 
     def training_set(
@@ -239,13 +227,12 @@ class StableFDG(FedAvg):
         if not self.style and not self.attention:
             return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         shifting = self.style and clock.round >= self.shift_from
+        own = child(rng, "stablefdg")  # leaves the order of batches as FedAvg has it
         return LocalLearning(
-            method=self,
-            client=client,
+            method=self, draws=ClassDraws(data=client.data, plan=self.plan, rng=own), rng=own,
             styles=self.new_styles(inbox, state) if shifting else None,
             negative_stds=state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)),
-            rng=child(rng, "stablefdg"),  # leaves the order of batches as FedAvg has it
-        )
+        )  # fmt: skip
 
     def new_styles(self, inbox: Inbox, state: State) -> StyleLaws | None:
         """Make the laws of step 2 from what was received, or None where nothing was.
@@ -319,15 +306,6 @@ class StableFDG(FedAvg):
         return explored(statistic[rows], whole.mean(0, keepdim=True), level=self.exploration)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BalancedPass:
-    """What the released code takes from a pass over one image per class: labels (K,), maps by stage, queries (K, d)."""
-
-    labels: Tensor
-    maps: Mapping[str, Tensor]
-    queries: Tensor
-
-
 @dataclass(kw_only=True, eq=False)
 class Passage:
     """One batch on its way through the network: its labels so far, on the CPU, and whether it was oversampled."""
@@ -344,7 +322,7 @@ class LocalLearning:
     `negative_stds` is the counter in the client's state, added to in place."""
 
     method: StableFDG
-    client: Client
+    draws: ClassDraws
     styles: StyleLaws | None
     negative_stds: Tensor
     rng: torch.Generator
@@ -387,10 +365,8 @@ class LocalLearning:
         if not isinstance(model, HighlightedClassifier):
             return cast(Tensor, model.head(model.neck(maps)))
         queries, partners = model.highlighter.queries(maps), class_partners(passage.labels)
-        if passage.balanced is not None:  # as released: row = class number, whatever class that row is of
-            alone = (partners == torch.arange(len(partners))).nonzero().flatten()
-            rows = passage.labels[alone] % len(passage.balanced.labels)
-            queries = queries.index_copy(0, alone.to(queries.device), passage.balanced.queries[rows])
+        if passage.balanced is not None:
+            queries = passage.balanced.lent(queries, passage.labels)
         mixed = mixed_queries(queries, partners.to(queries.device), similarity=self.method.similarity)
         return cast(Tensor, model.head(model.highlighted(maps, mixed)))
 
@@ -398,51 +374,20 @@ class LocalLearning:
         """Appendix G: let another image of its class join where a sample of the batch has no partner.
 
         Gives the images and, on the CPU, the labels. A class with one image in the client's data stays alone."""
-        labels = batch.labels.cpu()
         idle = self.method.singletons != "extra" or self.method.similarity == "self"
         if idle or not isinstance(model, HighlightedClassifier):
-            return batch.images, labels
-        alone = (class_partners(labels) == torch.arange(len(labels))).nonzero().flatten()
-        others = [self._drawn(int(labels[i]), but=int(batch.records[i])) for i in alone]
-        rows = torch.cat([torch.empty(0, dtype=torch.int64), *others])
-        if not len(rows):
-            return batch.images, labels
-        return torch.cat([batch.images, self._images(rows, model)]), torch.cat([labels, self.client.data.labels[rows]])
+            return batch.images, batch.labels.cpu()
+        return self.draws.completed(batch, model)
 
     def balanced_pass(self, model: Classifier) -> BalancedPass | None:
         """Run the released code's second pass: one image per class that the client has, in random order."""
         if not isinstance(model, HighlightedClassifier) or self.method.singletons != "released":
             return None
-        classes = torch.unique(self.client.data.labels)
-        classes = classes[torch.randperm(len(classes), generator=self.rng)]
-        images = self._images(torch.cat([self._drawn(int(label)) for label in classes]), model)
-        maps: dict[str, Tensor] = {}
-        last = model.maps(images, between={place: partial(_kept, maps, place) for place in self.method.explore_at})
-        return BalancedPass(labels=classes, maps=maps, queries=model.highlighter.queries(last))
+        return BalancedPass.of(model, self.draws, stages=self.method.explore_at)
 
     def _joined(
         self, place: str, maps: Tensor, passage: Passage, balanced: BalancedPass, size: int
     ) -> tuple[Tensor, int]:
         """Append the balanced pass's maps of classes that occur once, at most `size`; give what is left of `size`."""
-        classes, counts = torch.unique(passage.labels, return_counts=True)
-        rows = torch.isin(balanced.labels, classes[counts == 1]).nonzero().flatten()
-        rows = rows[torch.randperm(len(rows), generator=self.rng)[:size]]
-        passage.labels = torch.cat([passage.labels, balanced.labels[rows]])
-        return torch.cat([maps, balanced.maps[place][rows]]), size - len(rows)
-
-    def _drawn(self, label: int, *, but: int | None = None) -> Tensor:
-        """Draw one of the client's images of class `label`, other than record `but`: (1,), or (0,) where there is none."""
-        rows = (self.client.data.labels == label).nonzero().flatten()
-        rows = rows if but is None else rows[rows != but]
-        return rows[torch.randint(len(rows), (1,), generator=self.rng)] if len(rows) else rows
-
-    def _images(self, rows: Tensor, model: Classifier) -> Tensor:
-        """Load and augment the client's images at `rows` as the batch's were."""
-        device = model.head.weight.device
-        images = augment(as_float(self.client.data.pixels(rows).to(device)), self.method.plan, self.rng)
-        return images.contiguous(memory_format=precision_of(device, model.backbone).layout)
-
-
-def _kept(taken: dict[str, Tensor], place: str, maps: Tensor) -> Tensor:
-    taken[place] = maps
-    return maps
+        made, passage.labels = balanced.joining(place, maps, passage.labels, most=size, rng=self.rng)
+        return made, size - (len(made) - len(maps))

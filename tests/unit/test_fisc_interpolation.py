@@ -13,18 +13,10 @@ from fdgsec.methods.fisc import (
     interpolation_style,
     verbatim_fraction,
 )
-from fdgsec.rng import stream
+from tests.fisc_cases import numbers, rng
 from tests.golden.slow_finch import two_blobs
 
 PARTITIONS: tuple[Partition, ...] = ("first", "last")
-
-
-def rng(name: str = "t") -> torch.Generator:
-    return stream(0, "world", name)
-
-
-def numbers(style: InterpolationStyle) -> Tensor:
-    return torch.cat([style.mean, style.std])
 
 
 @pytest.mark.parametrize("partition", PARTITIONS)

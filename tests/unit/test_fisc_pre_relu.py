@@ -13,15 +13,11 @@ from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.encoders import AdaInVgg, AdaInVggBeforeReLU, load_encoder
 from fdgsec.errors import UsageError
-from fdgsec.features import encoder_named
-from fdgsec.federation import Client, Clock
-from fdgsec.methods.fisc import (
-    FISC,
-)
-from fdgsec.rng import stream
+from fdgsec.features import forget_encoders
+from fdgsec.federation import Client
+from fdgsec.methods.fisc import FISC
+from tests.fisc_cases import shared
 from tests.golden.published_files import seeded_state
-
-CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 
 
 @pytest.fixture
@@ -30,11 +26,11 @@ def vgg(own_cache: Path, tmp_path: Path) -> Iterator[AdaInVgg]:
     for name in ("adain_vgg", "adain_decoder"):
         save_file(dict(seeded_state(name)), tmp_path / f"{name}.safetensors")
         weights.import_file(name, tmp_path / f"{name}.safetensors")
-    encoder_named.cache_clear()
+    forget_encoders()
     encoder = load_encoder("vgg19")
     assert isinstance(encoder, AdaInVgg)
     yield encoder
-    encoder_named.cache_clear()
+    forget_encoders()
 
 
 def test_styles_may_be_taken_before_the_last_relu_and_images_transferred_behind_it(
@@ -44,8 +40,7 @@ def test_styles_may_be_taken_before_the_last_relu_and_images_transferred_behind_
     before = load_encoder("vgg19-pre-relu")
     images = as_float(client.data.pixels())
     method = FISC(encoder="vgg19-pre-relu")
-    sent, _ = method.share(client, model=None, state={}, clock=CLOCK, rng=stream(0, "world", "t"))
-    means = sent["style"].tensors()["mean"]
+    means, _ = shared(method, client)
     style = InterpolationStyle(mean=means, std=torch.ones(512))
 
     assert isinstance(before, AdaInVggBeforeReLU)

@@ -3,43 +3,20 @@
 import pytest
 import torch
 
-from fdgsec.artifacts import ModelState
-from fdgsec.data.domains import DomainDataset
-from fdgsec.data.shapes import shapes
 from fdgsec.driver import Driver
 from fdgsec.engines.local import LocalEngine
-from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation import Client, GlobalModel
 from fdgsec.methods.fedavg import averaged
-from fdgsec.methods.fisc import (
-    FISC,
-)
+from fdgsec.methods.fisc import FISC
 from fdgsec.plans import Plan
 from fdgsec.rng import stream
 from fdgsec.wire import Transcript, Wire
-
-STILL = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
-NAMES = ("client:0", "client:1", "client:2")
-CLOCK = Clock(round=0, rounds=1, participants=NAMES)
+from tests.fisc_cases import NAMES, STILL, small_shapes, start, three_clients
 
 
 @pytest.fixture(scope="module")
-def data() -> DomainDataset:
-    return shapes(image_size=32, per_domain=9)
-
-
-@pytest.fixture(scope="module")
-def clients(data: DomainDataset) -> list[Client]:
-    """Three clients of 9, 8 and 7 images of one domain each."""
-    return [Client(name=name, data=data.of_domain(i).subset(torch.arange(9 - i))) for i, name in enumerate(NAMES)]
-
-
-def rng(name: str = "t") -> torch.Generator:
-    return stream(0, "world", name)
-
-
-def start(method: FISC, classes: int = 7) -> GlobalModel:
-    blueprint = Blueprint(backbone="tiny", classes=classes, remodel=method.remodel)
-    return GlobalModel(blueprint=blueprint, state=ModelState(state=dict(blueprint.network(rng("start")).state_dict())))
+def clients() -> list[Client]:
+    return three_clients(small_shapes())
 
 
 def run(method: FISC, clients: list[Client], *, recode: bool = False) -> tuple[GlobalModel, Transcript]:

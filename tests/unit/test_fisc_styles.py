@@ -8,11 +8,10 @@ from fdgsec.artifacts import InterpolationStyle, StyleBank, StyleStatistics
 from fdgsec.batches import epoch_of_batches
 from fdgsec.clustering import finch
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.data.shapes import shapes
 from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, resized
 from fdgsec.features import statistics as image_statistics
-from fdgsec.federation import Client, Clock, Inbox
+from fdgsec.federation import Client, Inbox
 from fdgsec.methods.fisc import (
     FISC,
     Sigma,
@@ -21,45 +20,25 @@ from fdgsec.methods.fisc import (
 )
 from fdgsec.models import Normalisation
 from fdgsec.plans import Plan
-from fdgsec.rng import stream
 from fdgsec.styles import moments
+from tests.fisc_cases import CLOCK, STILL, numbers, rng, shared, small_shapes, three_clients
 from tests.golden.slow_finch import two_blobs
-
-STILL = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
-NAMES = ("client:0", "client:1", "client:2")
-CLOCK = Clock(round=0, rounds=1, participants=NAMES)
 
 
 @pytest.fixture(scope="module")
 def data() -> DomainDataset:
-    return shapes(image_size=32, per_domain=9)
+    return small_shapes()
 
 
 @pytest.fixture(scope="module")
 def clients(data: DomainDataset) -> list[Client]:
-    """Three clients of 9, 8 and 7 images of one domain each."""
-    return [Client(name=name, data=data.of_domain(i).subset(torch.arange(9 - i))) for i, name in enumerate(NAMES)]
-
-
-def rng(name: str = "t") -> torch.Generator:
-    return stream(0, "world", name)
-
-
-def numbers(style: InterpolationStyle) -> Tensor:
-    return torch.cat([style.mean, style.std])
+    return three_clients(data)
 
 
 def some_style() -> InterpolationStyle:
     return InterpolationStyle(
         mean=40 * torch.rand(256, generator=rng("m")), std=20 * torch.rand(256, generator=rng("s"))
     )
-
-
-def shared(method: FISC, client: Client) -> tuple[Tensor, Tensor]:
-    sent, _ = method.share(client, model=None, state={}, clock=CLOCK, rng=rng())
-    style = sent["style"]
-    assert isinstance(style, StyleStatistics)
-    return style.mean, style.std
 
 
 def test_a_client_with_one_cluster_has_the_pooled_style_of_all_its_images(data: DomainDataset):
