@@ -19,7 +19,12 @@ Domains = Annotated[str | None, typer.Option("--domains", help="Only these unsee
 Seeds = Annotated[
     int | None, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... (so many); default: the protocol's.")
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Stop after so many runs; a later call goes on.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=0, help="Stop after so many runs (0: only show); a later call goes on.")
+]
+Baseline = Annotated[
+    str, typer.Option("--baseline", help="The arm that others are compared with; default: the protocol's.")
+]
 
 
 def command(
@@ -30,6 +35,7 @@ def command(
     domains: Domains = None,
     seeds: Seeds = None,
     limit: Limit = None,
+    baseline: Baseline = "",
     data_root: o.DataRoot = None,
     encoder: o.Encoder = None,
     backbone: o.Backbone = None,
@@ -52,7 +58,7 @@ def command(
         raise UsageError("a table of accuracies needs --rounds 1 or more.")
     request = BenchRequest(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=_listed(methods), domains=_listed(domains),
-        seeds=tuple(range(seeds or 0)), assignments=tuple(set_ or ()),
+        seeds=tuple(range(seeds or 0)), baseline=baseline, assignments=tuple(set_ or ()),
         given={
             "encoder": encoder, "backbone": backbone, "pretrained": pretrained, "rounds": rounds, "clients": clients,
             "per_domain": per_domain, "per_class": per_class, "image_size": image_size, "device": device,

@@ -6,7 +6,7 @@ settings are already in the results is not run again."""
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ import torch
 from fdgsec.cache import write_atomic
 from fdgsec.config import RunConfig
 from fdgsec.console import Progressive, Silent
-from fdgsec.errors import DataError, UsageError
+from fdgsec.errors import DataError, UsageError, unknown_name
 from fdgsec.experiments.bench_tables import Cell, latex, markdown, spreadsheet, summary
 from fdgsec.experiments.protocols import Protocol, protocol_named
 from fdgsec.experiments.train import train
@@ -29,7 +29,9 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BenchRequest:
-    """Which table to fill: `arms` empty for all that the protocol lists, `domains` empty for every column."""
+    """Which table to fill: `arms` empty for all that the protocol lists, `domains` empty for every column.
+
+    `baseline` is the arm that the others are compared with, empty for the protocol's."""
 
     protocol: str = "quick"
     ablation: str = ""
@@ -37,12 +39,14 @@ class BenchRequest:
     arms: tuple[str, ...] = ()
     domains: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
+    baseline: str = ""
     given: Mapping[str, Any] = field(default_factory=dict)
     assignments: tuple[str, ...] = ()
 
     def table(self) -> Protocol:
         """The protocol, or the ablation where one is named."""
-        return protocol_named(self.ablation, "ablation") if self.ablation else protocol_named(self.protocol)
+        found = protocol_named(self.ablation, "ablation") if self.ablation else protocol_named(self.protocol)
+        return replace(found, baseline=self.baseline) if self.baseline else found
 
     def changed(self) -> list[str]:
         """What the user set otherwise than the protocol, as NAME=VALUE; where it runs is no part of that."""
@@ -77,6 +81,8 @@ def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> l
     seeds = request.seeds or tuple(range(table.seeds))
     if len(set(seeds)) != len(seeds):
         raise UsageError(f"seeds must differ from each other; got {', '.join(map(str, seeds))}.")
+    if table.baseline not in arms and request.baseline:
+        raise unknown_name("baseline", request.baseline, arms)
     splits = table.splits(request.dataset, _domains(request, table, data_root))
     if unknown := set(request.domains) - {test for _, test in splits}:
         raise UsageError(f"{min(unknown)} is not a test domain here; known: {', '.join(t for _, t in splits)}.")

@@ -212,3 +212,19 @@ def test_every_format_holds_the_same_numbers_and_marks_the_papers():
     assert [(line["arm"], line["accuracy"], line["f1"], line["up"]) for line in written] == [
         ("fedavg", "0.5", "0.25", "1000"), ("fedavg", "0.6", "0.25", "1000"),
     ]  # fmt: skip
+
+
+def test_another_baseline_is_compared_with_and_must_be_in_the_table(trained: list[RunConfig], tmp_path: Path):
+    full = bench(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+
+    request = replace(REQUEST, baseline="ccst-overall")
+    shown = bench(request, data_root=None, out=tmp_path, progress=Silent(), limit=0)
+
+    assert len(trained) == 8  # nothing is run again
+    assert full["baseline"] == "fedavg"
+    assert shown["baseline"] == "ccst-overall"
+    assert isinstance(shown["arms"], dict)
+    assert "average" in shown["arms"]["fedavg"]["difference"]
+    assert not shown["arms"]["ccst-overall"]["difference"]
+    with pytest.raises(UsageError, match="unknown baseline 'mixstyle'"):
+        bench(replace(REQUEST, baseline="mixstyle"), data_root=None, out=tmp_path, progress=Silent())
