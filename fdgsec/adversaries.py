@@ -10,6 +10,7 @@ from torch import Tensor
 from fdgsec.artifacts import Artifact, ImageStyles, InterpolationStyle, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
+from fdgsec.models import Classifier
 from fdgsec.readings import PooledStyles, Reading
 from fdgsec.styles import Moments
 from fdgsec.wire import SERVER, Message, Transcript
@@ -51,6 +52,11 @@ class View:
             if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
                 return message.artifact
         return None
+
+    def sent(self, victim: str, kind: type[A]) -> A | None:
+        """Find the last artifact of exactly `kind` that `victim` itself sent: a ModelState is no GeneratorState."""
+        mine = (m.artifact for m in self._latest_first() if m.sender == victim)
+        return next((artifact for artifact in mine if type(artifact) is kind), None)
 
     def latest(self, kind: type[A]) -> A | None:
         """Find the artifact of `kind` that was seen last, whoever sent it."""
@@ -102,13 +108,21 @@ class Statistics(Protocol):
         ...
 
 
+class Simulate(Protocol):
+    """The target's public method among clients "client:1", "client:2", ... that hold the adversary's own images."""
+
+    def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
+        """Exchange artifacts, or train for `rounds`; give what a server would see. Raises UsageError for other images."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """What the adversary holds beside its view; a field is empty (None) unless `knows` names it.
 
-    `reading` says of which per-image statistic the target's releases are means, which is public. `simulate` runs the
-    target's public method among clients "client:1", "client:2", ... that hold images of the adversary's own, and shows
-    what a server would see."""
+    `network` builds the target's public architecture with a state in it, once there is a model. `reading` says of which
+    per-image statistic the target's releases are means, which is public. `simulate` runs the target's public method among
+    clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see."""
 
     statistics: Statistics
     encoder: str
@@ -118,7 +132,8 @@ class Knowledge:
     unseen: DomainDataset | None
     own: DomainDataset | None
     reading: Reading = field(default_factory=PooledStyles)
-    simulate: Callable[[Sequence[DomainDataset], torch.Generator], View] | None = None
+    simulate: Simulate | None = None
+    network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
 
     def public_images(self) -> DomainDataset:
         """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""

@@ -16,6 +16,7 @@ from fdgsec.registry import DEFENSES, target_named
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
+Keep = Literal["artifacts", "models=last", "models=all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,7 @@ class RunConfig:
     attack_options: Mapping[str, Any] = field(default_factory=dict)
     adversary: Literal["server", "client", "outsider"] = "server"
     defenses: tuple[str, ...] = ()
-    keep: Literal["artifacts", "models=last", "models=all"] = "artifacts"
+    keep: Keep = "artifacts"
     device: str = "auto"
 
     @property

@@ -18,12 +18,13 @@ from fdgsec.reports import Measurement
 
 __all__ = [
     "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "GeneratedSets", "Guess", "Incomplete", "Knowledge", "Labels",
-    "Membership", "Observer", "Plant", "Prediction", "Presence", "Proportions", "Ranking", "Reconstructions", "Recovered",
-    "Request", "RequestKind", "TargetFacts", "Truth", "View",
+    "Membership", "Observer", "Plant", "Prediction", "Presence", "Proportions", "Ranking", "ReadsModels", "Reconstructions",
+    "Recovered", "Request", "RequestKind", "TargetFacts", "Truth", "View",
 ]  # fmt: skip
 
 RequestKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
+    "trained",
 ]  # fmt: skip
 
 
@@ -41,7 +42,9 @@ class Request:
     mixtures: per domain `count` clients of `records` images with skewed class shares; with scheme "domains" of all domains
     together, with skewed domain shares.
     cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
-    adversary sees what the federation published, and another session's uploads of the whole pool."""
+    adversary sees what the federation published, and is shown other images of every client of the pool.
+    trained: the trained run, per client: `count` of its training images among as many held-out ones; candidates come with
+    their labels, which the images show."""
 
     kind: RequestKind
     count: int = 0
@@ -92,9 +95,10 @@ class Truth:
     """What only the judge knows about a case; fields that do not apply are None.
 
     `members` (candidates,) bool; `rows` (R,) index into the candidates of the image behind each released row;
-    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows; `statistic` (R, 2C) the linear statistic
-    of the records; `partner` the number of the case (within its slice) that comes from the same client; `proportions`
-    (classes,) and `domain_shares` (domains,) what the client's images are of."""
+    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of the run's pooled
+    releases: some of those behind each); `statistic` (R, 2C) the linear statistic of the records; `partner` the
+    number of the case (within its slice) that comes from the same client; `proportions` (classes,) and
+    `domain_shares` (domains,) what the client's images are of."""
 
     members: Tensor | None = None
     rows: Tensor | None = None
@@ -271,6 +275,13 @@ class Observer(Protocol):
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
         """Make cases with planted information on which the attack must win: the positive control."""
         ...
+
+
+@runtime_checkable
+class ReadsModels(Protocol):
+    """An attack that reads the payloads of models, which a transcript keeps only where somebody asks."""
+
+    keeps: ClassVar[Literal["models=last", "models=all"]]
 
 
 @runtime_checkable

@@ -5,9 +5,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fdgsec.config import RunConfig, build, load_preset
+from fdgsec.config import Keep, RunConfig, build, load_preset
 from fdgsec.console import Progressive
 from fdgsec.errors import FdgsecError, UsageError
 from fdgsec.experiments.evaluation import accuracy_document
@@ -34,7 +34,7 @@ from fdgsec.registry import names, resolve, target_named
 from fdgsec.reports import AttackReport, AttackResult
 from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, load_run, new_folder, run_key, save_run, stored_run
-from fdgsec.threats import ADVERSARIES, Case, Incomplete, Observer, Request, Truth
+from fdgsec.threats import ADVERSARIES, Case, Incomplete, Observer, ReadsModels, Request, Truth
 from fdgsec.wire import Transcript
 
 
@@ -56,6 +56,7 @@ def attack(
     if out is not None:
         check_replaceable(out)
     observers = [_observer(name, config) for name in config.attacks or names("attacks")]
+    config = replace(config, keep=_kept(config, observers))
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
     roles = roles_of(world, seed=config.seed)
@@ -113,6 +114,13 @@ def _observer(name: str, config: RunConfig) -> Observer:
     options = {**table.get(name, {}), **config.attack_options.get(name, {})}
     observer: Observer = build(resolve("attacks", name), options, where=f"attack {name}")
     return observer
+
+
+def _kept(config: RunConfig, observers: Sequence[Observer]) -> Keep:
+    """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
+    releases = target_named(config.target).releases if config.rounds else frozenset[str]()
+    able = [observer.keeps for observer in observers if isinstance(observer, ReadsModels) and observer.reads & releases]
+    return max({config.keep, *able}, key=get_args(Keep).index)
 
 
 def _target_run(

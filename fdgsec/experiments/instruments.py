@@ -14,6 +14,7 @@ from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
 from fdgsec.errors import UsageError
 from fdgsec.experiments.observed import Observed, observe
+from fdgsec.experiments.world import with_validation
 from fdgsec.features import statistics
 from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method, State
 from fdgsec.rng import integer_seed, stream
@@ -61,7 +62,7 @@ class Instruments:
             defenses=self.defenses, guards=self.guards,
         )  # fmt: skip
 
-    def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator) -> View:
+    def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
         """What the server of a federation of "client:1", "client:2", ... would see, were they to hold `data`.
 
         For an attack's own simulations: the public method and options without defenses, on images that the adversary
@@ -73,8 +74,10 @@ class Instruments:
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
         seed = integer_seed(rng)
         method = self.method.fitting(len(members))
-        observed = observe(method, members, seed=seed, name="simulated", model=self.model)
-        return View(messages=tuple(message for message in observed.transcript.messages()))
+        if rounds and method.reviews != "none":
+            members = [with_validation(client, seed=seed) for client in members]
+        observed = observe(method, members, seed=seed, name="simulated", model=self.model, rounds=rounds)
+        return View(messages=tuple(observed.transcript.messages()))
 
     def known_images(self) -> frozenset[str]:
         """The names of the images that the adversary holds."""
@@ -123,14 +126,16 @@ class Instruments:
         )  # fmt: skip
 
 
-def blinded(candidates: DomainDataset) -> DomainDataset:
+def blinded(candidates: DomainDataset, *, labelled: bool = False) -> DomainDataset:
     """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
 
     A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels
-    are not copied (`rows` still point into the store, which an attack, being trusted code, must not look around in)."""
+    are not copied, and `labelled` leaves the classes in (`rows` still point into the store, which an attack, being trusted
+    code, must not look around in)."""
     nothing = torch.zeros(len(candidates), dtype=torch.int64)
     names = tuple(hashlib.sha256(f"candidate {name}".encode()).hexdigest()[:20] for name in candidates.ids)
-    return replace(candidates, labels=nothing, domains=nothing, attributes={}, ids=names)
+    labels = candidates.labels if labelled else nothing
+    return replace(candidates, labels=labels, domains=nothing, attributes={}, ids=names)
 
 
 def shown_images(data: DomainDataset, state: State) -> DomainDataset | None:

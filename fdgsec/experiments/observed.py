@@ -1,4 +1,4 @@
-"""One observed run: artifacts exchanged without training, and everything written down."""
+"""One observed run: artifacts exchanged, and everything written down."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from fdgsec.engines.local import LocalEngine
 from fdgsec.engines.state import MemoryStates
 from fdgsec.federation import Client, GlobalModel, Method, State
 from fdgsec.rng import stream
-from fdgsec.wire import Guard, SendsDefended, Transcript, Wire
+from fdgsec.wire import Guard, SendsDefended, Transcript, Wire, keeps_artifacts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,10 +30,11 @@ def observe(
     model: GlobalModel | None = None,
     defenses: Sequence[SendsDefended] = (),
     guards: Sequence[Guard] = (),
+    rounds: int = 0,
 ) -> Observed:
-    """Exchange artifacts among `members` without training, and write down everything.
+    """Exchange artifacts among `members`, without training unless `rounds` are given, and write down everything.
 
-    `model` is what methods need that share under the current model (StableFDG)."""
+    Models are written down where they were trained here. `model` is what methods need that share under the current model (StableFDG), and what training starts from."""
     states = MemoryStates()
     wire = Wire(
         secret=lambda message, number: stream(
@@ -41,9 +42,10 @@ def observe(
         ),
         defenses=defenses,
         guards=guards,
+        keep=keeps_artifacts if not rounds else lambda message: True,
     )
     engine = LocalEngine(members=members, method=method, seed=seed, states=states)
-    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=0).run(model)
+    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=rounds).run(model)
     return Observed(
         transcript=wire.transcript,
         states=states.states,

@@ -85,6 +85,7 @@ def scene_of(
         own=clients[0].data if "own data" in knows else None,
         reading=eyes.reading,
         simulate=laboratory.simulated,
+        network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
     )
     facts = TargetFacts(
         artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),

@@ -1,5 +1,7 @@
 """Requests that re-draw clients: sessions, rounds, mixtures and cohorts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -85,7 +87,7 @@ def test_mixtures_tell_the_judge_the_shares_of_classes_and_domains(roles: Roles)
 
     assert len(within) == 9
     assert len(across) == 3
-    for case, truth in [*within, *across]:
+    for _, truth in [*within, *across]:
         assert truth.proportions is not None
         assert truth.domain_shares is not None
         assert float(truth.proportions.sum()) == pytest.approx(1, abs=1e-9)
@@ -131,3 +133,21 @@ def test_an_attack_simulates_on_images_it_holds_or_was_shown_and_on_no_others(ro
     assert view.artifact("client:2") is not None
     with pytest.raises(UsageError, match="of these are not"):
         lab.simulated([roles.held_out.of_domain(0)], stream(0, "attack", "simulation"))
+
+
+def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles: Roles):
+    lab = laboratory(roles, FedAlign(), encoder="pixels")
+    run = lab.exchange([client.data for client in lab.clients], name="trained")
+    cases = replace(lab, run=run, memo={}).cases(Request(kind="trained", count=8))
+
+    assert len(cases) == 3
+    for (case, truth), client in zip(cases, lab.clients, strict=True):
+        assert case.candidates is not None
+        assert truth.members is not None
+        inside = case.candidates.subset(truth.members.nonzero().flatten())
+        outside = case.candidates.subset((~truth.members).nonzero().flatten())
+        assert len(inside) == len(outside) == 8
+        assert set(inside.rows.tolist()) <= set(client.data.rows.tolist())
+        assert set(outside.rows.tolist()) <= set(roles.held_out.of_domain(client.number).rows.tolist())
+        assert case.candidates.labels.any()
+        assert not case.candidates.domains.any()
