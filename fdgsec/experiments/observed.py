@@ -34,7 +34,8 @@ def observe(
 ) -> Observed:
     """Exchange artifacts among `members`, without training unless `rounds` are given, and write down everything.
 
-    Models are written down where they were trained here. `model` is what methods need that share under the current model (StableFDG), and what training starts from."""
+    Models are written down where they were trained here. `model` is what methods need that share under the current model
+    (StableFDG), and what training starts from."""
     states = MemoryStates()
     wire = Wire(
         secret=lambda message, number: stream(
