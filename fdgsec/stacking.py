@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PREFIX = "local."
-BELOW = ("training_set", "start", "fit", "results", "exhibits", "review", "aggregate", "weigh")
+BELOW = ("training_set", "kept_entries", "start", "fit", "results", "exhibits", "review", "aggregate", "weigh")
 """Steps that only the method below takes: a method that changes one of them would not be itself on top."""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fdgsec.artifacts import ModelState
 from fdgsec.errors import UsageError
 from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
-from fdgsec.methods.fedavg import FedAvg, averaged, detached
+from fdgsec.methods.fedavg import KEPT, FedAvg, averaged, detached
 from fdgsec.methods.fedbn import FedBN, norm_entries
 from fdgsec.models import build_classifier
 from fdgsec.plans import Plan
@@ -105,7 +105,7 @@ def test_a_client_goes_on_from_its_own_batch_norm_and_from_the_averaged_rest(mem
     outcome = federated(method, members[:2], recode=False)
     _, own = payloads(outcome, 0, "update", "client:0")
     received = payloads(outcome, 1, "model", "server")[0]
-    state = {f"norm.{name}": value for name, value in own.items()}
+    state = {f"{KEPT}{name}": value for name, value in own.items()}
 
     begun = detached(method.start(members[0], model=start(method).with_state(received), state=state))
 
@@ -118,8 +118,8 @@ def test_clients_keep_the_batch_norm_that_they_last_trained(members: list[Client
 
     for name in ("client:0", "client:1"):
         _, last = payloads(outcome, 1, "update", name)
-        assert set(outcome.states[name]) == {f"norm.{entry}" for entry in last}
-        assert all(torch.equal(outcome.states[name][f"norm.{entry}"], value) for entry, value in last.items())
+        assert set(outcome.states[name]) == {f"{KEPT}{entry}" for entry in last}
+        assert all(torch.equal(outcome.states[name][f"{KEPT}{entry}"], value) for entry, value in last.items())
 
 
 def test_the_unseen_domain_gets_the_average_of_everything_weighted_by_size(members: list[Client]):

@@ -12,7 +12,7 @@ from fdgsec.config import build
 from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError
 from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
-from fdgsec.methods.fedavg import detached
+from fdgsec.methods.fedavg import KEPT, detached
 from fdgsec.methods.fedsr import REFERENCE, FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.plans import Plan
 from fdgsec.rng import stream
@@ -98,8 +98,8 @@ def test_a_local_reference_is_remembered_by_its_client_and_unknown_to_the_server
     outcome = federated(method, four_clients()[:2], recode=False)
 
     kept = [outcome.states[name] for name in ("client:0", "client:1")]
-    assert all(set(state) == {f"fedsr.{name}" for name in REFERENCE} for state in kept)
-    assert not torch.equal(kept[0]["fedsr.reference_mean"], kept[1]["fedsr.reference_mean"])
+    assert all(set(state) == {f"{KEPT}{name}" for name in REFERENCE} for state in kept)
+    assert not torch.equal(kept[0][f"{KEPT}reference_mean"], kept[1][f"{KEPT}reference_mean"])
     assert bool((outcome.model["reference_mean"] == 0).all())
     uploads = [m.artifact.tensors() for m in outcome.transcript.messages() if m.stage == "update"]
     assert not any(set(REFERENCE) & set(tensors) for tensors in uploads)
@@ -114,7 +114,7 @@ def test_a_client_goes_on_from_the_reference_that_it_remembers():
 
     begun = method.start(client, model=model, state=state).state_dict()
 
-    assert all(torch.equal(begun[name], state[f"fedsr.{name}"]) for name in REFERENCE)
+    assert all(torch.equal(begun[name], state[f"{KEPT}{name}"]) for name in REFERENCE)
     assert torch.equal(begun["encoder.weight"], model.state.state["encoder.weight"])
 
 
@@ -129,7 +129,7 @@ def trained(method: FedSR) -> tuple[StochasticClassifier, Client]:
     """One client's network after two rounds of four epochs, with the reference that it remembers."""
     client = four_clients()[0]
     outcome = federated(replace(method, plan=Plan(batch_size=8, learning_rate=0.02, epochs=4)), [client], recode=False)
-    own = {name: outcome.states["client:0"][f"fedsr.{name}"] for name in REFERENCE}
+    own = {name: outcome.states["client:0"][f"{KEPT}{name}"] for name in REFERENCE}
     model = network(method)
     model.load_state_dict({**outcome.model, **own})
     return model, client
