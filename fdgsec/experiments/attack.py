@@ -76,10 +76,10 @@ def attack(
     )
     scene = scene_of(config, world, roles, method, clients, observed, model, eyes, progress)
     outcomes = []
-    for number, observer in enumerate(observers):
-        progress.update("attacks", number, len(observers))
+    for observer in observers:
+        progress.update(observer.name, 0, 1)
         outcomes.append(_attacked(observer, scene))
-    progress.update("attacks", len(observers), len(observers))
+        progress.update(observer.name, 1, 1)
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     report = AttackReport(
         target=config.target, method=config.method, preset=config.preset,
