@@ -1,6 +1,6 @@
 """Everything that one report's attacks share: the adversary, what it knows, and the laboratory that runs for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fdgsec.adversaries import ADVERSARIES, Adversary, Knowledge
@@ -11,13 +11,17 @@ from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed
 from fdgsec.experiments.world import World
 from fdgsec.features import encoder_named, introduce, statistics
-from fdgsec.federation import Client, GlobalModel, Method, SharesDistributions
+from fdgsec.federation import Client, GlobalModel, Method, SharesDistributions, TrainsByPlan
+from fdgsec.metrics.extractors import INCEPTION
 from fdgsec.metrics.images import PerceptualEncoder
 from fdgsec.metrics.judge import Judge
 from fdgsec.model_encoder import ModelEncoder
 from fdgsec.readings import PooledStyles, Reading, StyleDistributions
 from fdgsec.registry import target_named
 from fdgsec.threats import TargetFacts
+
+EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPTION, "mini")}
+"""The networks that generated sets are judged by, per profile: the customary one takes a second per three images here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,8 @@ def scene_of(
         reading=eyes.reading,
         simulate=laboratory.simulated,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
+        plan=method.plan if isinstance(method, TrainsByPlan) else None,
+        keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimiser,
     )
     facts = TargetFacts(
         artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
@@ -95,5 +101,5 @@ def scene_of(
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return Scene(
         config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
-        facts=facts, judge=Judge(perceptual=perceptual), progress=progress,
+        facts=facts, judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]), progress=progress,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdgsec.metrics.intervals import Interval
 from fdgsec.reports import ChanceKind, Measurement, Slice
-from fdgsec.threats import Answer, Case, Guess, Labels, Prediction, Ranking, Truth
+from fdgsec.threats import Answer, Case, Guess, Labels, Prediction, Presence, Proportions, Ranking, Truth
 
 HALVES = ("half",)
 """Slice keys that tell the two halves of one client apart, and no population from another."""
@@ -78,7 +78,7 @@ def grouped(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> lis
 
 
 def _asked(answer: Answer) -> str:
-    if isinstance(answer, Ranking | Labels):
+    if isinstance(answer, Ranking | Labels | Proportions | Presence):
         return answer.of
     return answer.name if isinstance(answer, Prediction) else ""
 

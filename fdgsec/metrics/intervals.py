@@ -25,7 +25,9 @@ from fdgsec.metrics.resampling import (
     unseen_bounds,
 )
 
-Method = Literal["wilson", "clopper-pearson", "bootstrap", "paired-bootstrap", "cluster-bootstrap", "delong"]
+Method = Literal[
+    "wilson", "clopper-pearson", "bootstrap", "paired-bootstrap", "cluster-bootstrap", "delong", "jackknife"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +157,8 @@ def delong(positive: Numbers, negative: Numbers, *, level: float = 0.95) -> Inte
         model = max(_exponential_variance(side, n, m), _exponential_variance(side, m, n))
         spread = math.sqrt(max(float(outer.var()) / n + float(inner.var()) / m, model)) / (area * (1 - area))
         z, logit = _normal_quantile(level), math.log(area / (1 - area))
-        low, high = max(low, _sigmoid(logit - z * spread)), min(high, _sigmoid(logit + z * spread))
+        low = max(low, float(special.expit(logit - z * spread)))
+        high = min(high, float(special.expit(logit + z * spread)))
     return Interval(low=min(low, area), high=max(high, area), method="delong")
 
 
@@ -293,7 +296,3 @@ def _check_proportion(successes: float, n: int, level: float) -> None:
 
 def _normal_quantile(level: float) -> float:
     return float(special.ndtri((1 + level) / 2))
-
-
-def _sigmoid(logit: float) -> float:
-    return float(special.expit(logit))

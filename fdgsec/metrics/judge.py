@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fdgsec.metrics.extractors import Extractor
 from fdgsec.metrics.groups import Group, Reading, finite, grouped, median_row, row, unavailable
 from fdgsec.metrics.identification import accuracy, auc, balanced_accuracy, majority_share, roc_band, tpr_at_fpr
 from fdgsec.metrics.images import PerceptualDistance
@@ -17,11 +18,28 @@ from fdgsec.metrics.intervals import Interval, balanced_accuracy_interval, clust
 from fdgsec.metrics.judge_galleries import Galleries, Lineup
 from fdgsec.metrics.judge_images import measure_reconstructions
 from fdgsec.metrics.judge_nulls import NullRow, null_row
+from fdgsec.metrics.judge_properties import measure_presence, measure_proportions
 from fdgsec.metrics.judge_rankings import measure_ranking
+from fdgsec.metrics.judge_sets import measure_sets
+from fdgsec.metrics.pools import measure_pool
 from fdgsec.metrics.resampling import unseen_bounds
+from fdgsec.pool_answers import PoolAnswer
 from fdgsec.reports import Measurement
 from fdgsec.rng import child
-from fdgsec.threats import Case, Guess, Labels, Membership, Prediction, Ranking, Reconstructions, Recovered, Truth
+from fdgsec.threats import (
+    Case,
+    GeneratedSets,
+    Guess,
+    Labels,
+    Membership,
+    Prediction,
+    Presence,
+    Proportions,
+    Ranking,
+    Reconstructions,
+    Recovered,
+    Truth,
+)
 
 __all__ = ["Judge", "NullRow"]
 
@@ -30,24 +48,31 @@ LOW_RATES = {"tpr_at_1pct_fpr": 0.01, "tpr_at_01pct_fpr": 0.001}
 
 @dataclass(frozen=True, kw_only=True)
 class Judge:
-    """Measures guesses; `perceptual` are the image distances that reconstructions are judged by beside PSNR and SSIM."""
+    """Measures guesses; `perceptual` are the image distances that reconstructions are judged by beside PSNR and SSIM.
+
+    `extractors` are the feature networks that generated sets are judged by; one that lacks its weights says so in its
+    rows."""
 
     perceptual: Sequence[PerceptualDistance] = ()
+    extractors: Sequence[str | Extractor] = ("mini",)
     bootstrap_repeats: int = 2000
     lineup: Lineup = field(default_factory=Lineup)
 
     def measure(
         self, guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
     ) -> list[Measurement]:
-        """Judge every group of answers, in the order of their first appearance.
+        """Judge every group of answers in the order of their first appearance; the tables of generated sets come last.
 
         Raises ValueError where an answer does not fit its case: that is a fault of the attack, not a finding."""
-        galleries = Galleries()
-        return [
+        galleries, groups = Galleries(), grouped(guess, cases, truths)
+        sets = [group for group in groups if isinstance(group.entries[0].answer, GeneratedSets)]
+        rows = [
             measured
-            for group in grouped(guess, cases, truths)
+            for group in groups
+            if group not in sets
             for measured in self._measured(group, child(rng, group.name), galleries)
         ]
+        return rows + measure_sets(sets, self.extractors, rng)
 
     def null(
         self,
@@ -75,6 +100,10 @@ class Judge:
             return _membership(group, rng, repeats)
         if isinstance(answer, Labels):
             return _labels(group)
+        if isinstance(answer, Proportions):
+            return measure_proportions(group, rng, repeats=repeats)
+        if isinstance(answer, Presence):
+            return measure_presence(group)
         if isinstance(answer, Recovered):
             return _recovered(group)
         if isinstance(answer, Reconstructions):
@@ -83,6 +112,8 @@ class Judge:
             )
         if isinstance(answer, Prediction):
             return _prediction(group)
+        if isinstance(answer, PoolAnswer):
+            return measure_pool(group, rng, repeats=repeats)
         raise TypeError(f"no rule judges a {type(answer).__name__}; give one of the answers in fdgsec.threats.")
 
 

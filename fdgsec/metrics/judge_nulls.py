@@ -16,10 +16,12 @@ from fdgsec.metrics.groups import Group, finite
 from fdgsec.metrics.identification import placements
 from fdgsec.metrics.inference import permutation_pvalue
 from fdgsec.metrics.judge_galleries import squared_distances
+from fdgsec.metrics.judge_properties import presence_scores, proportion_scores
 from fdgsec.metrics.judge_rankings import Ranked, ranked
+from fdgsec.metrics.unordered import matched_psnr
 from fdgsec.reports import Slice
 from fdgsec.rng import child
-from fdgsec.threats import Labels, Membership, Ranking, Reconstructions, Recovered
+from fdgsec.threats import Labels, Membership, Presence, Proportions, Ranking, Reconstructions, Recovered
 
 REPEATED = 10
 """By how much more permutations are drawn where the first ones leave a p-value that cannot be told from zero."""
@@ -32,7 +34,7 @@ class NullRow:
     """The permutation test of one slice: the statistic `value`, its one-sided `p_value`, over `n` rows.
 
     Names: `rank_percentile` (1 where the true candidate is always first, .5 by chance), `auc`, `balanced_accuracy`,
-    `relative_error` (geometric mean; here small is suspicious), `psnr`."""
+    `relative_error` (geometric mean; here small is suspicious), `mae` (small is suspicious too), `psnr`."""
 
     name: str
     value: float
@@ -93,6 +95,12 @@ def _scored(group: Group) -> tuple[str, Scores, Callable[[float], float]] | None
     if isinstance(answer, Labels):
         blocks = _label_scores(group)
         return None if blocks is None else ("balanced_accuracy", blocks, float)
+    if isinstance(answer, Proportions):
+        blocks = proportion_scores(group)
+        return None if blocks is None else ("mae", blocks, lambda mean: -mean)
+    if isinstance(answer, Presence):
+        blocks = presence_scores(group)
+        return None if blocks is None else ("auc", blocks, float)
     if isinstance(answer, Recovered):
         blocks = _recovery_scores(group)
         return None if blocks is None else ("relative_error", blocks, lambda mean: math.exp(-mean))
@@ -187,6 +195,10 @@ def _reconstruction_scores(group: Group) -> Scores | None:
     guessed = [entry.answer.images.float() for entry in entries]
     if len(known) < len(entries) or finite({str(i): part for i, part in enumerate(guessed)}):
         return None
+    if not entries[0].answer.ordered:  # the pictures of an answer are matched together: answers are exchanged
+        sizes = [(guess.shape[2], guess.shape[3]) for guess in guessed]
+        sets = [shrunk(true, size) for true, size in zip(known, sizes, strict=True)]
+        return [torch.tensor([[matched_psnr(guess, true) for true in sets] for guess in guessed], dtype=torch.float64)]
     blocks = []
     for part in _parts([len(guess) for guess in guessed], [None] * len(guessed)):
         guess = torch.cat([guessed[i] for i in part])
@@ -243,7 +255,7 @@ def _images(group: Group, members: Sequence[Tensor]) -> tuple[list[Tensor], Tens
     Gives per client their numbers (G,), which of all (U,) are members, and (U,) among which of each other they may be
     exchanged: among all, or within the client where no image was asked about twice or one is member here and not there."""
     numbers: dict[str, int] = {}
-    sets = [entry.case.candidates for entry in group.entries]
+    sets = [entry.case.candidates for entry in group.entries if entry.case.groups is None]
     ids = [tuple(candidates.ids) for candidates in sets if candidates is not None]
     if len(ids) == len(members):
         where = [torch.tensor([numbers.setdefault(name, len(numbers)) for name in part]) for part in ids]
