@@ -18,6 +18,9 @@ from fdgsec.rng import stream
 
 SHARED_ROWS = "shared_rows"
 """The entry of a client's state that says which of its images it released, (J,) int64 in row order: the judge's truth."""
+CLUSTER_SIZES = "cluster_sizes"
+"""The entry of a client's state that says how many images are in the cluster of each of its own, (n,) int64, where a
+release averages clusters: the judge's truth."""
 
 State = Mapping[str, Tensor]
 Inbox = Mapping[str, Artifact]

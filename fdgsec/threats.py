@@ -24,7 +24,7 @@ __all__ = [
 
 RequestKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
-    "trained",
+    "trained", "single_step",
 ]  # fmt: skip
 
 
@@ -44,7 +44,10 @@ class Request:
     cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
     adversary sees what the federation published, and is shown other images of every client of the pool.
     trained: the trained run, per client: `count` of its training images among as many held-out ones; candidates come with
-    their labels, which the images show."""
+    their labels, which the images show.
+    single_step: per domain `count` clients of `records` images that take one step of plain SGD over all of them at once, by
+    the target's rate, from the model that the run begins with (scheme "last": from the last one that its server sent);
+    candidates are `gallery` images of the domain."""
 
     kind: RequestKind
     count: int = 0
@@ -98,7 +101,8 @@ class Truth:
     `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of the run's pooled
     releases: some of those behind each); `statistic` (R, 2C) the linear statistic of the records; `partner` the
     number of the case (within its slice) that comes from the same client; `proportions` (classes,) and
-    `domain_shares` (domains,) what the client's images are of."""
+    `domain_shares` (domains,) what the client's images are of; `cluster_sizes` (candidates,) how many images the release
+    averaged a member with, 0 of others."""
 
     members: Tensor | None = None
     rows: Tensor | None = None
@@ -109,6 +113,7 @@ class Truth:
     partner: int | None = None
     proportions: Tensor | None = None
     domain_shares: Tensor | None = None
+    cluster_sizes: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +189,13 @@ class Reconstructions(Answer):
     """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
 
     Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
-    another image of the same domain, B4 the generator fed noise."""
+    another image of the same domain, B4 the generator fed noise. Where they are not `ordered`, nobody knows which row is of
+    which image, and the judge matches them, controls alike."""
 
     kind: ClassVar[str] = "reconstructions"
     images: Tensor
     controls: Mapping[str, Tensor]
+    ordered: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ from fdgsec.clustering import cluster_means, finch
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, resized, statistics
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import Classifier, Normalisation
 from fdgsec.networks.linear import drawn_linear
@@ -258,7 +258,8 @@ class FISC(FedAvg):
         alone = torch.arange(len(images))
         labels = partition_of(compared, self.client_partition) if self.local_clustering else alone
         mean, std = client_style(images, labels, sigma=self.sigma, eps=self.eps)
-        return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, state
+        sizes = torch.bincount(labels)[labels]
+        return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, {**state, CLUSTER_SIZES: sizes}
 
     @torch.no_grad()
     def extracted(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:

@@ -1,5 +1,7 @@
 """Runs among re-drawn clients, so that clients are independent units and members come from the same draw as others."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -8,12 +10,17 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.experiments.draws import skewed, uniform
 from fdgsec.experiments.instruments import Cases, Instruments, blinded, shown_images
+from fdgsec.federation import CLUSTER_SIZES, State
+from fdgsec.privacy.row_matching import random_crops
+from fdgsec.rng import child
 from fdgsec.threats import Case, Request, Truth
 
 CANDIDATES = 150
 """Members asked about per membership case, and as many non-members."""
 LEAST_OUTSIDE = 30
 """Images that must be left outside a re-drawn client."""
+CROPPED = 0.8
+"""Least share of the area that a random crop keeps, as in training (fdgsec.plans)."""
 
 
 def resampled_clients(lab: Instruments, request: Request) -> Cases:
@@ -108,7 +115,7 @@ def rounds(lab: Instruments, request: Request) -> Cases:
     """Clients seen in several exchanges under their names, `count` per domain; candidates are half theirs.
 
     A candidate is a member where any of the exchanges released it (per-image releases), or where it is the client's
-    (pooled ones)."""
+    (pooled ones). With the scheme "crops" styles are taken of a random crop of each image, as training would see it."""
     result: Cases = []
     for domain in lab.sources:
         where, pool = lab.domain_name(domain), lab.others(domain)
@@ -119,8 +126,12 @@ def rounds(lab: Instruments, request: Request) -> Cases:
             for number in range(request.count)
         ]
         drawn = [pool.subset(order[: request.records]) for order in orders]
-        name = f"rounds:{domain}:{request.records}"
-        observed = [lab.exchange(drawn, name=name, turn=turn) for turn in range(request.rounds)]
+        name, held, extraction = f"rounds:{domain}:{request.records}", drawn, dict[str, str | int]()
+        if request.scheme == "crops":
+            coins = lab.coins("rounds-crops", domain, request.records)
+            held = [random_crops(data, least=CROPPED, rng=child(coins, n)) for n, data in enumerate(drawn)]
+            name, extraction = f"{name}:crops", {"extraction": "random crop"}
+        observed = [lab.exchange(held, name=name, turn=turn) for turn in range(request.rounds)]
         views = tuple(lab.view(one) for one in observed)
         for number, (data, order) in enumerate(zip(drawn, orders, strict=True)):
             client = f"client:{number + 1}"
@@ -134,10 +145,20 @@ def rounds(lab: Instruments, request: Request) -> Cases:
             asked = asked.subset(torch.randperm(len(asked), generator=lab.coins("rounds-order", domain, number)))
             case = Case(
                 request="rounds", views=views, victim=client, records=len(data), domain=where,
-                slice={"domain": where, "n_per_client": request.records}, candidates=blinded(asked),
+                slice={"domain": where, "n_per_client": request.records, **extraction}, candidates=blinded(asked),
             )  # fmt: skip
-            result.append((case, Truth(members=torch.tensor([name in seen for name in asked.ids]))))
+            members = torch.tensor([name in seen for name in asked.ids])
+            sizes = _cluster_sizes(data, observed[-1].states[client], asked)
+            result.append((case, Truth(members=members, cluster_sizes=sizes)))
     return result
+
+
+def _cluster_sizes(data: DomainDataset, state: State, asked: DomainDataset) -> Tensor | None:
+    """How many images are in the cluster of each candidate, 0 of one that is not the client's; None without clusters."""
+    if CLUSTER_SIZES not in state:
+        return None
+    sizes = dict(zip(data.ids, state[CLUSTER_SIZES].tolist(), strict=True))
+    return torch.tensor([sizes.get(name, 0) for name in asked.ids])
 
 
 def mixtures(lab: Instruments, request: Request) -> Cases:
@@ -176,31 +197,66 @@ def _shares(values: Tensor, count: int) -> Tensor:
 def cohorts(lab: Instruments, request: Request) -> Cases:
     """Federations of half of a pool of single-domain clients each; asked is which of the pool took part.
 
-    A candidate client is shown by other images of its own than those that it brought to the federation (`groups` says
-    whose they are), and all clients of a pool hold disjoint images. Pools are re-drawn from the same images."""
-    result: Cases = []
-    size = 2 * request.clients
+    A candidate client is shown by other images of its own than those that it brought to the federation, unless the scheme
+    is "same images" (`groups` says whose they are), and all clients of a pool hold disjoint images: any of their domain's,
+    or (scheme "dirichlet") skewed class shares. Pools are re-drawn from the same images. With two `rounds` a case shows
+    a second session, of other images of the members of the federation that `partner` names."""
     pools = [lab.others(domain) for domain in lab.sources]
-    per_pool = -(-size // len(pools))
+    per_pool = -(-2 * request.clients // len(pools))
     if min(len(pool) for pool in pools) < 2 * request.records * per_pool:
-        return result
-    for number in range(request.count):
-        rng = lab.coins("cohorts", request.clients, request.records, number)
-        orders = [torch.randperm(len(pool), generator=rng) for pool in pools]
-        held, shown = [], []
-        for client in range(size):
-            which, place = client % len(pools), client // len(pools)
-            rows = orders[which][2 * request.records * place : 2 * request.records * (place + 1)]
-            held.append(pools[which].subset(rows[: request.records]))
-            shown.append(pools[which].subset(rows[request.records :]))
-        takes_part = torch.zeros(size, dtype=torch.bool)
-        takes_part[torch.randperm(size, generator=rng)[: request.clients]] = True
-        members = [data for data, inside in zip(held, takes_part.tolist(), strict=True) if inside]
-        observed = lab.exchange(members, name=f"cohorts:{request.clients}:{request.records}:{number}")
+        return []
+    drawn = [_cohort(lab, request, pools, number) for number in range(request.count)]
+    name = f"cohorts:{request.scheme}:{request.clients}:{request.records}"
+    first = [lab.view(lab.exchange(c.members(c.held), name=f"{name}:{i}")) for i, c in enumerate(drawn)]
+    again = [
+        lab.view(lab.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
+        for i, c in enumerate(drawn if request.rounds > 1 else [])
+    ]
+    order = torch.randperm(request.count, generator=lab.coins("cohorts-order", request.scheme, request.clients))
+    result: Cases = []
+    for number, cohort in enumerate(drawn):
         case = Case(
-            request="cohorts", views=(lab.view(observed),), victim="server", records=None, domain="mixed",
-            slice={"clients": request.clients, "n_per_client": request.records}, candidates=blinded(join(shown)),
-            groups=torch.arange(size).repeat_interleave(request.records),
+            request="cohorts", views=(first[number], *([again[int(order[number])]] if again else [])), victim="server",
+            domain="mixed", candidates=blinded(join(cohort.shown)),
+            slice={
+                "clients": request.clients, "n_per_client": request.records, "scheme": request.scheme or "iid",
+            },
+            groups=torch.arange(2 * request.clients).repeat_interleave(request.records),
         )  # fmt: skip
-        result.append((case, Truth(members=takes_part)))
+        partner = int((order == number).nonzero()) if again else None
+        result.append((case, Truth(members=cohort.takes_part, partner=partner)))
     return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cohort:
+    """A pool of clients: what each `held`, `other` images of its own, those that are `shown`, and who took part."""
+
+    held: Sequence[DomainDataset]
+    other: Sequence[DomainDataset]
+    shown: Sequence[DomainDataset]
+    takes_part: Tensor
+
+    def members(self, data: Sequence[DomainDataset]) -> list[DomainDataset]:
+        """What of `data` is of clients that took part."""
+        return [images for images, inside in zip(data, self.takes_part.tolist(), strict=True) if inside]
+
+
+def _cohort(lab: Instruments, request: Request, pools: Sequence[DomainDataset], number: int) -> _Cohort:
+    """Draw a pool of twice as many clients as take part, of each domain in turn, and half of them."""
+    size, records = 2 * request.clients, request.records
+    rng = lab.coins("cohorts", request.scheme, request.clients, records, number)
+    left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
+    draw = skewed if request.scheme == "dirichlet" else uniform
+    held, other = list[DomainDataset](), list[DomainDataset]()
+    for client in range(size):
+        which = client % len(pools)
+        remaining = left[which].nonzero().flatten()
+        chosen = remaining[draw(pools[which].subset(remaining), 2 * records, rng)]
+        left[which][chosen] = False
+        held.append(pools[which].subset(chosen[:records]))
+        other.append(pools[which].subset(chosen[records:]))
+    takes_part = torch.zeros(size, dtype=torch.bool)
+    takes_part[torch.randperm(size, generator=rng)[: request.clients]] = True
+    shown = held if request.scheme == "same images" else other
+    return _Cohort(held=held, other=other, shown=shown, takes_part=takes_part)

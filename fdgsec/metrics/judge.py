@@ -21,6 +21,7 @@ from fdgsec.metrics.judge_nulls import NullRow, null_row
 from fdgsec.metrics.judge_properties import measure_presence, measure_proportions
 from fdgsec.metrics.judge_rankings import measure_ranking
 from fdgsec.metrics.judge_sets import measure_sets
+from fdgsec.metrics.judge_strata import cluster_size_rows
 from fdgsec.metrics.pools import measure_pool
 from fdgsec.metrics.resampling import unseen_bounds
 from fdgsec.pool_answers import PoolAnswer
@@ -144,7 +145,18 @@ def _membership(group: Group, rng: torch.Generator, repeats: int) -> list[Measur
     area = sum(auc(own, others) for own, others in zip(positive, negative, strict=True)) / len(entries)
     interval = _auc_interval(positive, negative, child(rng, "auc"), repeats)
     rows = [row("auc", group.slice, area, interval, n, Reading(chance=0.5))]
-    return [*rows, *_low_rates(group, positive, negative, child(rng, "roc"), repeats)]
+    rows += _low_rates(group, positive, negative, child(rng, "roc"), repeats)
+    return rows + _cluster_sizes(group, child(rng, "clusters"), repeats)
+
+
+def _cluster_sizes(group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Part the AUC by how many images share a member's cluster, where all clients' clusters are known."""
+    entries = group.of(Membership)
+    sizes = [entry.truth.cluster_sizes for entry in entries if entry.truth.cluster_sizes is not None]
+    if len(sizes) < len(entries):
+        return []
+    scores, members = [entry.answer.scores.detach().cpu() for entry in entries], [size > 0 for size in sizes]
+    return cluster_size_rows(scores, members, sizes, where=group.slice, rng=rng, repeats=repeats)
 
 
 def _owners(parts: Sequence[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fdgsec.metrics.identification import auc
 
 SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf asks for none and a direction never varies
+AT_ONCE = 256  # records whose inner products with all others are held
 SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: what never varied in the reference must not decide alone
 
 
@@ -114,18 +115,23 @@ def likelihood_ratio(u: Tensor, v: Tensor, *, records: int, reference: int | Non
     With known m and Sigma (`reference` None): r ~ N(m, Sigma/n) for a non-member and N(m + (y - m)/n, (n-1)/n^2 Sigma)
     for a member, which is n/(n-1) u.v - |v|^2/(2(n-1)) - n/(2(n-1)) |u|^2 + (D/2) ln(n/(n-1)).
     Where m is the mean of `reference` other records, it is integrated out under a flat prior: y itself then says where m
-    lies, so u leans towards v/(n_ref+1) even for a non-member. Raises ValueError for fewer than two records."""
+    lies, so u leans towards v/(n_ref+1) even for a non-member. For many releases of as many records one set of candidates
+    (G, D) will do: nothing of size R x G x D or G x G is held. Raises ValueError for fewer than two records."""
     if records < 2:
         raise ValueError(f"the mean of {records} record is the record; a likelihood ratio needs at least 2.")
+    square, length, product = u.square().sum(-1, keepdim=True), v.square().sum(-1), _products(u, v)
     pull = 0.0 if reference is None else 1 / (reference + 1)
     keep = 1 - 1 / records
     lean_out, lean_in = pull, pull * keep + 1 / records
     spread_out, spread_in = 1 / records + pull, keep / records + keep**2 * pull
-    release = u.unsqueeze(-2)
-    square, product, length = release.square().sum(-1), (release * v).sum(-1), v.square().sum(-1)
     out = square - 2 * lean_out * product + lean_out**2 * length
     member = square - 2 * lean_in * product + lean_in**2 * length
     return out / (2 * spread_out) - member / (2 * spread_in) + v.shape[-1] / 2 * math.log(spread_out / spread_in)
+
+
+def _products(u: Tensor, v: Tensor) -> Tensor:
+    """The inner product of every release (..., D) with every candidate (..., G, D): (..., G)."""
+    return (u.unsqueeze(-2) @ v.mT).squeeze(-2)
 
 
 def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
@@ -139,8 +145,7 @@ def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | N
         raise ValueError(f"the mean of {records} record is the record; a score needs at least 2.")
     pull = 0.0 if reference is None else 1 / (reference + 1)
     length: Tensor = torch.linalg.vector_norm(v, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-    along = (v @ u.unsqueeze(-1)).squeeze(-1) / length
-    return (along - pull * length) / math.sqrt(1 / records + pull)
+    return (_products(u, v) / length - pull * length) / math.sqrt(1 / records + pull)
 
 
 class TracingTest(Protocol):
@@ -177,9 +182,10 @@ def effective_dimension(whitened: Tensor) -> float:
     if whitened.shape[0] < 2:
         raise ValueError(f"an effective dimension needs two records or more; got {whitened.shape[0]}.")
     n = whitened.shape[0]
-    gram = whitened @ whitened.T
-    across = float(gram.square().sum() - gram.diagonal().square().sum()) / (n * (n - 1))
-    return float(gram.diagonal().mean()) ** 2 / across
+    length = whitened.square().sum(1)
+    squares = sum(float((part @ whitened.T).square().sum()) for part in whitened.split(AT_ONCE))
+    across = (squares - float(length.square().sum())) / (n * (n - 1))
+    return float(length.mean()) ** 2 / across
 
 
 def held_out_dimension(reference: Tensor, *, others: Sequence[Tensor] = (), folds: int = 5) -> float:

@@ -1,0 +1,275 @@
+"""Membership questions sorted by what was released, and answered: means, what is no mean, and rows of single images."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.adversaries import Knowledge
+from fdgsec.artifacts import StyleDistribution, StyleStatistics
+from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import UsageError
+from fdgsec.privacy.populations import Population, auxiliary_images, different, placed_candidates, populations_of
+from fdgsec.privacy.row_matching import ROUNDING, nearest_row, random_crops
+from fdgsec.privacy.shadow_runs import Shadows
+from fdgsec.privacy.tracing import TracingTest, held_out_dimension, separation, simulated_aucs, theory_auc
+from fdgsec.rng import child
+from fdgsec.styles import recentred
+from fdgsec.threats import Case, Membership, Prediction
+
+RELEASED = {"test": "look-up", "question": "released image"}
+CLIENTS = {"test": "look-up", "question": "client's image"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The numbers of the cases that ask about a mean of images, about a release that is none, and about rows.
+
+    Styles that are no means are asked about in `rounds`; a target that releases rows is asked in `rounds` which images
+    it released and in `resampled_clients` which it holds."""
+
+    means: Sequence[int]
+    clustered: Sequence[int]
+    rows: Sequence[int]
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> "Asked":
+        """Sort all cases; those of other requests are not asked about."""
+        rounds = [n for n, case in enumerate(cases) if case.request == "rounds"]
+        redrawn = [n for n, case in enumerate(cases) if case.request == "resampled_clients"]
+        listed = {n for n in (*rounds, *redrawn) if not _pooled(cases[n])}
+        asked_twice = any(n in listed for n in rounds)
+        return cls(
+            means=[n for n in redrawn if n not in listed or not asked_twice],
+            clustered=[n for n in rounds if n not in listed],
+            rows=[n for n in (*rounds, *redrawn) if n in listed and asked_twice],
+        )
+
+
+def _pooled(case: Case) -> bool:
+    return isinstance(case.views[0].artifact(case.victim), StyleStatistics | StyleDistribution)
+
+
+def size_of(case: Case) -> int:
+    """How many images are behind the release. Raises UsageError where the adversary does not know."""
+    if case.records is None:
+        raise UsageError(
+            f"membership needs the number of images behind the style of {case.victim}; the adversary does not know it."
+        )
+    return case.records
+
+
+def domain_of(case: Case) -> str:
+    """Which domain they are of. Raises UsageError where the adversary does not know."""
+    if case.domain is None:
+        raise UsageError(f"membership needs the domain of the images of {case.victim}; the adversary does not know it.")
+    return case.domain
+
+
+def known_populations(asked: Asked, cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
+    """Fit the population of each domain that a pooled release is of."""
+    pooled = [*asked.means, *asked.clustered]
+    return populations_of([domain_of(cases[n]) for n in pooled], knowledge) if pooled else {}
+
+
+def release_of(case: Case, knowledge: Knowledge) -> Tensor:
+    """Read the one pooled release of a case, t (D,). Raises UsageError for several rows."""
+    release = knowledge.reading.release(case.release(), images=case.records)
+    if release.shape[0] != 1:
+        raise UsageError(f"membership tests one pooled style per client; {case.victim} sent {len(release)} rows.")
+    return release[0]
+
+
+def mean_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    populations: Mapping[str, Population],
+    *,
+    test: TracingTest,
+    mean_known: bool = False,
+) -> list[Membership]:
+    """Score candidates by a test for a record in a mean; `mean_known` says that the release scatters about the reference."""
+    answers = []
+    for name, population in populations.items():
+        mine = [n for n in numbers if domain_of(cases[n]) == name]
+        if not mine:
+            continue
+        placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
+        v = population.whiten(placed.statistics)
+        reference = None if mean_known else len(population.reference)
+        for size in dict.fromkeys(size_of(cases[n]) for n in mine):
+            asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
+            releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
+            scores = test(population.whiten(recentred(releases, population.about)), v, records=size, reference=reference)
+            answers += [
+                Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)
+            ]
+    return sorted(answers, key=lambda answer: answer.case)
+
+
+def mean_predictions(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    populations: Mapping[str, Population],
+    test: TracingTest,
+    rng: torch.Generator,
+) -> list[Prediction]:
+    """Per domain and size: the effective dimension on held-out images, and the AUC to expect.
+
+    Line "dimension" puts the effective dimension into the law sqrt(D / (n + n^2/n_ref)); line "simulation" runs the same
+    test on Gaussian records with the shrunk covariance, whose flat tail makes it an optimistic one."""
+    first: dict[str, dict[int, int]] = {}
+    for number in numbers:
+        first.setdefault(domain_of(cases[number]), {}).setdefault(size_of(cases[number]), number)
+    answers = []
+    for name, asked in first.items():
+        population = populations[name]
+        reference, others = population.reference, population.others
+        dimension = held_out_dimension(reference, others=others)
+        simulated = simulated_aucs(
+            population.whiten, test=test, records=sorted(asked), reference=len(reference),
+            others=[len(part) for part in others], rng=child(rng, name),
+        )  # fmt: skip
+        for size, area in zip(sorted(asked), simulated, strict=True):
+            number = asked[size]
+            law = theory_auc(separation(dimension, records=size, reference=len(reference)))
+            answers += [
+                Prediction(case=number, name="theory_auc", value=law, slice={"line": "dimension"}),
+                Prediction(case=number, name="theory_auc", value=area, slice={"line": "simulation"}),
+                Prediction(case=number, name="d_eff", value=dimension, unit="dimensions"),
+            ]
+    return answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is simulated: clients without candidates, candidates tried, and clients with each of them."""
+
+    shadows: int
+    tried: int
+    inserted: int
+
+
+def clusters_asked(
+    numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge
+) -> Iterator[tuple[str, int, list[int], DomainDataset]]:
+    """Give for each domain and size of the victims the cases and the public images that shadow clients can be drawn of."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for number in numbers:
+        found.setdefault((domain_of(cases[number]), size_of(cases[number])), []).append(number)
+    for (name, size), mine in found.items():
+        yield name, size, mine, auxiliary_images(knowledge).of_domain(name)
+
+
+def clustered_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    populations: Mapping[str, Population],
+    *,
+    effort: Effort,
+    rng: torch.Generator,
+    own: bool = False,
+) -> list[Membership]:
+    """Score candidates by simulated likelihood ratios; with `own`, for releases of the adversary's own shadow clients.
+
+    Domains with too few public images for a shadow client get no answer."""
+    answers = []
+    for name, size, mine, images in clusters_asked(numbers, cases, knowledge):
+        if len(images) <= size:
+            continue
+        population, coins = populations[name], child(rng, name, size)
+        shadows = Shadows(knowledge=knowledge, population=population, images=images, records=size, known=own)
+        placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
+        test = shadows.test(
+            placed, shadows=effort.shadows, inserted=effort.inserted, tried=effort.tried, rng=child(coins, "test")
+        )
+        if own:
+            drawn = shadows.clients(len(mine), child(coins, "own"))
+            releases = shadows.releases(drawn, child(coins, "own releases"))
+        else:
+            releases = torch.stack([recentred(release_of(cases[n], knowledge), population.about) for n in mine])
+        for number, release, places in zip(mine, releases, placed.places, strict=True):
+            answers.append(Membership(case=number, scores=test(release, places)))
+    return sorted(answers, key=lambda answer: answer.case)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """What k-crop matching looks at: `count` random crops of `least` of the area at least, of up to `most` candidates.
+
+    Each look is an encoder pass over all candidates of a question."""
+
+    count: int
+    least: float
+    most: int
+
+
+def row_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    *,
+    crops: Crops | None = None,
+    rng: torch.Generator | None = None,
+) -> list[Membership]:
+    """Score each candidate by how near its style comes to a released row.
+
+    Where all of a client's images are among the candidates and yet none has the style of any row, styles were not taken
+    of whole images: with `crops` a second answer is the nearest of the whole image and of its crops."""
+    answers, unmatched = [], dict[int, Tensor]()
+    for number in numbers:
+        case = cases[number]
+        near = nearest_row(knowledge.statistics(_candidates(case)), _rows(case))
+        where = {**RELEASED, "look": "whole image"} if case.request == "rounds" else CLIENTS
+        answers.append(Membership(case=number, slice=where, scores=-near))
+        if case.request == "rounds" and bool((near > ROUNDING).all()) and bool(near.isfinite().all()):
+            unmatched[number] = near
+    if crops is None or rng is None:
+        return answers
+    few = {number: near for number, near in unmatched.items() if len(near) <= crops.most}
+    return answers + _cropped_answers(few, cases, knowledge, crops=crops, rng=rng)
+
+
+def _cropped_answers(
+    nearest: Mapping[int, Tensor], cases: Sequence[Case], knowledge: Knowledge, *, crops: Crops, rng: torch.Generator
+) -> list[Membership]:
+    """Score by the nearest of each whole image, whose distances are given per case, and of its crops."""
+    if not nearest or not crops.count:
+        return []
+    found = dict(nearest)
+    images, places = different([_candidates(cases[n]) for n in found])
+    for look in range(crops.count):
+        seen = knowledge.statistics(random_crops(images, least=crops.least, rng=child(rng, look)))
+        for number, mine in zip(nearest, places, strict=True):
+            found[number] = torch.minimum(found[number], nearest_row(seen.rows(mine), _rows(cases[number])))
+    where = {**RELEASED, "look": f"{crops.count} crops"}
+    return [Membership(case=number, slice=where, scores=-near) for number, near in found.items()]
+
+
+def _candidates(case: Case) -> DomainDataset:
+    if case.candidates is None:
+        raise UsageError("membership tests candidates; a case came without any.")
+    return case.candidates
+
+
+def _rows(case: Case) -> Tensor:
+    """All rows that were seen of the victim, (R, 2C)."""
+    return torch.cat([torch.cat(case.released(run), dim=1) for run in range(len(case.views))])
+
+
+def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]:
+    """Of each client's images the share r that was released, and the AUC (1 + r)/2 of whoever finds just these."""
+    answers = []
+    for number in numbers:
+        case = cases[number]
+        if case.request != "resampled_clients" or not case.records:
+            continue
+        share = min(len(_rows(case)) / case.records, 1.0)
+        answers += [
+            Prediction(case=number, name="exposed_fraction", value=share, slice=CLIENTS),
+            Prediction(case=number, name="theory_auc", value=(1 + share) / 2, slice=CLIENTS),
+        ]
+    return answers

@@ -1,0 +1,89 @@
+"""Membership in a release that is no mean: both hypotheses simulated on shadow clients, a Gaussian each.
+
+LiRA (Carlini et al., S&P 2022, https://arxiv.org/abs/2112.03570, section V) fits a Gaussian per candidate to a number that
+depends on membership, with and without the candidate. Here the number is s = u.v/|v|, the whitened release along the
+whitened candidate, as in fdgsec.privacy.tracing. Shadow clients of public images *without* the candidate serve all
+candidates alike; *with* it they are the same clients with one image exchanged for it, so that how the client happened to
+be drawn cancels in the difference and a handful of them tells how far the candidate moves s."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _directions(v: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.linalg.vector_norm(v, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    return v / length.unsqueeze(-1), length
+
+
+def shifts(before: Tensor, after: Tensor, v: Tensor) -> Tensor:
+    """How far the release moved along each candidate when it joined: (after - before).v/|v|, (T, k).
+
+    `before` and `after` are (T, k, D) whitened releases of k pairs of shadow clients, `v` (T, D)."""
+    along, _ = _directions(v)
+    moved: Tensor = ((after - before) * along.unsqueeze(1)).sum(-1)
+    return moved
+
+
+def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
+    """Estimate the expected shift of each candidate `v` (G, D), (G,), from the shifts `found` (T, k) of those `tried` (T,).
+
+    A mean moves by |v|/n. Hence each mean of k is drawn towards the line a|v| through all that were tried, the more so the
+    more of its distance from the line is simulation noise (the usual shrinkage of one-way random effects); candidates that
+    were not tried lie on the line. Raises ValueError for fewer than two shifts of a candidate, whose noise nobody could
+    tell."""
+    if found.ndim != 2 or found.shape[1] < 2 or not len(found) or len(found) != len(tried):
+        raise ValueError(
+            f"shifts must be (T, k), k two or more, of T candidates; got {tuple(found.shape)} and {len(tried)}."
+        )
+    _, length = _directions(v)
+    own, mine = found.mean(1), length[tried]
+    line = length * (own @ mine / (mine @ mine))
+    noise = float(found.var(1, correction=1).mean()) / found.shape[1]
+    total = float((own - line[tried]).square().mean())
+    kept = max(0.0, 1 - noise / total) if total > 0 else 0.0
+    shift = line.clone()
+    shift[tried] += kept * (own - line[tried])
+    return shift
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShadowRatio:
+    """The simulated laws of s for candidates `v` (G, D): non-members N(centre, spread^2), members N(centre + shift, spread^2).
+
+    `centre` and `shift` are (G,), `spread` is shared by all candidates: a hundred shadows tell a common variance well and
+    a candidate's own badly."""
+
+    v: Tensor
+    centre: Tensor
+    shift: Tensor
+    spread: float
+
+    def __call__(self, u: Tensor, rows: Tensor) -> Tensor:
+        """The log likelihood ratio of the candidates `rows` (m,) for a release `u` (D,): (m,), larger says member.
+
+        ln N(s; centre + shift, spread^2) - ln N(s; centre, spread^2) = shift (s - centre - shift/2) / spread^2."""
+        along, _ = _directions(self.v[rows])
+        shift = self.shift[rows]
+        ratio: Tensor = shift * (along @ u - self.centre[rows] - shift / 2) / self.spread**2
+        return ratio
+
+
+def fit_shadow_ratio(
+    out: Tensor, found: Tensor, tried: Tensor, v: Tensor, *, reference: int | None = None
+) -> ShadowRatio:
+    """Fit both laws from the releases `out` (S, D) of shadow clients without candidates and the shifts of those `tried`.
+
+    Where the shadow clients are drawn from `reference` public images, a candidate from elsewhere says where the victim's
+    population lies apart from theirs: by v/(reference + 1), under a flat prior (`tracing.likelihood_ratio`). Raises
+    ValueError for fewer than two shadow clients, and where no release varies."""
+    if out.ndim != 2 or len(out) < 2:
+        raise ValueError(f"shadow clients' releases must be (S, D) of two or more; got {tuple(out.shape)}.")
+    along, length = _directions(v)
+    projected = along @ out.T  # (G, S)
+    spread = float(projected.var(1, correction=1).mean()) ** 0.5
+    if spread == 0:
+        raise ValueError(f"the releases of {len(out)} shadow clients are all alike; nothing can be simulated.")
+    pull = 0.0 if reference is None else 1 / (reference + 1)
+    return ShadowRatio(v=v, centre=projected.mean(1) + pull * length, shift=steadied(found, tried, v), spread=spread)
