@@ -1,16 +1,22 @@
-"""Linkage: do two releases come from the same client, though no image is in both?
+"""Linkage: do two releases come from the same client?
 
-A client's images are cut in two halves and each half is released once, under new names: what a second session of the
-same federation, or another federation with the same members, would see. Each A half is linked to the nearest B half by
-the distance between the linear statistics t = (mu, sigma^2 + mu^2): `whitened` over all directions, in which two draws
-from one distribution differ alike, or in the `class directions` alone, along which public images say that classes and
-domains lie apart: what makes clients differ. Three populations of clients:
+`halves`: a client's images are cut in two and each half is released once, under new names: what a second session of the
+same federation, or another federation with the same members, would see, though no image is in both. `sessions`: all of
+its images are released both times; FedAlign draws a new subset, a pooled style comes back the same. Each first release
+is linked to the nearest of the second ones, or all are assigned one to one (the judge solves for the assignment of least
+total distance, the Hungarian method). Distances are between the statistics t that a release averages (fdgsec.readings;
+(mu, sigma^2 + mu^2) for CCST): `whitened` over all directions, in which two draws from one distribution differ alike, or
+in the `class directions` alone, along which public images say that classes and domains lie apart: what makes clients
+differ. Where data are the same both times, also between the released numbers themselves (`plain`), and between the
+two most alike rows (`nearest row`): an image that is drawn twice is a link. Three populations of clients:
 
-`iid`: clients of one domain that all draw from the same distribution. There is nothing that could tell them apart, so
-nobody should win; a hit rate above 1/N here would mean that the halves are not disjoint, not that clients are linkable.
+`iid`: clients of one domain that all draw from the same distribution. Halves have nothing that could tell them apart, so
+nobody should win; a hit rate above 1/N there would mean that they are not disjoint, not that clients are linkable.
 `dirichlet`: clients of one domain with skewed label shares (Dirichlet .3): a link is made by the labels.
-`domain`: single-domain clients of several domains: domains are told apart, clients within one are not, so the expected
-rate is about domains/N."""
+`domain`: single-domain clients of several domains, which tell domains apart and no more: about domains/N.
+
+With noise the attack itself adds to both releases what FISC's appendix B.5 would, (1 - p) v + N(0, s^2), and links the
+`plain` numbers after dividing 1 - p out: nearest is then most likely (fdgsec.privacy.noise_linkage)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,37 +25,84 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import StyleStatistics
+from fdgsec.artifacts import Artifact, ImageStyles
 from fdgsec.data.domains import DomainDataset
+from fdgsec.errors import UsageError
+from fdgsec.metrics.groups import unavailable
 from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.privacy.noise_linkage import between_client_sd, noised
+from fdgsec.privacy.populations import pooled_release
 from fdgsec.privacy.tracing import Whitening, fit_whitening
-from fdgsec.rng import derangement
-from fdgsec.styles import linear_statistic, recentred
-from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
+from fdgsec.reports import Measurement
+from fdgsec.rng import child, derangement
+from fdgsec.styles import recentred
+from fdgsec.threats import Answer, Case, Guess, Knowledge, Plant, Prediction, Ranking, Request, TargetFacts, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage:
-    """Link halves of clients across two releases by whitened distance; `clients` per population."""
+    """Link clients across two releases, `clients` per population: `schemes` for halves, `sessions` for the same data twice.
+
+    Requests in `noised` are answered once more at every standard deviation s in `noise`, and in `noise_in_sds`, which are
+    in units of the standard deviation between clients (median over coordinates); `shrink` is FISC's p."""
 
     name: ClassVar[str] = "linkage"
-    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "ImageStyles"})
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
     clients: int = 30
     schemes: tuple[str, ...] = ("iid", "dirichlet", "domain")
+    sessions: tuple[str, ...] = ("iid", "domain")
+    noised: tuple[str, ...] = ("sessions",)
+    noise: tuple[float, ...] = (0.02, 0.05)
+    noise_in_sds: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    shrink: float = 0.1
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for the halves of re-drawn clients, one population each. Raises UsageError where no images are known."""
+        """Ask for two releases of re-drawn clients, one population each.
+
+        Raises UsageError where no images are known, and where releases come without their senders' names."""
         facts.check_images()
-        return [Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes]
+        if "StyleDistribution" in facts.artifact_kinds and "client sizes" not in facts.knows:  # no server
+            raise UsageError("links releases by their senders; a client is not told whose distributions it receives")
+        return [
+            *(Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes),
+            *(Request(kind="sessions", count=self.clients, scheme=scheme) for scheme in self.sessions),
+        ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
-        """Rank, for each A half, the B halves of its population."""
-        return _linked(cases, knowledge, None)
+        """Rank, for each first release, the second ones of its population; then once more for every level of noise."""
+        return [*_linked(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
 
     def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
-        """Rank after every A half took the release of another A half of its population."""
+        """Rank after every first release was exchanged for another one of its population, without noise."""
         return _linked(cases, knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """One row per population of which a client released no row at all."""
+        rows: list[Measurement] = []
+        for population in _populations(cases):
+            if population.empty:
+                reason = "a client released no row: its images are too few for the share that the method publishes"
+                rows += unavailable(["top1"], {**population.slice, **population.data}, reason)
+        return rows
+
+    def _under_noise(self, cases: Sequence[Case], rng: torch.Generator) -> list[Answer]:
+        """Rank the plain numbers at each level of noise, and say what a level of one unit is."""
+        answers: list[Answer] = []
+        for population in _populations(cases):
+            first, second = population.first, population.second
+            if population.request not in self.noised or population.empty or not first or len(second) < 2:
+                continue
+            clean = population.plain()
+            spread = between_client_sd(torch.stack([clean[n] for n in second]))
+            where = {**population.data, "distance": "plain"}
+            answers.append(Prediction(case=first[0], name="between_client_sd", value=spread, slice=where))
+            levels = {f"{level:g}": level for level in self.noise}
+            levels |= {f"{level:g} sd": level * spread for level in self.noise_in_sds}
+            for name, level in levels.items():
+                read = population.plain(noise=level, shrink=self.shrink, rng=child(rng, name))
+                answers += _ranked(population, {"distance": "plain", "noise": name}, _apart(read, first, second))
+        return answers
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
         """Twelve clients that hold one class each, of twelve whose means lie far apart, as public images show."""
@@ -69,8 +122,7 @@ class Linkage:
             for number in range(clients):
                 client = number if half == "A" else int(order[number])
                 start = auxiliary + client * 2 * size + (size if half == "B" else 0)
-                pooled_mean, pooled_std = moments.rows(torch.arange(start, start + size)).pooled().style(unbiased=False)
-                artifact = StyleStatistics(mean=pooled_mean[0].float(), std=pooled_std[0].float())
+                artifact = pooled_release(moments.rows(torch.arange(start, start + size)), knowledge.reading)
                 cases.append(
                     Case(
                         request="halves", views=(upload(artifact),), victim="client:0", records=size,
@@ -88,16 +140,16 @@ class Linkage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Space:
-    """Where releases are compared: `whiten` applied to t with its second half taken about `about` (C,).
+    """Where releases are compared: `whiten` applied to t (D,) with its second half taken about `about` (D/2,).
 
-    `directions` (2C, k) are orthonormal in the whitened space; k may be 0."""
+    `directions` (D, k) are orthonormal in the whitened space; k may be 0."""
 
     about: Tensor
     whiten: Whitening
     directions: Tensor
 
     def __call__(self, statistic: Tensor) -> Tensor:
-        """Whiten statistics (..., 2C)."""
+        """Whiten statistics (..., D)."""
         return self.whiten(recentred(statistic, self.about))
 
 
@@ -106,9 +158,9 @@ def _space(knowledge: Knowledge) -> _Space:
 
     Halves of one client differ as means of such images do, whatever separates the domains."""
     images = knowledge.public_images()
-    found = knowledge.statistics(images)
-    about = found.mean.mean(0)
-    records = recentred(found.linear(), about)
+    read = knowledge.reading.records(knowledge.statistics(images))
+    about = read.chunk(2, dim=1)[0].contiguous().mean(0)
+    records = recentred(read, about)
     residuals = records.clone()
     for domain in images.domains.unique():
         mine = images.domains == domain
@@ -118,7 +170,7 @@ def _space(knowledge: Knowledge) -> _Space:
 
 
 def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
-    """Give the directions in which the class means within domains, and the domains' means, vary: (2C, k).
+    """Give the directions in which the class means within domains, and the domains' means, vary: (D, k).
 
     As many as there are classes less one, and domains less one. Each mean counts by the root of its images, so that the
     noise of all is alike."""
@@ -137,39 +189,111 @@ def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
     return basis
 
 
-def _populations(cases: Sequence[Case]) -> Mapping[tuple[tuple[str, str | int], ...], list[int]]:
-    """Sort the cases by slice, the half aside; numbers keep their order."""
-    found: dict[tuple[tuple[str, str | int], ...], list[int]] = {}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Population:
+    """Clients that could be mistaken for each other: the numbers of the `first` and of the `second` cases, what they sent.
+
+    `data` is what the slice of an answer adds."""
+
+    request: str
+    slice: Mapping[str, str | int]
+    data: Mapping[str, str | int]
+    first: list[int]
+    second: list[int]
+    sent: Mapping[int, Artifact]
+
+    @property
+    def empty(self) -> bool:
+        """Whether somebody sent no row."""
+        return any(not value.shape[0] for artifact in self.sent.values() for value in artifact.tensors().values())
+
+    def plain(
+        self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None
+    ) -> Mapping[int, Tensor]:
+        """The numbers of each release, rows averaged; with `rng` as read through the noise that the client added."""
+        found = {}
+        for number, artifact in self.sent.items():
+            parts = []
+            for name, tensor in artifact.tensors().items():
+                value = tensor.double().reshape(-1, tensor.shape[-1])
+                if rng is not None:
+                    value = noised(value, shrink=shrink, noise=noise, rng=child(rng, number, name)) / (1 - shrink)
+                    value = value if name == "mean" else value.clamp_min(0)  # no std is negative
+                parts.append(value.mean(0))
+            found[number] = torch.cat(parts)
+        return found
+
+
+def _populations(cases: Sequence[Case]) -> list[_Population]:
+    """Sort the cases by request and slice, the half aside; numbers keep their order."""
+    found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        if case.request == "halves":
-            where = tuple(sorted((key, value) for key, value in case.slice.items() if key != "half"))
-            found.setdefault(where, []).append(number)
-    return found
+        if case.request in ("halves", "sessions"):
+            where = sorted((key, value) for key, value in case.slice.items() if key != "half")
+            found.setdefault((case.request, *where), []).append(number)
+    return [
+        _Population(
+            request=cases[numbers[0]].request,
+            slice={key: value for key, value in cases[numbers[0]].slice.items() if key != "half"},
+            data={"data": "the same"} if cases[numbers[0]].request == "sessions" else {},
+            first=[n for n in numbers if cases[n].slice.get("half") == "A"],
+            second=[n for n in numbers if cases[n].slice.get("half") == "B"],
+            sent={n: _sent(cases[n]) for n in numbers},
+        )
+        for numbers in found.values()
+    ]
 
 
-def _linked(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator | None) -> list[Ranking]:
-    """Rank the B halves for every A half; with `rng` the A halves' releases go round a random ring first."""
+def _sent(case: Case) -> Artifact:
+    """What was seen of the client: rows of styles, its own or those of a bank, else its artifact."""
+    styles = case.views[0].styles(case.victim)
+    return case.release() if styles is None else ImageStyles(mean=styles[0], std=styles[1])
+
+
+def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:
+    """Rank the second releases for every first one; with `ring` the first ones go round a random ring before."""
     answers: list[Ranking] = []
     populations = _populations(cases)
     space = _space(knowledge) if populations else None
-    for numbers in populations.values():
+    for population in populations:
         assert space is not None
-        halves = {half: [n for n in numbers if cases[n].slice.get("half") == half] for half in ("A", "B")}
-        if not halves["A"] or not halves["B"]:
+        first, second = population.first, population.second
+        if not first or not second or population.empty:
             continue
+        seen = first if ring is None else [first[i] for i in derangement(len(first), ring).tolist()]
+        rows = {n: knowledge.reading.release(sent, images=cases[n].records) for n, sent in population.sent.items()}
         # an image's share of a release is linear in t, so rows of single images are averaged
-        placed = {
-            half: torch.stack([space(linear_statistic(*cases[n].released()).mean(0)) for n in mine])
-            for half, mine in halves.items()
-        }
-        first = placed["A"] if rng is None else placed["A"][derangement(len(placed["A"]), rng)]
-        spaces = {"whitened": (first, placed["B"])}
+        placed = {n: space(given.mean(0)) for n, given in rows.items()}
+        distances = {"whitened": _apart(placed, seen, second)}
         if space.directions.shape[1]:
-            spaces["class directions"] = (first @ space.directions, placed["B"] @ space.directions)
-        for distance, (own, others) in spaces.items():
-            apart = torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
-            answers += [
-                Ranking(case=n, slice={"distance": distance}, distances=row.unsqueeze(0), of="partner")
-                for n, row in zip(halves["A"], apart, strict=True)
-            ]
+            distances["class directions"] = _apart(placed, seen, second, along=space.directions)
+        if population.request == "sessions":
+            distances["plain"] = _apart(population.plain(), seen, second)
+            if any(len(given) > 1 for given in rows.values()):
+                distances["nearest row"] = _nearest_rows({n: space(given) for n, given in rows.items()}, seen, second)
+        for name, apart in distances.items():
+            answers += _ranked(population, {"distance": name}, apart)
     return answers
+
+
+def _ranked(population: _Population, where: Mapping[str, str | int], apart: Tensor) -> list[Ranking]:
+    return [
+        Ranking(case=n, slice={**population.data, **where}, distances=row.unsqueeze(0), of="partner")
+        for n, row in zip(population.first, apart, strict=True)
+    ]
+
+
+def _apart(
+    read: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int], *, along: Tensor | None = None
+) -> Tensor:
+    own, others = (torch.stack([read[n] for n in numbers]) for numbers in (first, second))
+    if along is not None:
+        own, others = own @ along, others @ along
+    return torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _nearest_rows(rows: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int]) -> Tensor:
+    """The distance of the two most alike rows of each first and each second release, a first one's rows at a time."""
+    others, sizes = torch.cat([rows[n] for n in second]), [len(rows[n]) for n in second]
+    strips = (torch.cdist(rows[n], others, compute_mode="donot_use_mm_for_euclid_dist") for n in first)
+    return torch.stack([torch.stack([block.min() for block in strip.split(sizes, dim=1)]) for strip in strips])

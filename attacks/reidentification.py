@@ -1,15 +1,16 @@
-"""Re-identification: which image is behind a released single-image style?
+"""Re-identification: which image is behind a released single-image style, or behind a released amplitude spectrum?
 
 A style of one image (CCST eq. 7) is a fixed function of it, so whoever holds the image, or a copy of it, can look it up:
 every released row is compared with the styles of a gallery of candidates, by Euclidean distance after whitening with the
-covariance of public images' styles within their domain (Ledoit-Wolf shrinkage). Variants say how much the look-up needs:
-`known`, the adversary holds the very image; `random crop`, its copy is a random crop of 80 to 100% of the area; `jpeg 75`,
-its copy was compressed; `float16` and `2 decimals`, the copy is exact but the release was rounded."""
+covariance of public images' styles within their domain (Ledoit-Wolf shrinkage). Amplitude spectra of single images (FedDG;
+CCST's appendix E) are looked up in the same way, by the logarithms of their lowest frequencies. Variants say how much the
+look-up needs: `known`, the adversary holds the very image; `random crop`, its copy is a random crop of 80 to 100% of the
+area; `jpeg 75`, its copy was compressed; `float16` and `2 decimals`, the copy is exact but the release was rounded."""
 
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,22 +18,28 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fdgsec.artifacts import ImageStyles
+from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
+from fdgsec.features import resized
 from fdgsec.planting import upload
 from fdgsec.privacy.tracing import Whitening, fit_whitening
 from fdgsec.rng import child, derangement
+from fdgsec.spectra import amplitudes, inside
 from fdgsec.styles import Moments, moments
-from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, TargetFacts, Truth
+from fdgsec.threats import Case, Guess, Knowledge, Plant, Ranking, Request, RequestKind, TargetFacts, Truth
 
 LEAST_AREA = 0.8
 JPEG_QUALITY = 75
+LOW_FREQUENCIES = 16
+"""Frequencies -16..16 of a spectrum are compared: 3 x 33 x 17 numbers tell images apart, and a gallery of them fits."""
+LARGEST_HALF = 65504.0
+SPECTRA_AT_ONCE = 64
 
 Rounding = Callable[[Tensor], Tensor]
 ROUNDINGS: dict[str, Rounding] = {
     "known": lambda styles: styles,
-    "float16": lambda styles: styles.half().to(torch.float64),
+    "float16": lambda styles: styles.clamp(max=LARGEST_HALF).half().to(torch.float64),
     "2 decimals": lambda styles: styles.round(decimals=2),
 }
 """What is done to the released rows; the adversary's copies stay exact."""
@@ -41,24 +48,30 @@ COPIES = ("random crop", "jpeg 75")
 
 @dataclass(frozen=True, kw_only=True)
 class Reidentification:
-    """Look released single-image styles up in a gallery of `gallery` images.
+    """Look released single-image styles or spectra up in a gallery of `gallery` images.
 
     The run's own rows are few, so beside them stands what clients that hold all non-auxiliary images would have released
-    (at most `per_class` per class, 0: all), against a gallery of their own domain. Copies are made for the run's own rows
-    only: each kind costs one encoder pass over the gallery."""
+    (at most `per_class` per class, 0: all, or `spectra_per_class`, which are a thousand times larger), against a gallery
+    of their own domain. Copies are made for the run's own rows only: each kind costs one pass over the gallery."""
 
     name: ClassVar[str] = "reidentification"
-    reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles"})
+    reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
     gallery: int = 1000
     per_class: int = 0
+    spectra_per_class: int = 10
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
-        """Ask for the run as it is, and for as many rows as the data allow. Raises UsageError where no images are known."""
+        """Ask for the run as it is, and for as many rows as the data allow.
+
+        Raises UsageError where no images are known, or where spectra are pooled over a client's images."""
         facts.check_images()
+        spectra = "Amplitudes" in facts.artifact_kinds
+        if spectra and facts.pooled:
+            raise UsageError("looks spectra of single images up; those of this target are means over a client's images")
         return [
             Request(kind="released", gallery=self.gallery),
-            Request(kind="as_if_released", per_class=self.per_class),
+            Request(kind="as_if_released", per_class=self.spectra_per_class if spectra else self.per_class),
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
@@ -72,65 +85,158 @@ class Reidentification:
         return _lookups(cases, knowledge, child(rng, "copies"), child(rng, "ring"))
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
-        """Release the colours of 20 of 60 images, each of two colours of its own, under a known projection."""
+        """Release the colours of 20 of 60 images, each of two colours of its own, under a known projection; and spectra."""
         gallery, released, public = 60, 20, 60
         images = _two_colours(gallery + public, rng)
         statistics = _ColourStatistics(projection=torch.randn(16, 3, generator=rng))
         candidates = images.subset(torch.randperm(gallery, generator=rng))
         mean, std = statistics(candidates.subset(torch.arange(released))).style(unbiased=True)
-        case = Case(
-            request="released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),), victim="client:0",
-            slice={"domain": "planted"}, candidates=candidates,
-        )  # fmt: skip
+        seen = amplitudes(as_float(candidates.pixels(torch.arange(released))))
+        artifacts: tuple[tuple[RequestKind, Artifact], ...] = (
+            ("released", ImageStyles(mean=mean.float(), std=std.float())),
+            ("as_if_released", Amplitudes(values=seen, owner=torch.zeros(released, dtype=torch.int64))),
+        )
+        cases = [
+            Case(
+                request=request, views=(upload(artifact),), victim="client:0", slice={"domain": "planted"},
+                candidates=candidates,
+            )
+            for request, artifact in artifacts
+        ]  # fmt: skip
         planted = replace(
             knowledge, statistics=statistics, domain_names=("planted",),
             auxiliary=images.subset(torch.arange(gallery, gallery + public)),
         )  # fmt: skip
         truth = Truth(rows=torch.arange(released))
-        return Plant(cases=[case], truths=[truth], knowledge=planted, measurement="top1", at_least=0.9)
+        return Plant(cases=cases, truths=[truth] * 2, knowledge=planted, measurement="top1", at_least=0.9)
+
+
+class _Look(Protocol):
+    """How rows of one kind are looked up: what is compared of a release and of an image, both (n, D)."""
+
+    def rows(self, case: Case) -> Tensor:
+        """Give what was released, before it is rounded."""
+        ...
+
+    def images(self, dataset: DomainDataset) -> Tensor:
+        """Give the same of images."""
+        ...
+
+    def compared(self, rows: Tensor) -> Tensor:
+        """Bring rows to where distances are taken."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Styles:
+    """Styles as single-image releases have them: (n, 2C), variance unbiased."""
+
+    knowledge: Knowledge
+
+    def rows(self, case: Case) -> Tensor:
+        """Mean beside std of each row."""
+        return torch.cat(case.released(), dim=1)
+
+    def images(self, dataset: DomainDataset) -> Tensor:
+        """The style of each image."""
+        return torch.cat(self.knowledge.statistics(dataset).style(unbiased=True), dim=1)
+
+    def compared(self, rows: Tensor) -> Tensor:
+        """As they are."""
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spectra:
+    """Low frequencies of amplitude spectra of `size` = (H, W) pixels, (n, 3 k); compared by logarithm.
+
+    Natural amplitudes fall with the frequency by orders of magnitude, and differ between images by factors."""
+
+    size: tuple[int, int]
+
+    def rows(self, case: Case) -> Tensor:
+        """The spectra that the victim sent."""
+        return self._low(_spectra_of(case))
+
+    def images(self, dataset: DomainDataset) -> Tensor:
+        """The spectrum of each image, at the size of the release."""
+        parts = torch.arange(len(dataset)).split(SPECTRA_AT_ONCE)
+        side = None if dataset.image_size == self.size else self.size[0]
+        found = [amplitudes(as_float(resized(dataset.pixels(rows), side))) for rows in parts]
+        return torch.cat([self._low(spectra) for spectra in found])
+
+    def compared(self, rows: Tensor) -> Tensor:
+        """log(1 + A): pixels lie in [0, 1], so that 1 is far below what an image has, and what it has not weighs little."""
+        return rows.log1p()
+
+    def _low(self, spectra: Tensor) -> Tensor:
+        return spectra[..., inside(self.size, LOW_FREQUENCIES)].flatten(1).to(torch.float64)
+
+
+def _spectral_size(case: Case) -> tuple[int, int] | None:
+    """The size of the images whose spectra were released, None where styles were; resized images are square."""
+    if case.candidates is None:
+        raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
+    if case.views[0].styles(case.victim) is not None:
+        return None
+    height, columns = _spectra_of(case).shape[2:]
+    size = case.candidates.image_size
+    return size if (size[0], size[1] // 2 + 1) == (height, columns) else (height, height)
+
+
+def _spectra_of(case: Case) -> Tensor:
+    """The victim's spectra (R, channels, H, W // 2 + 1): its upload, else its rows of a bank.
+
+    Raises UsageError where none were seen."""
+    view, number = case.views[0], int(case.victim.partition(":")[2])
+    own = view.artifact(case.victim)
+    if isinstance(own, Amplitudes):
+        return own.values
+    bank = view.latest(Amplitudes)
+    if bank is None or not bool((bank.owner == number).any()):
+        raise UsageError(f"the adversary saw no spectrum of {case.victim}.")
+    return bank.values[bank.owner == number]
 
 
 def _lookups(
     cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, ring: torch.Generator | None
 ) -> list[Ranking]:
     """Rank candidates for every variant; with `ring` the rows of a case go round a random ring first."""
-    asked = [n for n, case in enumerate(cases) if case.request in ("released", "as_if_released")]
-    whiten = _whitening(knowledge) if asked else None
-    placed: dict[tuple[int, str], Tensor] = {}  # clients of one run share their gallery
+    looks: dict[tuple[int, int] | None, tuple[_Look, Whitening]] = {}
+    placed: dict[tuple[int, tuple[int, int] | None, str], Tensor] = {}  # clients of one run share their gallery
     answers = []
-    for number in asked:
-        case = cases[number]
-        assert whiten is not None
-        if case.candidates is None:
-            raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
-        rows = torch.cat(case.released(), dim=1)
+    for number, case in enumerate(cases):
+        if case.request not in ("released", "as_if_released"):
+            continue
+        size = _spectral_size(case)
+        if size not in looks:
+            made: _Look = _Styles(knowledge=knowledge) if size is None else _Spectra(size=size)
+            looks[size] = made, _whitening(knowledge, made)
+        look, whiten = looks[size]
+        rows = look.rows(case)
         rows = rows if ring is None else rows[derangement(len(rows), ring)]
         kind = case.request.replace("_", " ")
         for variant in (*ROUNDINGS, *(COPIES if case.request == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
-            key = (id(case.candidates), copy)
+            key = (id(case.candidates), size, copy)
             if key not in placed:
+                assert case.candidates is not None
                 gallery = _copied(case.candidates, copy, child(rng, copy))
-                placed[key] = whiten(_styles(knowledge.statistics(gallery)))
-            seen = whiten(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows))
+                placed[key] = whiten(look.compared(look.images(gallery)))
+            seen = whiten(look.compared(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows)))
             where = {"rows": kind, "transform": variant}
             answers.append(Ranking(case=number, slice=where, distances=torch.cdist(seen, placed[key])))
     return answers
 
 
-def _styles(found: Moments) -> Tensor:
-    """The style of each image as single-image releases have it: (N, 2C), variance unbiased."""
-    return torch.cat(found.style(unbiased=True), dim=1)
-
-
-def _whitening(knowledge: Knowledge) -> Whitening:
+def _whitening(knowledge: Knowledge, look: _Look) -> Whitening:
     """Fit on how public images differ within a domain: what separates domains tells no two images of one apart."""
     images = knowledge.public_images()
-    styles = _styles(knowledge.statistics(images))
+    rows = look.compared(look.images(images))
     for domain in images.domains.unique():
         mine = images.domains == domain
-        styles[mine] -= styles[mine].mean(0)
-    return fit_whitening(styles)
+        rows[mine] -= rows[mine].mean(0)
+    return fit_whitening(rows)
 
 
 def _copied(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:

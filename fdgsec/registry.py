@@ -39,6 +39,7 @@ ATTACKS: Mapping[str, str] = {
     "linkage": "fdgsec.attacks.linkage:Linkage",
     "label-inference": "fdgsec.attacks.label_inference:LabelInference",
     "domain-inference": "fdgsec.attacks.domain_inference:DomainInference",
+    "pool-exposure": "fdgsec.attacks.pool_exposure:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion:StyleInversion",
 }
 
@@ -75,7 +76,7 @@ TARGETS: Mapping[str, Target] = {
         summary="the mean amplitude spectrum of each client's images (CCST appendix E)",
     ),
     "ccst-amplitude-single": Target(
-        method="ccst", options={"style": "single", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}),
+        method="ccst", options={"style": "single", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}), pooled=False,
         summary="amplitude spectra of ceil(n/32) single images per client (CCST appendix E)",
     ),
     "stablefdg": Target(
@@ -99,7 +100,7 @@ TARGETS: Mapping[str, Target] = {
         summary="as fedalign, which extends it",
     ),
     "feddg": Target(
-        method="feddg", releases=frozenset({"Amplitudes"}),
+        method="feddg", releases=frozenset({"Amplitudes"}), pooled=False,
         summary="amplitude spectra of an eighth of the images, once, to everybody",
     ),
     "fpl": Target(

@@ -3,16 +3,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.artifacts import ImageStyles, StyleStatistics
+from fdgsec.artifacts import Amplitudes, ImageStyles, StyleStatistics
 from fdgsec.attacks.reidentification import ROUNDINGS, Reidentification, _compressed, _copied, _cropped
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
+from fdgsec.features import resized
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.judge import Judge
 from fdgsec.planting import upload
 from fdgsec.rng import stream
+from fdgsec.spectra import amplitudes
 from fdgsec.styles import Moments
-from fdgsec.threats import Knowledge, Plant, Ranking, TargetFacts
+from fdgsec.threats import Case, Knowledge, Plant, Ranking, TargetFacts
 
 
 def nothing(dataset: DomainDataset) -> Moments:
@@ -30,12 +32,25 @@ def planted(seed: int = 0) -> Plant:
     return ATTACK.plant(BLANK, stream(seed, "attack"))
 
 
-def test_the_run_itself_and_rows_in_number_are_asked_for():
-    facts = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
+def facts(*kinds: str) -> TargetFacts:
+    return TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=700, classes=7, profile="quick")
 
-    plan = ATTACK.plan(facts)
+
+def test_the_run_itself_and_rows_in_number_are_asked_for():
+    plan = ATTACK.plan(facts("ImageStyles", "StyleBank"))
 
     assert [(r.kind, r.gallery, r.per_class) for r in plan] == [("released", 1000, 0), ("as_if_released", 0, 0)]
+
+
+def test_spectra_are_large_and_asked_for_in_smaller_numbers():
+    plan = ATTACK.plan(replace(facts("Amplitudes"), pooled=False))
+
+    assert [(r.kind, r.gallery, r.per_class) for r in plan] == [("released", 1000, 0), ("as_if_released", 0, 10)]
+
+
+def test_spectra_that_are_pooled_are_said_to_be():
+    with pytest.raises(UsageError, match="means over a client's images"):
+        ATTACK.plan(facts("Amplitudes"))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -45,7 +60,7 @@ def test_planted_colours_are_found_through_every_copy(seed: int):
 
     controls = positive_control(plant, guess, Judge(bootstrap_repeats=50), stream(seed, "attack"))
 
-    assert [control.measurement.slice["transform"] for control in controls] == VARIANTS
+    assert [control.measurement.slice["transform"] for control in controls] == [*VARIANTS, *ROUNDINGS]  # and spectra
     assert all(control.passed for control in controls), [control.measurement.value for control in controls]
     assert controls[0].measurement.value == 1
 
@@ -59,8 +74,8 @@ def test_exchanged_rows_are_not_significant():
         failures += sum(not control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
         rows += len(nulls)
 
-    assert rows == 30
-    assert failures <= 3  # each fails with probability .017
+    assert rows == 60
+    assert failures <= 3  # each fails with probability .0083
 
 
 def test_copies_are_made_for_the_runs_own_rows_only():
@@ -95,6 +110,70 @@ def test_distances_are_those_of_whitened_styles():
     nearest = answer.distances.argmin(1)
     assert nearest.tolist() == list(range(20))
     assert float(answer.distances.gather(1, nearest.unsqueeze(1)).max()) < 1e-2 * float(answer.distances.median())
+
+
+def spectral(seed: int = 0, **changes: object) -> Case:
+    """The plant's released spectra, or what `changes` make of the question."""
+    return replace(planted(seed).cases[1], **changes)  # type: ignore[arg-type]
+
+
+def test_released_spectra_are_the_candidates_own_and_found_exactly():
+    case = spectral()
+    gallery = case.candidates
+    assert gallery is not None
+
+    answer = ATTACK.run([case], planted().knowledge, stream(0, "attack"))[0]
+
+    assert isinstance(answer, Ranking)
+    assert answer.distances.shape == (20, 60)
+    nearest = answer.distances.min(1)
+    assert nearest.indices.tolist() == list(range(20))
+    assert float(nearest.values.max()) < 1e-3 * float(answer.distances.median())
+
+
+def test_spectra_in_a_bank_are_found_by_their_owner():
+    case = spectral()
+    (message,) = case.views[0].messages
+    assert isinstance(message.artifact, Amplitudes)
+    others = torch.rand(5, 3, 32, 17, generator=stream(0, "attack"))
+    bank = Amplitudes(values=torch.cat([others, message.artifact.values]), owner=torch.tensor([7] * 5 + [0] * 20))
+    shared = upload(bank, sender="server")
+
+    own, read = (ATTACK.run([replace(case, views=(view,))], planted().knowledge, stream(0, "attack")) for view in (case.views[0], shared))  # fmt: skip
+
+    for one, other in zip(own, read, strict=True):
+        assert isinstance(one, Ranking)
+        assert isinstance(other, Ranking)
+        assert torch.equal(one.distances, other.distances)
+
+
+def test_spectra_of_resized_images_are_found_among_candidates_of_any_size():
+    case = spectral()
+    gallery = case.candidates
+    assert gallery is not None
+    seen = amplitudes(as_float(resized(gallery.pixels(torch.arange(20)), 24)))
+    released = Amplitudes(values=seen, owner=torch.zeros(20, dtype=torch.int64))
+
+    answer = ATTACK.run([replace(case, views=(upload(released),))], planted().knowledge, stream(0, "attack"))[0]
+
+    assert isinstance(answer, Ranking)
+    assert answer.distances.argmin(1).tolist() == list(range(20))
+
+
+def test_a_sum_of_more_pixels_than_half_precision_counts_is_still_a_number():
+    bright = Amplitudes(values=torch.full((2, 3, 32, 17), 1e5), owner=torch.zeros(2, dtype=torch.int64))
+
+    answers = ATTACK.run([spectral(views=(upload(bright),))], planted().knowledge, stream(0, "attack"))
+
+    assert [answer.slice["transform"] for answer in answers] == list(ROUNDINGS)
+    assert all(isinstance(a, Ranking) and bool(a.distances.isfinite().all()) for a in answers)
+
+
+def test_a_victim_that_sent_no_spectrum_is_named():
+    other = upload(Amplitudes(values=torch.ones(1, 3, 32, 17), owner=torch.tensor([4])), sender="client:4")
+
+    with pytest.raises(UsageError, match="no spectrum of client:0"):
+        ATTACK.run([spectral(views=(other,))], planted().knowledge, stream(0, "attack"))
 
 
 def test_a_crop_keeps_size_and_range_and_stays_inside_the_image():
