@@ -39,6 +39,7 @@ ATTACKS: Mapping[str, str] = {
     "linkage": "fdgsec.attacks.linkage:Linkage",
     "label-inference": "fdgsec.attacks.label_inference:LabelInference",
     "domain-inference": "fdgsec.attacks.domain_inference:DomainInference",
+    "property-inference": "fdgsec.attacks.property_inference:PropertyInference",
     "pool-exposure": "fdgsec.attacks.pool_exposure:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion:StyleInversion",
 }
