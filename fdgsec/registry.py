@@ -40,6 +40,8 @@ ATTACKS: Mapping[str, str] = {
     "label-inference": "fdgsec.attacks.label_inference:LabelInference",
     "domain-inference": "fdgsec.attacks.domain_inference:DomainInference",
     "property-inference": "fdgsec.attacks.property_inference:PropertyInference",
+    "inter-client": "fdgsec.attacks.inter_client:InterClient",
+    "interpolation-leakage": "fdgsec.attacks.interpolation_leakage:InterpolationLeakage",
     "pool-exposure": "fdgsec.attacks.pool_exposure:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion:StyleInversion",
 }

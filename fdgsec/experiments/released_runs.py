@@ -1,6 +1,7 @@
 """Runs that show what the real clients released, what others would have, and what one more record changes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -8,7 +9,11 @@ from fdgsec.data.domains import DomainDataset, join
 from fdgsec.experiments.draws import stratified
 from fdgsec.experiments.instruments import Cases, Instruments, blinded, shown_images
 from fdgsec.experiments.observed import observe
+from fdgsec.privacy.mixtures import shares_of
 from fdgsec.threats import Case, Request, Truth
+
+BEHIND = 300
+"""Images of a client by which sets are judged that were made with its pooled release."""
 
 
 def released(lab: Instruments, request: Request) -> Cases:
@@ -30,11 +35,18 @@ def released(lab: Instruments, request: Request) -> Cases:
         )  # fmt: skip
         if images is None:
             majority = torch.bincount(client.data.domains).argmax().reshape(1)
-            truth = Truth(domains=majority, statistic=lab.statistic_of(client.data).mean(0, keepdim=True))
+            some = torch.randperm(len(client.data), generator=lab.coins("behind", client.name))[:BEHIND]
+            truth = Truth(
+                domains=majority, statistic=lab.statistic_of(client.data).mean(0, keepdim=True),
+                images=client.data.pixels(some),
+            )  # fmt: skip
         else:
             placed = torch.tensor([position[name] for name in images.ids], dtype=torch.int64) if position else None
             truth = lab.truth_of(images, placed)
-        result.append((case, truth))
+        labels, domains = client.data.labels, client.data.domains
+        proportions = shares_of(labels, len(client.data.class_names))
+        shares = shares_of(domains, len(client.data.domain_names))
+        result.append((case, replace(truth, proportions=proportions, domain_shares=shares)))
     return result
 
 
