@@ -53,6 +53,12 @@ class TrainingSet:
     images: Tensor
     groups: Tensor
 
+    def on(self, device: torch.device) -> "TrainingSet":
+        """The same on `device`, where networks that learn from it will be."""
+        return TrainingSet(
+            features=self.features.to(device), images=self.images.to(device), groups=self.groups.to(device)
+        )
+
     def __post_init__(self) -> None:
         if len(torch.unique(self.groups)) < 2 or not len(self.features) == len(self.images) == len(self.groups):
             raise ValueError(
@@ -74,6 +80,13 @@ class LinearInverse:
         """Features in units of the training set's spread, clipped at 5."""
         return ((features - self.centre) / self.spread).clamp(-FARTHEST, FARTHEST)
 
+    def on(self, device: torch.device) -> "LinearInverse":
+        """The same on `device`."""
+        return LinearInverse(
+            centre=self.centre.to(device), spread=self.spread.to(device), average=self.average.to(device),
+            weight=self.weight.to(device),
+        )  # fmt: skip
+
     def __call__(self, features: Tensor) -> Tensor:
         """Predict pictures, clamped to [0, 1]; float32."""
         return _pictures(self.average + self.standardised(features) @ self.weight)
@@ -87,12 +100,12 @@ class Inverter:
     generator: StyleGenerator
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), in evaluation mode and without noise."""
+        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), in evaluation mode and without noise, on the CPU."""
         self.generator.eval()
         with torch.no_grad():
             parts = [
-                _drawn(self.generator, self.linear(rows), self.linear.standardised(rows).float())
-                for rows in features.split(64)
+                over_linear(self.generator, self.linear(rows), self.linear.standardised(rows).float()).cpu()
+                for rows in features.to(self.linear.centre.device).split(64)
             ]
         return torch.cat(parts)
 
@@ -157,9 +170,12 @@ def fit_generator(
 ) -> Inverter:
     """Train the generator on what `unseen`, the linear part's cross-validated predictions (n, 3, 16, 16), leaves over.
 
+    Everything lies on the device of `training`, `linear` and `unseen`.
     `start` is a generator of the same shape to continue from (a perceptual loss begins where MSE ended)."""
     inputs = linear.standardised(training.features).float()
-    generator, average = (_beginning(inputs.shape[1], shape, start, child(rng, "weights")) for _ in range(2))
+    generator, average = (
+        _beginning(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
+    )
     best = _copied(average)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool = (~held).nonzero().flatten()
@@ -169,14 +185,14 @@ def fit_generator(
     for step in range(1, schedule.steps + 1):
         for group in optimiser.param_groups:
             group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
-        rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws)]
+        rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
         generator.train()
         styles = _disturbed(inputs[rows], schedule, draws)
-        drawn = _drawn(generator, unseen[rows], styles, rng=draws)
+        drawn = over_linear(generator, unseen[rows], styles, rng=draws)
         optimiser.zero_grad(set_to_none=True)
         loss(drawn, training.images[rows]).mean().backward()
         optimiser.step()
-        _follow(average, generator, schedule.decay)
+        followed(average, generator, schedule.decay)
         if step % schedule.check == 0 or step == schedule.steps:
             error = _validated(average, inputs[held], unseen[held], training.images[held], loss)
             disappointments += 1
@@ -220,7 +236,7 @@ def _pictures(flat: Tensor) -> Tensor:
     return flat.clamp(0, 1).float().reshape(-1, 3, LINEAR_SIDE, LINEAR_SIDE)
 
 
-def _drawn(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
+def over_linear(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
     """Add the generator's logits to those of the enlarged linear part."""
     size = generator.shape.size
     enlarged = functional.interpolate(base, size=(size, size), mode="bilinear", align_corners=False)
@@ -232,19 +248,21 @@ def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
     """Mark whole groups, at least one, for validation."""
     names = torch.unique(groups)
     count = max(1, round(share * len(names)))
-    return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count]])
+    return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count].to(names.device)])
 
 
 def _disturbed(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tensor:
-    noisy = styles + schedule.noise * torch.randn(styles.shape, generator=rng)
-    kept = torch.rand(styles.shape, generator=rng) >= schedule.dropout
+    noisy = styles + schedule.noise * torch.randn(styles.shape, generator=rng).to(styles)
+    kept = (torch.rand(styles.shape, generator=rng) >= schedule.dropout).to(styles.device)
     return noisy * kept / (1 - schedule.dropout)
 
 
-def _follow(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
+def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
+    """Move `average` towards `generator`: by 1 - `decay` of the way, counters all of it."""
     with torch.no_grad():
+        kept_of = average.state_dict()
         for name, value in generator.state_dict().items():
-            kept = average.state_dict()[name]
+            kept = kept_of[name]
             if value.is_floating_point():
                 kept.lerp_(value, 1 - decay)
             else:
@@ -254,4 +272,4 @@ def _follow(average: StyleGenerator, generator: StyleGenerator, decay: float) ->
 def _validated(generator: StyleGenerator, styles: Tensor, base: Tensor, images: Tensor, loss: Loss) -> float:
     generator.eval()
     with torch.no_grad():
-        return float(loss(_drawn(generator, base, styles), images).mean())
+        return float(loss(over_linear(generator, base, styles), images).mean())

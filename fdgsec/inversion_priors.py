@@ -16,6 +16,7 @@ from torch.nn import functional
 from fdgsec.adversaries import Knowledge, Statistics
 from fdgsec.data.domains import DomainDataset, as_float, shrunk
 from fdgsec.inversion import LinearInverse, TrainingSet, fit_linear, style_features
+from fdgsec.styles import concatenated
 
 LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
 LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
@@ -25,13 +26,18 @@ COLOURLESS = 0.03
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prior:
-    """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`."""
+    """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`.
+
+    `pooled` and `averaged` (2C,) are what its images would release together: the style of all their pixels, and the mean
+    of their styles."""
 
     name: str
     training: TrainingSet
     linear: LinearInverse
     unseen: Tensor
     painted: bool
+    pooled: Tensor
+    averaged: Tensor
 
     def aligned(self, features: Tensor) -> Tensor:
         """Bring victims' rows (R, 2C) to a painted prior's mean and spread, which no real domain shares with paint.
@@ -41,6 +47,14 @@ class Prior:
             return features
         spread = features.std(0).clamp_min(1e-6)
         return self.linear.centre + (features - features.mean(0)) / spread * self.linear.spread
+
+    def as_single(self, features: Tensor, *, averaged: bool) -> Tensor:
+        """Move pooled rows (R, 2C) to where single images' lie: by what the prior's own images gain when they are pooled.
+
+        (A pooled std holds the spread between images, too.) A painted prior's rows are aligned instead."""
+        if self.painted:
+            return self.aligned(features)
+        return features - (self.averaged if averaged else self.pooled) + self.linear.centre
 
 
 def encoded(
@@ -56,7 +70,7 @@ def encoded(
     """Make variants of `images`, encode them exactly, and fit the linear inverse.
 
     Line drawings are painted, at most `limit` of them; others are mirrored where there are at most `limit`; then come
-    `crops` cropped copies. Pictures are drawn at `size` px, or the largest power of two below the images' own side."""
+    `crops` cropped copies. Pictures are drawn at `drawn_side`."""
     drawings = colourless(images)
     if drawings:
         kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
@@ -64,15 +78,25 @@ def encoded(
     else:
         variants = [images] if len(images) > limit else [images, mirrored(images)]
     variants += [cropped(variants[0], rng=rng) for _ in range(crops)]
-    side = min(size, 2 ** (min(images.image_size).bit_length() - 1))
-    styles = [statistics(part).style(unbiased=False) for part in variants]
+    side = drawn_side(images, size)
+    found = concatenated([statistics(part) for part in variants])
+    mean, std = found.style(unbiased=False)
     training = TrainingSet(
-        features=torch.cat([style_features(mean, std) for mean, std in styles]),
+        features=style_features(mean, std),
         images=torch.cat([shrunk(part, (side, side)) for part in variants]),
         groups=torch.arange(len(variants[0])).repeat(len(variants)),
     )
     linear, unseen = fit_linear(training)
-    return Prior(name=name, training=training, linear=linear, unseen=unseen, painted=drawings)
+    return Prior(
+        name=name, training=training, linear=linear, unseen=unseen, painted=drawings,
+        pooled=style_features(*found.pooled().style(unbiased=False))[0],
+        averaged=style_features(mean.mean(0, keepdim=True), std.mean(0, keepdim=True))[0],
+    )  # fmt: skip
+
+
+def drawn_side(images: DomainDataset, size: int) -> int:
+    """The side at which pictures are drawn: `size`, or the largest power of two that is no larger than the images'."""
+    return int(min(size, 2 ** (min(images.image_size).bit_length() - 1)))
 
 
 def variant(dataset: DomainDataset, images: Tensor, name: str) -> DomainDataset:

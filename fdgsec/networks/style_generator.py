@@ -68,6 +68,11 @@ def small_shape(size: int) -> GeneratorShape:
     return GeneratorShape(size=size, cap=32, numerator=384, seed_channels=48, noise=False)
 
 
+def adversarial_shape(size: int) -> GeneratorShape:
+    """About 100 million multiplications per image at 64 px: what an adversary of the same width can teach on a CPU."""
+    return GeneratorShape(size=size, cap=64, numerator=max(1024, size), seed_channels=64, noise=False)
+
+
 FULL = full_shape(64)
 SMALL = small_shape(64)
 

@@ -94,10 +94,33 @@ def test_unknown_losses_are_refused():
         StyleInversion(losses=("ssim",))
 
 
-def test_pooled_targets_are_asked_for_pairs_of_runs_and_others_for_rows():
-    def asked(*kinds: str) -> list[str]:
-        facts = TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=9, classes=7, profile="quick")
-        return [request.kind for request in MSE.plan(facts)]
+@pytest.mark.parametrize(
+    ("kinds", "pooled", "expected"),
+    [
+        (("ImageStyles", "StyleBank"), True, [("released", 0), ("as_if_released", 0)]),
+        (("StyleStatistics", "StyleBank"), True, [("add_one_record", 40), ("resampled_clients", 50)]),
+        (("StyleDistribution",), True, [("add_one_record", 20), ("resampled_clients", 50)]),
+        (("StyleStatistics", "InterpolationStyle"), False, [("resampled_clients", 50)]),
+    ],
+)  # fmt: skip
+def test_each_kind_of_style_is_asked_for_what_can_be_drawn_of_it(
+    kinds: tuple[str, ...], pooled: bool, expected: list[tuple[str, int]]
+):
+    facts = TargetFacts(
+        artifact_kinds=frozenset(kinds), clients=3, images_per_client=9, classes=7, profile="quick", pooled=pooled
+    )
 
-    assert asked("StyleStatistics", "StyleBank") == ["add_one_record"]
-    assert asked("ImageStyles", "StyleBank") == ["released", "as_if_released"]
+    assert [(request.kind, request.count) for request in MSE.plan(facts)] == expected
+    assert MSE.reads & set(kinds)
+
+
+def test_what_the_profile_leaves_out_is_said_not_to_have_run():
+    rows = StyleInversion().missing([image_rows(victims(0), "red")], SERVER)
+
+    assert {str(value) for row in rows for value in row.slice.values()} == {"lpips", "mse+lpips", "gan", "baseline"}
+    assert {row.name for row in rows if not row.slice} == {"fid", "kid", "inception_score", "log_inception_score"}
+    assert all(str(row.unavailable).startswith("not run: profile quick") for row in rows)
+
+
+def test_losses_that_were_chosen_leave_nothing_out():
+    assert MSE.missing([image_rows(victims(0), "red")], SERVER) == []
