@@ -44,6 +44,7 @@ ATTACKS: Mapping[str, str] = {
     "interpolation-leakage": "fdgsec.attacks.interpolation_leakage:InterpolationLeakage",
     "pool-exposure": "fdgsec.attacks.pool_exposure:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion:StyleInversion",
+    "optimisation-inversion": "fdgsec.attacks.optimisation_inversion:OptimisationInversion",
 }
 
 DEFENSES: Mapping[str, str] = {}
