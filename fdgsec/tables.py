@@ -16,7 +16,9 @@ from fdgsec.data.catalog import DATASETS, DatasetEntry, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import ENCODERS
 from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.experiments.claims_tables import measured
 from fdgsec.experiments.protocols import protocol_named, protocols
+from fdgsec.ledger import ledger
 from fdgsec.models import BACKBONES
 from fdgsec.registry import ATTACKS, METHODS, TARGETS, names, resolve
 from fdgsec.reports import AttackReport, AttackResult, Measurement
@@ -255,6 +257,16 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
         _console().print(f"written to {out}: seeds.json and one folder per seed", highlight=False)
 
 
+def print_claims(found: Mapping[str, Any], *, out: Path) -> None:
+    """Print the ledger with its verdicts."""
+    rows = [
+        (row["id"], row["attack"], measured(row), number(row["chance"]), "" if row["n"] is None else str(row["n"]), row["verdict"], row["reason"])
+        for row in found["claims"]
+    ]  # fmt: skip
+    _print(f"claims on {found['dataset']}", ("claim", "attack", "measured", "chance", "n", "verdict", "note"), rows)
+    _console().print(f"written to {out}: claims.html, claims.md, claims.json and a report per run", highlight=False)
+
+
 LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
     "targets": (("target", "method", "releases"), lambda: [(n, t.method, t.summary) for n, t in TARGETS.items()]),
     "methods": (("method", "what"), lambda: [(n, _summary("methods", n)) for n in names("methods")]),
@@ -263,6 +275,7 @@ LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
     "datasets": (("dataset", "unseen domain", "px", "where"), _datasets),
     "encoders": (("encoder",), lambda: [(n,) for n in ENCODERS]),
     "backbones": (("backbone",), lambda: [(n,) for n in BACKBONES]),
+    "claims": (("claim", "paper", "what"), lambda: [(c.id, f"{c.paper} {c.section}", c.claim) for c in ledger()]),
     "presets": (("preset",), lambda: [(n,) for n in presets()]),
     "protocols": (("protocol", "what"), lambda: [(n, protocol_named(n).title) for n in protocols()]),
     "ablations": (

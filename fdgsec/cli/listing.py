@@ -10,13 +10,14 @@ from fdgsec.tables import LISTS, print_list
 What = Annotated[
     str,
     typer.Argument(
-        help="methods, targets, attacks, defenses, datasets, encoders, backbones, presets, protocols, ablations."
+        help="methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols, ablations."
     ),
 ]
 
 
 def command(what: What = "targets") -> int:
-    """List methods, targets, attacks, defenses, datasets, encoders, backbones, presets, protocols or ablations."""
+    """List methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols or
+    ablations."""
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     print_list(what)

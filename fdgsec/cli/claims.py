@@ -1,0 +1,49 @@
+"""`fdgsec claims`: every privacy claim of the five papers, with a measured verdict."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fdgsec.cli import options as o
+from fdgsec.console import progress_bars
+from fdgsec.tables import print_claims
+
+Only = Annotated[list[str] | None, typer.Option("--claim", help="Only this claim (`fdgsec list claims`); repeatable.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
+
+
+def command(
+    dataset: o.Dataset = "pacs",
+    data_root: o.DataRoot = None,
+    encoder: o.Encoder = None,
+    target_domain: o.TargetDomain = None,
+    per_domain: o.PerDomain = None,
+    image_size: o.ImageSize = None,
+    seed: o.Seed = 0,
+    device: o.Device = None,
+    profile: o.ProfileName = "quick",
+    claim: Only = None,
+    fresh: Fresh = False,
+    out: o.Out = None,
+    as_json: o.AsJson = False,
+) -> int:
+    """Measure what the papers claim about privacy, and say of each claim whether it stands."""
+    from fdgsec.experiments.claims import ClaimsRequest, claims
+
+    request = ClaimsRequest(
+        dataset=dataset, profile="full" if profile == "full" else "quick", seed=seed, only=tuple(claim or ()),
+        given={
+            "encoder": encoder, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
+            "device": device,
+        },
+    )  # fmt: skip
+    folder = out or Path("runs") / f"claims-{dataset}-{profile}-seed{seed}"
+    with progress_bars() as progress:
+        found = claims(request, data_root=data_root, out=folder, fresh=fresh, progress=progress)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    else:
+        print_claims(found, out=folder)
+    return 0

@@ -1,0 +1,137 @@
+"""From measurements to verdicts: when a claim that something is private counts as refuted, supported or undecided.
+
+Fixed here, before anything is measured (DESIGN 6.6). A claim names *criteria*; an attack has succeeded in one population
+(a domain, say) where **all** of them exceed chance plus a margin there, which is an intersection-union test: its p-value
+is the largest. A claim is *refuted* where that happens in some population, after Bonferroni over the claim's populations
+and Holm over the ledger's claims. It is *supported* where in every population some criterion's upper bound stays under
+chance plus margin and the attack's positive control was passed. Everything else is *undecided*."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any, Literal
+
+Verdict = Literal["refuted", "supported", "undecided", "not run"]
+
+LEVEL = 0.05
+LEAST = 10
+"""Rows of fewer records, or clients, than this decide nothing: their intervals are not to be read as a normal law's."""
+HALF_WIDTHS = NormalDist().inv_cdf(0.975)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """A kind of row: its name, and what its slice must say ({"rows": "as_if_released"}); other keys tell populations apart.
+
+    "" stands for a key that the slice must not have. `margin` is added to chance ("twice": chance once more); None takes the
+    rule of `margin_of`."""
+
+    measurement: str
+    where: Mapping[str, str | int] = field(default_factory=dict)
+    margin: float | Literal["twice"] | None = None
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row of a report (its document) is of this kind."""
+        return row["name"] == self.measurement and all(
+            row["slice"].get(key, "") == value for key, value in self.where.items()
+        )
+
+    def threshold(self, chance: float) -> float:
+        """What a leak must exceed."""
+        margin = margin_of(self.measurement) if self.margin is None else self.margin
+        return 2 * chance if margin == "twice" else chance + margin
+
+
+def margin_of(measurement: str) -> float | Literal["twice"]:
+    """DESIGN 6.6: AUC and balanced accuracy .05 over chance, hit rates twice chance; gains and errors none."""
+    if measurement in ("auc", "balanced_accuracy"):
+        return 0.05
+    return "twice" if "top1" in measurement else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """One criterion in one population: the row, its p-value of "no more than chance plus margin", and whether it is under."""
+
+    row: Mapping[str, Any]
+    p_value: float
+    under: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A claim's evidence by population; `controlled` says that every positive control of the attack was passed."""
+
+    claim: str
+    populations: Sequence[Sequence[Evidence]]
+    controlled: bool
+
+    @property
+    def p_value(self) -> float:
+        """Bonferroni over populations of the largest p-value in each; 1 without any."""
+        found = [max(evidence.p_value for evidence in population) for population in self.populations]
+        return min(1.0, min(found, default=1.0) * len(found))
+
+    @property
+    def quiet(self) -> bool:
+        """Whether in every population some criterion is shown to stay under its threshold."""
+        return bool(self.populations) and all(any(e.under for e in population) for population in self.populations)
+
+    @property
+    def decisive(self) -> Evidence | None:
+        """The evidence to print: the weakest criterion of the population that is strongest against the claim."""
+        weakest = [max(population, key=lambda evidence: evidence.p_value) for population in self.populations]
+        return min(weakest, key=lambda evidence: evidence.p_value, default=None)
+
+
+def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None:
+    """Weigh one row; None where it cannot be had, is descriptive, or speaks of too few records.
+
+    The p-value is a normal law's with the interval's half-width on the side of chance as 1.96 standard errors. Where lower
+    is a leak (an error), row and threshold are turned over."""
+    value, low, high, chance = (row.get(key) for key in ("value", "low", "high", "chance"))
+    if value is None or low is None or high is None or chance is None or row["n"] < LEAST:
+        return None
+    limit = criterion.threshold(chance)
+    if row["higher_is"] == "safe":
+        value, low, high, limit = -value, -high, -low, -limit
+    above = value - limit
+    width = value - low if above > 0 else high - value
+    if width <= 0:
+        p_value = 0.0 if above > 0 else 1.0
+    else:
+        p_value = 0.5 * math.erfc(above / (width / HALF_WIDTHS) / math.sqrt(2))
+    return Evidence(row=row, p_value=p_value, under=high < limit)
+
+
+def finding(
+    claim: str, rows: Sequence[Mapping[str, Any]], criteria: Sequence[Criterion], *, controlled: bool
+) -> Finding:
+    """Sort rows into populations, by what their slices say beyond the criteria's conditions, and weigh them.
+
+    A population in which a criterion has no row that counts is left out."""
+    conditions = {key for criterion in criteria for key in criterion.where}
+    found: dict[tuple[tuple[str, Any], ...], dict[int, Evidence]] = {}
+    for number, criterion in enumerate(criteria):
+        for row in rows:
+            evidence = evidence_of(row, criterion) if criterion.fits(row) else None
+            if evidence is not None:
+                where = tuple(sorted((k, v) for k, v in row["slice"].items() if k not in conditions))
+                found.setdefault(where, {})[number] = evidence
+    complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
+    return Finding(claim=claim, populations=complete, controlled=controlled)
+
+
+def verdicts(findings: Sequence[Finding], *, level: float = LEVEL) -> dict[str, Verdict]:
+    """Decide every claim: Holm's step-down over all of them, then what is shown to be quiet, and the rest undecided."""
+    decided: dict[str, Verdict] = {}
+    ordered = sorted(findings, key=lambda one: one.p_value)
+    rejecting = True
+    for place, one in enumerate(ordered):
+        rejecting = rejecting and one.p_value <= level / (len(ordered) - place)
+        if rejecting:
+            decided[one.claim] = "refuted"
+        else:
+            decided[one.claim] = "supported" if one.quiet and one.controlled else "undecided"
+    return {one.claim: decided[one.claim] for one in findings}
