@@ -1,6 +1,7 @@
 """The other methods as targets: the attacks that fit run with their controls, the others say why they do not."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,29 +24,37 @@ def report_of(target: str, out: Path, *more: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("target", "more", "kinds"),
+    ("target", "more", "kinds", "fitting"),
     [
-        ("stablefdg", [], {"StyleDistribution"}),
-        ("feddg", [], {"Amplitudes"}),
-        ("ccst-amplitude-overall", [], {"Amplitudes"}),
-        ("feddag", ["--rounds", "1"], set()),
-        ("fpl", ["--rounds", "1"], {"Prototypes"}),
-        ("fediir", ["--rounds", "1"], {"HeadGradient"}),
+        ("stablefdg", [], {"StyleDistribution"}, {"membership", "property-inference"}),
+        ("feddg", [], {"Amplitudes"}, {"reidentification"}),
+        ("ccst-amplitude-single", [], {"Amplitudes"}, {"reidentification"}),
+        ("ccst-amplitude-overall", [], {"Amplitudes"}, set()),
+        ("feddag", ["--rounds", "1"], set(), set()),
+        ("fpl", ["--rounds", "1"], {"Prototypes"}, {"property-inference"}),
+        ("fediir", ["--rounds", "1"], {"HeadGradient"}, {"property-inference"}),
     ],
 )  # fmt: skip
-def test_a_target_whose_artifacts_no_attack_reads_yet_says_so(
-    target: str, more: list[str], kinds: set[str], tmp_path: Path
+def test_attacks_that_read_what_is_sent_run_and_the_others_say_what_they_read(
+    target: str, more: list[str], kinds: set[str], fitting: set[str], tmp_path: Path
 ):
-    report = report_of(target, tmp_path / "run", *more)
+    asked = {"membership", "property-inference", "reidentification"}
 
+    report = report_of(
+        target, tmp_path / "run", *more, *(word for name in sorted(asked) for word in ("--attack", name))
+    )
+
+    told = {attack["name"]: attack for attack in report["attacks"]}
     assert {row["kind"] for row in report["artifacts"]} == kinds
-    assert {attack["status"] for attack in report["attacks"]} == {"skipped"}
-    assert all("reads" in attack["reason"] for attack in report["attacks"])
+    assert told.keys() == asked
+    assert {name for name, attack in told.items() if attack["status"] == "done"} == fitting
+    assert all(re.match("reads|looks", told[name]["reason"]) for name in asked - fitting)
+    assert all(control["passed"] for name in fitting for control in told[name]["controls"]["positive"])
     assert (report["accuracy"] is None) == (not more)
 
 
 def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Path):
-    report = report_of("feddag", tmp_path / "run", "--rounds", "1")
+    report = report_of("feddag", tmp_path / "run", "--rounds", "1", "--attack", "reidentification")
 
     sent = {(row["stage"], row["kind"]): row["messages"] for row in report["model_traffic"]}
     assert sent["update", "GeneratorState"] == 3
@@ -68,12 +77,18 @@ def test_an_image_in_hand_is_found_by_its_colours_in_fedaligns_pool(tmp_path: Pa
 
 
 def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_path: Path):
-    report = report_of("fisc", tmp_path / "run")
+    parting, reading = ("differencing", "optimisation-inversion"), ("membership", "linkage", "domain-inference")
+
+    few = ("--set", "attacks.membership.simulated_sizes=[12]", "--set", "attacks.membership.shadows=10")
+
+    asked = [word for name in parting + reading for word in ("--attack", name)]
+    report = report_of("fisc", tmp_path / "run", *asked, *few)
 
     told = {attack["name"]: (attack["status"], attack["reason"]) for attack in report["attacks"]}
-    assert {name for name, (status, _) in told.items() if status == "done"} == {"linkage", "domain-inference"}
-    for name in ("membership", "differencing", "style-inversion"):
-        assert "those of this target are not" in told[name][1]
+    assert all(told[name][0] == "done" for name in reading)
+    assert all("those of this target are not" in told[name][1] for name in parting)
+    (membership,) = [attack for attack in report["attacks"] if attack["name"] == "membership"]
+    assert {row["slice"].get("cluster_size") for row in membership["measurements"]} > {None, "2-3"}
 
 
 @pytest.mark.parametrize("target", ["feddag", "fpl", "fediir", "fedadg", "fedavg"])
