@@ -275,7 +275,7 @@ class StableFDG(FedAvg):
             return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
         moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten().to(maps.device)
         moved = restyled(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
-        return maps.index_copy(0, moving, moved)
+        return maps.index_put((moving,), moved)  # keeps channels_last, which index_copy does not
 
     def enriched(
         self, maps: Tensor, labels: Tensor, rng: torch.Generator, *, size: int
