@@ -51,14 +51,16 @@ class Reidentification:
     """Look released single-image styles or spectra up in a gallery of `gallery` images.
 
     The run's own rows are few, so beside them stands what clients that hold all non-auxiliary images would have released
-    (at most `per_class` per class, 0: all, or `spectra_per_class`, which are a thousand times larger), against a gallery
-    of their own domain. Copies are made for the run's own rows only: each kind costs one pass over the gallery."""
+    (at most `per_class` per class, or `spectra_per_class`, which are a thousand times larger), against a gallery of their
+    own domain. There rows are the gallery: 0 takes as many of each class as make `rows` in all, which bounds the distances
+    that are held whatever the domain's size. Copies are made for the run's own rows only: each kind costs one pass over the gallery."""
 
     name: ClassVar[str] = "reidentification"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
     gallery: int = 1000
     per_class: int = 0
+    rows: int = 2000
     spectra_per_class: int = 10
 
     def plan(self, facts: TargetFacts) -> Sequence[Request]:
@@ -69,9 +71,10 @@ class Reidentification:
         spectra = "Amplitudes" in facts.artifact_kinds
         if spectra and facts.pooled:
             raise UsageError("looks spectra of single images up; those of this target are means over a client's images")
+        per_class = self.spectra_per_class if spectra else self.per_class or max(1, self.rows // facts.classes)
         return [
             Request(kind="released", gallery=self.gallery),
-            Request(kind="as_if_released", per_class=self.spectra_per_class if spectra else self.per_class),
+            Request(kind="as_if_released", per_class=per_class),
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:

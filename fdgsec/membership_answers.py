@@ -102,10 +102,10 @@ def mean_answers(
         for size in dict.fromkeys(size_of(cases[n]) for n in mine):
             asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
             releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
-            scores = test(population.whiten(recentred(releases, population.about)), v, records=size, reference=reference)
-            answers += [
-                Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)
-            ]
+            scores = test(
+                population.whiten(recentred(releases, population.about)), v, records=size, reference=reference
+            )
+            answers += [Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)]
     return sorted(answers, key=lambda answer: answer.case)
 
 

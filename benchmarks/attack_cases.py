@@ -1,0 +1,231 @@
+"""Synthetic questions for every attack whose cost depends on how many candidates, releases and numbers there are.
+
+Statistics are tables of Gaussian records, so that no encoder runs and no information is planted: what is measured is what
+the attack itself does. `Size` says what the three axes mean for each."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.adversaries import View
+from fdgsec.artifacts import Artifact, ImageStyles, StyleStatistics
+from fdgsec.attacks.differencing import Differencing
+from fdgsec.attacks.domain_inference import DomainInference
+from fdgsec.attacks.inter_client import InterClient
+from fdgsec.attacks.interpolation_leakage import InterpolationLeakage
+from fdgsec.attacks.label_inference import LabelInference
+from fdgsec.attacks.linkage import Linkage
+from fdgsec.attacks.membership import Membership
+from fdgsec.attacks.pool_exposure import PoolExposure
+from fdgsec.attacks.property_inference import PropertyInference
+from fdgsec.attacks.reidentification import Reidentification
+from fdgsec.data.domains import DomainDataset
+from fdgsec.planted_cohorts import PlantedMethod
+from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.rng import stream
+from fdgsec.threats import Case, Guess, Knowledge, Observer, RequestKind
+from fdgsec.wire import SERVER
+
+CLASSES, DOMAINS = 7, 3
+RECORDS = 130
+"""Images behind a pooled release; no cost depends on it."""
+HELD = 4  # images of a candidate client
+EXCHANGES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much there is: `candidates`, `clients` (releases, or rows of single images), and numbers per release.
+
+    `reference` is how many images of its own the adversary has, where these are not the candidates."""
+
+    candidates: int
+    clients: int
+    dimension: int
+    reference: int = 450
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Question:
+    """An attack with cases and knowledge: all that `run` takes."""
+
+    attack: Observer
+    cases: list[Case]
+    knowledge: Knowledge
+
+    def answer(self) -> Guess:
+        """Run the attack."""
+        return self.attack.run(self.cases, self.knowledge, stream(0, "attack"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _World:
+    """`images` with a table of statistics: the candidates first, then the adversary's own."""
+
+    size: Size
+    images: DomainDataset
+    knowledge: Knowledge
+    rng: torch.Generator
+
+    @classmethod
+    def of(cls, size: Size, *, domains: int = 1) -> "_World":
+        count = size.candidates + size.reference
+        rng = stream(0, "world", "cost", size.candidates, size.clients, size.dimension)
+        mean, spread = torch.randn(2, count, size.dimension // 2, generator=rng, dtype=torch.float64)
+        labels, homes = torch.arange(count) % CLASSES, torch.arange(count) // CLASSES % domains
+        names = tuple(f"domain {number}" for number in range(domains))
+        images = planted_images(labels, homes, class_names=tuple("abcdefg"), domain_names=names)
+        table = PlantedStatistics(moments=planted_moments(mean, spread.exp()))
+        knowledge = Knowledge(
+            statistics=table, encoder="pixels", class_names=images.class_names, domain_names=names, unseen=None, own=None,
+            auxiliary=images.subset(torch.arange(size.candidates, count)),
+        )  # fmt: skip
+        return cls(size=size, images=images, knowledge=knowledge, rng=rng)
+
+    @property
+    def candidates(self) -> DomainDataset:
+        return self.images.subset(torch.arange(self.size.candidates))
+
+    def rows(self, count: int) -> ImageStyles:
+        """Rows of single images that nobody has."""
+        channels = self.size.dimension // 2
+        mean, spread = torch.randn(2, count, channels, generator=self.rng)
+        return ImageStyles(mean=mean, std=spread.exp())
+
+    def pooled(self) -> StyleStatistics:
+        """A pooled style of nobody."""
+        row = self.rows(1)
+        return StyleStatistics(mean=row.mean[0], std=row.std[0])
+
+    def case(
+        self, kind: RequestKind, *artifacts: Artifact, candidates: DomainDataset | None = None, number: int = 0, half: str = ""
+    ) -> Case:  # fmt: skip
+        """What client `number` sent in one run after the other."""
+        name = f"client:{number}"
+        views = tuple(upload(artifact, sender=name) for artifact in artifacts)
+        where: Mapping[str, str | int] = {"domain": "domain 0", **({"half": half} if half else {})}
+        return Case(
+            request=kind,
+            views=views,
+            victim=name,
+            records=RECORDS,
+            domain="domain 0",
+            slice=where,
+            candidates=candidates,
+        )
+
+
+def _membership(size: Size) -> Question:
+    world = _World.of(size)
+    asked = world.candidates
+    cases = [world.case("resampled_clients", world.pooled(), candidates=asked) for _ in range(size.clients)]
+    return Question(attack=Membership(), cases=cases, knowledge=world.knowledge)
+
+
+def _differencing(size: Size) -> Question:
+    world = _World.of(size)
+    asked = world.candidates
+    cases = [
+        world.case("add_one_record", world.pooled(), world.pooled(), candidates=asked) for _ in range(size.clients)
+    ]
+    return Question(attack=Differencing(), cases=cases, knowledge=world.knowledge)
+
+
+def _linkage(size: Size) -> Question:
+    world = _World.of(size, domains=DOMAINS)
+    cases = [
+        world.case("sessions", world.pooled(), number=number, half=half)
+        for half in ("A", "B")
+        for number in range(size.clients)
+    ]
+    return Question(attack=Linkage(), cases=cases, knowledge=_knowing(world))
+
+
+def _knowing(world: _World) -> Knowledge:
+    """The adversary's own images are the candidates: what it learns from is the axis."""
+    return replace(world.knowledge, auxiliary=world.candidates)
+
+
+def _reidentification(size: Size) -> Question:
+    world = _World.of(size)
+    case = world.case("as_if_released", world.rows(size.clients), candidates=world.candidates)
+    return Question(attack=Reidentification(), cases=[case], knowledge=world.knowledge)
+
+
+def _label_inference(size: Size) -> Question:
+    world = _World.of(size, domains=DOMAINS)
+    case = world.case("as_if_released", world.rows(size.clients))
+    return Question(attack=LabelInference(), cases=[case], knowledge=_knowing(world))
+
+
+def _domain_inference(size: Size) -> Question:
+    world = _World.of(size, domains=DOMAINS)
+    case = world.case("as_if_released", world.rows(size.clients))
+    return Question(attack=DomainInference(), cases=[case], knowledge=_knowing(world))
+
+
+def _property_inference(size: Size) -> Question:
+    world = _World.of(size, domains=DOMAINS)
+    cases = [world.case("mixtures", world.pooled(), number=number) for number in range(size.clients)]
+    return Question(attack=PropertyInference(), cases=cases, knowledge=_knowing(world))
+
+
+def _interpolation_leakage(size: Size) -> Question:
+    """Candidates are clients here, and clients the federations."""
+    held = Size(candidates=HELD * size.candidates, clients=size.clients, dimension=size.dimension, reference=0)
+    world = _World.of(held)
+    table = world.knowledge.statistics
+    assert isinstance(table, PlantedStatistics)
+    method, groups, cases = PlantedMethod(statistics=table), torch.arange(size.candidates).repeat_interleave(HELD), []
+    clients = [world.candidates.subset(groups == group) for group in range(size.candidates // 2)]
+    for number in range(size.clients):
+        seen = method(clients, stream(0, "attack", number))
+        view = View(messages=tuple(message for message in seen.messages if message.sender == SERVER))
+        cases.append(
+            Case(
+                request="cohorts", views=(view,), victim=SERVER, slice={"clients": "iid"}, candidates=world.candidates,
+                groups=groups,
+            )
+        )  # fmt: skip
+    known = replace(world.knowledge, auxiliary=None, simulate=method)
+    return Question(attack=InterpolationLeakage(), cases=cases, knowledge=known)
+
+
+def _pool_exposure(size: Size) -> Question:
+    """Every client sends rows of a tenth as many images as it is asked about, in each of four exchanges."""
+    world = _World.of(size)
+    asked, share = world.candidates, max(1, size.candidates // 20)
+    cases = [
+        world.case("rounds", *(world.rows(share) for _ in range(EXCHANGES)), candidates=asked, number=number)
+        for number in range(size.clients)
+    ]
+    return Question(attack=PoolExposure(), cases=cases, knowledge=replace(world.knowledge, encoder="mini"))
+
+
+def _inter_client(size: Size) -> Question:
+    world = _World.of(size)
+    case = world.case("as_if_released", world.rows(size.clients), candidates=world.candidates, number=1)
+    client = replace(world.knowledge, auxiliary=None, own=world.knowledge.auxiliary)
+    return Question(attack=InterClient(), cases=[case], knowledge=client)
+
+
+QUESTIONS: Mapping[str, Callable[[Size], Question]] = {
+    "membership": _membership,
+    "differencing": _differencing,
+    "reidentification": _reidentification,
+    "inter-client": _inter_client,
+    "pool-exposure": _pool_exposure,
+    "linkage": _linkage,
+    "label-inference": _label_inference,
+    "domain-inference": _domain_inference,
+    "property-inference": _property_inference,
+    "interpolation-leakage": _interpolation_leakage,
+}
+
+
+def records(size: Size, count: int, name: str) -> Tensor:
+    """Gaussian records (count, D) float64."""
+    rng = stream(0, "world", "cost", name, size.candidates, size.clients, size.dimension)
+    return torch.randn(count, size.dimension, generator=rng, dtype=torch.float64)
