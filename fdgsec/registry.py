@@ -45,6 +45,8 @@ ATTACKS: Mapping[str, str] = {
     "pool-exposure": "fdgsec.attacks.pool_exposure:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion:StyleInversion",
     "optimisation-inversion": "fdgsec.attacks.optimisation_inversion:OptimisationInversion",
+    "generator-leakage": "fdgsec.attacks.generator_leakage:GeneratorLeakage",
+    "model-membership": "fdgsec.attacks.model_membership:ModelMembership",
 }
 
 DEFENSES: Mapping[str, str] = {}

@@ -19,7 +19,7 @@ from fdgsec.features import statistics
 from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method, State
 from fdgsec.rng import integer_seed, stream
 from fdgsec.threats import Case, Truth
-from fdgsec.wire import Guard, SendsDefended
+from fdgsec.wire import SERVER, Guard, SendsDefended
 
 Cases = list[tuple[Case, Truth]]
 
@@ -66,7 +66,8 @@ class Instruments:
         """What the server of a federation of "client:1", "client:2", ... would see, were they to hold `data`.
 
         For an attack's own simulations: the public method and options without defenses, on images that the adversary
-        holds. Raises UsageError for any other image."""
+        holds. Training starts from the run's initial model, and a server that trains draws as it drew in the run: it hands
+        out the same initial generator (FedDAG). Raises UsageError for any other image."""
         allowed = self.known_images()
         foreign = sum(name not in allowed for images in data for name in images.ids)
         if foreign:
@@ -76,7 +77,8 @@ class Instruments:
         method = self.method.fitting(len(members))
         if rounds and method.reviews != "none":
             members = [with_validation(client, seed=seed) for client in members]
-        observed = observe(method, members, seed=seed, name="simulated", model=self.model, rounds=rounds)
+        coins = self.seed if rounds and SERVER in self.adversary.parties else None
+        observed = observe(method, members, seed=seed, name="simulated", model=self.model, rounds=rounds, coins=coins)
         return View(messages=tuple(observed.transcript.messages()))
 
     def known_images(self) -> frozenset[str]:

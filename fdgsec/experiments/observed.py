@@ -31,11 +31,13 @@ def observe(
     defenses: Sequence[SendsDefended] = (),
     guards: Sequence[Guard] = (),
     rounds: int = 0,
+    coins: int | None = None,
 ) -> Observed:
     """Exchange artifacts among `members`, without training unless `rounds` are given, and write down everything.
 
-    Models are written down where they were trained here. `model` is what methods need that share under the current model
-    (StableFDG), and what training starts from."""
+    Models of the last round are written down where they were trained here. `model` is what methods need that share under
+    the current model (StableFDG), and what training starts from. `coins` are the server's own draws, where they are not
+    those of `seed`."""
     states = MemoryStates()
     wire = Wire(
         secret=lambda message, number: stream(
@@ -43,10 +45,11 @@ def observe(
         ),
         defenses=defenses,
         guards=guards,
-        keep=keeps_artifacts if not rounds else lambda message: True,
+        keep=lambda message: keeps_artifacts(message) or (rounds > 0 and message.round == rounds - 1),
     )
     engine = LocalEngine(members=members, method=method, seed=seed, states=states)
-    Driver(method=method, engine=engine, wire=wire, seed=seed, rounds=rounds).run(model)
+    drawn = seed if coins is None else coins
+    Driver(method=method, engine=engine, wire=wire, seed=drawn, rounds=rounds).run(model)
     return Observed(
         transcript=wire.transcript,
         states=states.states,

@@ -2,16 +2,16 @@
 
 import torch
 
-from fdgsec.data.domains import join
+from fdgsec.data.domains import DomainDataset, join
 from fdgsec.experiments.instruments import Cases, Instruments, blinded
 from fdgsec.threats import Case, Request, Truth
 
 
 def trained(lab: Instruments, request: Request) -> Cases:
-    """Per client of the run: up to `count` of its training images among as many held-out ones of the same domains.
+    """Per client of the run: up to `count` of its training images among as many held-out ones of the same domains and classes.
 
-    Members and non-members are drawn alike (roles split every domain by class before clients are made); of each domain as
-    many are asked about on either side. Clients with fewer than two of each are left out."""
+    Of each class of each domain as many are asked about on either side, so that a client whose classes are skewed does not
+    betray its members by what they show. Clients with fewer than two of each are left out."""
     result: Cases = []
     if lab.run is None:
         return result
@@ -19,18 +19,10 @@ def trained(lab: Instruments, request: Request) -> Cases:
         if client.name in lab.adversary.parties:
             continue
         rng = lab.coins("trained", client.name, request.count)
-        order = torch.randperm(len(client.data), generator=rng)
-        inside, outside = [], []
-        for domain in client.data.domains.unique().tolist():
-            held = lab.roles.held_out.of_domain(int(domain))
-            own = order[client.data.domains[order] == domain]
-            share = round(request.count * len(own) / len(order))
-            asked = min(share, len(own), len(held))
-            inside.append(client.data.subset(own[:asked]))
-            outside.append(held.subset(torch.randperm(len(held), generator=rng)[:asked]))
-        both = join([*inside, *outside])
-        if len(both) < 4:
+        inside, outside = _alike(client.data, lab.roles.held_out, request.count, rng)
+        if len(inside) < 2:
             continue
+        both = join([inside, outside])
         mixed = torch.randperm(len(both), generator=rng)
         where = lab.domain_of(client.data)
         case = Case(
@@ -39,3 +31,19 @@ def trained(lab: Instruments, request: Request) -> Cases:
         )  # fmt: skip
         result.append((case, Truth(members=mixed < len(both) // 2)))
     return result
+
+
+def _alike(
+    own: DomainDataset, held: DomainDataset, count: int, rng: torch.Generator
+) -> tuple[DomainDataset, DomainDataset]:
+    """Draw up to `count` of `own` images, as far as there are others to put beside them, and as many of `held` in each cell."""
+    classes = len(own.class_names)
+    order, others = torch.randperm(len(own), generator=rng), torch.randperm(len(held), generator=rng)
+    mine, theirs = ((data.domains * classes + data.labels)[rows] for data, rows in ((own, order), (held, others)))
+    cells = torch.unique(mine)
+    eligible = torch.zeros(len(order), dtype=torch.bool)
+    for cell in cells:
+        eligible[(mine == cell).nonzero().flatten()[: int((theirs == cell).sum())]] = True
+    asked = eligible.nonzero().flatten()[:count]
+    beside = [(theirs == cell).nonzero().flatten()[: int((mine[asked] == cell).sum())] for cell in cells]
+    return own.subset(order[asked]), held.subset(others[torch.cat(beside)])

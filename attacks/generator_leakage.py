@@ -1,0 +1,171 @@
+"""Membership in FedDAG's generators: does what a client's generator answers to an image tell that it was trained on it?
+
+FedDAG's section V-A argues that generators add no risk because a classifier that is trained on their perturbations does badly;
+that says nothing of their weights, which go to the server every round. Here each candidate is shown to the generator that
+the server gave to the client and to the one that it got back: by how much did the size of the answer change (`response`),
+and by how much the generator's own loss (`loss`: Algorithm 1, line 3)? What is normal for an image comes from reference
+generators, which the target's public method trains on images that the adversary holds; LiRA's offline test compares
+(fdgsec.privacy.generator_response). The loss needs a model, and the client's own may remember the images itself, which is
+model-membership's question: in its place stands one that the adversary has trained on auxiliary images alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.artifacts import ModelState
+from fdgsec.errors import UsageError
+from fdgsec.metrics.groups import unavailable
+from fdgsec.planted_generators import planted_generators
+from fdgsec.privacy.generator_response import Interview, Objective, Training, membership_by_change
+from fdgsec.privacy.reference_runs import (
+    Pool,
+    Reference,
+    check_sizes,
+    disjoint_run,
+    pools_of,
+    reference_runs,
+    rounds_of,
+)
+from fdgsec.reports import Measurement
+from fdgsec.rng import child
+from fdgsec.threats import Case, Guess, Knowledge, Membership, Plant, Request, TargetFacts
+
+CANDIDATES = {"quick": 100, "full": 250}
+CONTROLS = 4
+"""Reference federations of the negative control, which asks whether there is an effect and not how strong it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorLeakage:
+    """Membership of `candidates` training images and as many others (None: 100, and 250 in the full profile).
+
+    Each of `references` reference federations has a client per client that is asked about, of about `largest` images. `a`
+    and `margin` are those of the target."""
+
+    name: ClassVar[str] = "generator-leakage"
+    reads: ClassVar[frozenset[str]] = frozenset({"GeneratorState"})
+    needs: ClassVar[frozenset[str]] = frozenset()
+    keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
+    candidates: int | None = None
+    references: int = 16
+    largest: int = 64
+    a: float = 0.3
+    margin: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
+        Objective(a=self.a, margin=self.margin)
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask about the trained run. Raises UsageError for a client, which receives no other client's generator."""
+        facts.check_images()
+        if "auxiliary" not in facts.knows:
+            raise UsageError("reads the generators that clients send; another client receives only their mean")
+        count = CANDIDATES[facts.profile] if self.candidates is None else self.candidates
+        return [Request(kind="trained", count=count)]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Score every candidate of every client whose generator was seen before and after it trained."""
+        seen = {number: case for number, case in enumerate(cases) if not _obstacle(case)}
+        pools = pools_of(list(seen), cases, knowledge, child(rng, "pools"))
+        trained = {number: _training(case) for number, case in seen.items()}
+        return self._scored(trained, seen, pools, knowledge, child(rng, "references"), models=self.references)
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer from generators of a federation that trained on auxiliary images alone, in the clients' place."""
+        seen = {number: case for number, case in enumerate(cases) if not _obstacle(case)}
+        if not seen:
+            return []
+        pools = pools_of(list(seen), cases, knowledge, child(rng, "pools"))
+        rounds = max(rounds_of(case.views[0]) for case in seen.values())
+        other = disjoint_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
+        trained = {number: _trained(other, number) for number in seen}
+        return self._scored(trained, seen, pools, knowledge, child(rng, "references"), models=CONTROLS)
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """A generator that was fitted to sixteen noise images and their random labels (fdgsec.planted_generators)."""
+        return planted_generators(knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """Say whose generator tells nothing: not seen, not trained yet, or another network than FedDAG's."""
+        return [
+            row
+            for case in cases
+            if case.request == "trained" and (reason := _obstacle(case))
+            for row in unavailable(["auc"], case.slice, reason)
+        ]
+
+    def _scored(
+        self,
+        trained: dict[int, Training],
+        cases: dict[int, Case],
+        pools: Sequence[Pool],
+        knowledge: Knowledge,
+        rng: torch.Generator,
+        *,
+        models: int,
+    ) -> list[Membership]:
+        if not trained:
+            return []
+        rounds = max(rounds_of(case.views[0]) for case in cases.values())
+        bystander = disjoint_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "bystander"))
+        runs = reference_runs(pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=rng)
+        places = {number: (pool, rows) for pool in pools for number, rows in pool.places.items()}
+        asked = {number: self._interview(number, bystander, knowledge, *places[number]) for number in cases}
+        found: dict[int, list[Mapping[str, Tensor]]] = {number: [] for number in cases}
+        members: dict[int, list[Tensor]] = {number: [] for number in cases}
+        for run in runs:
+            for number, interview in asked.items():
+                found[number].append(interview.changes(_trained(run, number)))
+                members[number].append(run.members[number][places[number][1]])
+        return [
+            Membership(
+                case=number,
+                slice={"test": test, "references": models},
+                scores=membership_by_change(
+                    target, torch.stack([mine[test] for mine in found[number]]), torch.stack(members[number])
+                ),
+            )
+            for number, interview in asked.items()
+            for test, target in interview.changes(trained[number]).items()
+        ]
+
+    def _interview(
+        self, number: int, bystander: Reference, knowledge: Knowledge, pool: Pool, rows: Tensor
+    ) -> Interview:
+        """What is asked of a generator about a case's candidates, under the model of the bystander in the client's place."""
+        state = bystander.view.sent(bystander.clients[number], ModelState)
+        if state is None or knowledge.network is None:
+            raise UsageError("the generator's loss needs a model of the target's architecture; there is none.")
+        return Interview(
+            images=pool.images.subset(rows),
+            model=knowledge.network(state.state),
+            objective=Objective(a=self.a, margin=self.margin),
+        )
+
+
+def _obstacle(case: Case) -> str:
+    """Why there is nothing to read in a case; "" where there is."""
+    if case.request != "trained":
+        return "another request"
+    try:
+        found = Training.of(case.views[0], case.victim)
+    except UsageError as error:
+        return str(error)
+    return "" if found else f"the generator of {case.victim} was not seen both before and after it trained"
+
+
+def _training(case: Case) -> Training:
+    found = Training.of(case.views[0], case.victim)
+    assert found is not None  # its obstacles were asked for
+    return found
+
+
+def _trained(run: Reference, number: int) -> Training:
+    found = Training.of(run.view, run.clients[number])
+    if found is None:
+        raise UsageError("a reference federation sent no generator; its rounds are those of the target.")
+    return found
