@@ -11,6 +11,7 @@ from fdgsec.artifacts import Artifact, ImageStyles, InterpolationStyle, ModelSta
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.models import Classifier
+from fdgsec.plans import Plan
 from fdgsec.readings import PooledStyles, Reading
 from fdgsec.styles import Moments
 from fdgsec.wire import SERVER, Message, Transcript
@@ -122,7 +123,9 @@ class Knowledge:
 
     `network` builds the target's public architecture with a state in it, once there is a model. `reading` says of which
     per-image statistic the target's releases are means, which is public. `simulate` runs the target's public method among
-    clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see."""
+    clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see.
+    `plan` is how the target's clients train, which is public, None where no one plan says it; `keeps_moments` says that their
+    optimisers outlive a round."""
 
     statistics: Statistics
     encoder: str
@@ -134,6 +137,8 @@ class Knowledge:
     reading: Reading = field(default_factory=PooledStyles)
     simulate: Simulate | None = None
     network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
+    plan: Plan | None = None
+    keeps_moments: bool = False
 
     def public_images(self) -> DomainDataset:
         """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""

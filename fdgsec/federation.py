@@ -14,6 +14,7 @@ from torch import Tensor
 from fdgsec.artifacts import Artifact, ModelState, Scores
 from fdgsec.data.domains import DomainDataset
 from fdgsec.models import Classifier, build_classifier
+from fdgsec.plans import Plan
 from fdgsec.rng import stream
 
 SHARED_ROWS = "shared_rows"
@@ -121,6 +122,21 @@ class SharesDistributions(Protocol):
     @property
     def spread(self) -> Literal["variance", "std"]:
         """How the scatter is sent."""
+        ...
+
+
+@runtime_checkable
+class TrainsByPlan(Protocol):
+    """What is public of a method whose clients train by one plan; moments may outlive the rounds."""
+
+    @property
+    def plan(self) -> Plan:
+        """How a client trains."""
+        ...
+
+    @property
+    def keep_optimiser(self) -> bool:
+        """Whether a client's optimiser goes on from its moments of earlier rounds."""
         ...
 
 

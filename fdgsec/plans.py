@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -57,6 +57,21 @@ class Plan:
         if self.schedule == "step":
             return float(self.learning_rate * self.decay ** (round // self.decay_every))
         return self.learning_rate
+
+    def local_steps(self, images: int) -> int:
+        """How many steps a client of `images` takes in a round; a last batch of one record is skipped, as batches are dealt."""
+        if self.steps is not None:
+            return self.steps
+        full, left = divmod(images, self.batch_size)
+        return self.epochs * (full + (left > (1 if full else 0)))
+
+    def one_step(self, records: int) -> "Plan":
+        """The shortest plan with this one's learning rate and weight decay: a step of plain SGD over `records` images, as
+        they are, at once."""
+        return replace(
+            self, steps=1, batch_size=records, optimiser="sgd", momentum=0.0, schedule="constant", crop=None,
+            translate=0.0, flip=0.0, clip_norm=None,
+        )  # fmt: skip
 
 
 def _half_cosine(done: int, total: int) -> float:

@@ -47,6 +47,7 @@ ATTACKS: Mapping[str, str] = {
     "optimisation-inversion": "fdgsec.attacks.optimisation_inversion:OptimisationInversion",
     "generator-leakage": "fdgsec.attacks.generator_leakage:GeneratorLeakage",
     "model-membership": "fdgsec.attacks.model_membership:ModelMembership",
+    "gradient-inversion": "fdgsec.attacks.gradient_inversion:GradientInversion",
 }
 
 DEFENSES: Mapping[str, str] = {}

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.metrics.identification import auc, roc_curve
+from fdgsec.metrics.unordered import placed
 from fdgsec.reports import Figure
 from fdgsec.threats import Case, Guess, Membership, Prediction, Reconstructions, Truth
 
@@ -19,8 +20,8 @@ SHOWN = 8
 
 CONTROLS = {
     "B0": "B0 mean of prior",
-    "B2": "B2 nearest in style",
-    "B3": "B3 another's style",
+    "B2": "B2 nearest public",
+    "B3": "B3 of another",
 }
 
 
@@ -114,11 +115,13 @@ def _law(
 def _grids(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator) -> list[Figure]:
     groups: dict[tuple[str, str], dict[str, dict[str, list[tuple[int, Reconstructions]]]]] = {}
     for answer in guess:
-        if isinstance(answer, Reconstructions) and truths[answer.case].images is not None:
+        images = truths[answer.case].images
+        if isinstance(answer, Reconstructions) and images is not None:
             key = (str(answer.slice.get("prior", "")), str(answer.slice.get("rows", "")))
             domain = str(cases[answer.case].slice.get("domain", ""))
             loss = str(answer.slice.get("loss", ""))
-            groups.setdefault(key, {}).setdefault(domain, {}).setdefault(loss, []).append((answer.case, answer))
+            strip = (answer.case, placed(answer, images))
+            groups.setdefault(key, {}).setdefault(domain, {}).setdefault(loss, []).append(strip)
     return [_grid(prior, rows, domains, truths) for (prior, rows), domains in groups.items()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fdgsec.experiments.instruments import Cases, Instruments
 from fdgsec.experiments.redrawn_runs import cohorts, halves, mixtures, resampled_clients, rounds
 from fdgsec.experiments.released_runs import add_one_record, as_if_released, released
+from fdgsec.experiments.stepped_runs import single_step
 from fdgsec.experiments.trained_runs import trained
 from fdgsec.threats import Request, RequestKind
 
@@ -20,6 +21,7 @@ KINDS: Mapping[RequestKind, Callable[[Instruments, Request], Cases]] = {
     "mixtures": mixtures,
     "cohorts": cohorts,
     "trained": trained,
+    "single_step": single_step,
 }
 
 

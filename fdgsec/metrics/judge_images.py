@@ -3,7 +3,7 @@
 Whether the true image can be picked out by them is for judge_galleries."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from fdgsec.metrics.groups import Entry, Group, Reading, constant, finite, row, 
 from fdgsec.metrics.images import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.judge_galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows
+from fdgsec.metrics.unordered import per_answer, placed
 from fdgsec.reports import Measurement, Slice
 from fdgsec.rng import child
 from fdgsec.threats import Reconstructions
@@ -60,13 +61,20 @@ def measure_reconstructions(
     lineup: Lineup,
     galleries: Galleries,
 ) -> list[Measurement]:
-    """Judge one group of reconstructions at their own size, to which true images and candidates are brought."""
+    """Judge one group of reconstructions at their own size, to which true images and candidates are brought.
+
+    Pictures in no order are matched to the true ones; then each answer is one unit, and galleries are not asked, since who
+    may choose among several true images finds one near the top."""
     entries = group.of(Reconstructions)
     problem = _problem(entries)
     if problem:
         names = [gauge.name for gauge in gauges(perceptual)] + ["gallery_top1", "gallery_top5"]
         return unavailable(names, group.slice, problem, n=len(entries))
+    entries = [replace(entry, answer=_matched(entry)) for entry in entries]
     rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
+    if not entries[0].answer.ordered:
+        reason = "the pictures come in no order, so that which of the true images each is of is not known"
+        return [*rows, *unavailable(["gallery_top1", "gallery_top5"], {**group.slice, "distance": "mse"}, reason)]
     return [*rows, *gallery_rows(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
 
 
@@ -76,6 +84,8 @@ def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
         answer, images = entry.answer, entry.truth.images
         if images is None:
             return f"there is no true image for {entry.case.victim} in the {entry.case.request} run"
+        if answer.ordered != entries[0].answer.ordered:
+            raise ValueError("reconstructions of one slice must all be ordered, or none of them.")
         if set(answer.controls) != names:
             raise ValueError(
                 f"reconstructions of one slice need the same controls; got {sorted(set(answer.controls) ^ names)} in some."
@@ -107,10 +117,19 @@ def _likeness(
         except ValueError as error:  # images too small for this gauge
             rows += unavailable([gauge.name], where, str(error), n=len(entries))
             continue
+        if not entries[0].answer.ordered:
+            sizes = [len(entry.answer.images) for entry in entries]
+            values = per_answer(values, sizes)
+            controls = {name: per_answer(theirs, sizes) for name, theirs in controls.items()}
         rows.append(_mean_row(gauge, where, values, controls, child(rng, gauge.name), repeats))
         for name in present:
             rows.append(_gain_row(gauge, where, values, (name, controls[name]), child(rng, gauge.name, name), repeats))
     return rows
+
+
+def _matched(entry: Entry[Reconstructions]) -> Reconstructions:
+    assert entry.truth.images is not None
+    return placed(entry.answer, entry.truth.images)
 
 
 def _true_images(entry: Entry[Reconstructions]) -> Tensor:
