@@ -48,6 +48,11 @@ def introduce(encoder: StyleEncoder) -> str:
     return encoder.name
 
 
+def is_introduced(name: str) -> bool:
+    """Whether `introduce` has made this name known."""
+    return name in _INTRODUCED
+
+
 def encoder_named(name: str) -> StyleEncoder:
     """Load an encoder once per process."""
     return _INTRODUCED[name] if name in _INTRODUCED else _loaded(name)

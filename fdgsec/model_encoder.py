@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.encoders import StyleEncoder
+from fdgsec.features import is_introduced
 from fdgsec.federation import GlobalModel
 from fdgsec.restyling import early_maps
 
@@ -21,8 +22,8 @@ class ModelEncoder(StyleEncoder):
         self.network = network
         self.stage = stage
         self.has_decoder = False
-        self.fingerprint = hashlib.sha256(f"{model.state.sha256} {stage}".encode()).hexdigest()
-        self.name = f"{network.backbone}:{stage}:{self.fingerprint[:12]}"
+        self.fingerprint = _fingerprint(model, stage)
+        self.name = _name(model, stage)
         side = 64
         with torch.inference_mode():
             maps = early_maps(network, torch.zeros(1, 3, side, side, device=self.device), stage)
@@ -30,3 +31,17 @@ class ModelEncoder(StyleEncoder):
 
     def _features(self, images: Tensor) -> Tensor:
         return early_maps(self.network, images, self.stage)
+
+
+def introduced_layers(model: GlobalModel, *, stage: str) -> str | None:
+    """Name the encoder of this model's early layers where it was introduced, so that styles of many clients are made once."""
+    name = _name(model, stage)
+    return name if is_introduced(name) else None
+
+
+def _name(model: GlobalModel, stage: str) -> str:
+    return f"{model.blueprint.backbone}:{stage}:{_fingerprint(model, stage)[:12]}"
+
+
+def _fingerprint(model: GlobalModel, stage: str) -> str:
+    return hashlib.sha256(f"{model.state.sha256} {stage}".encode()).hexdigest()

@@ -31,8 +31,10 @@ from fdgsec.artifacts import Artifact, StyleDistribution
 from fdgsec.batches import Batch, TrainingSet, batches_in_order, epoch_of_batches
 from fdgsec.class_draws import BalancedPass, ClassDraws
 from fdgsec.errors import ArtifactError, UsageError
+from fdgsec.features import statistics
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.model_encoder import introduced_layers
 from fdgsec.models import Between, Classifier
 from fdgsec.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
 from fdgsec.restyling import (
@@ -165,7 +167,12 @@ class StableFDG(FedAvg):
     def image_styles(self, client: Client, model: GlobalModel, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Give mu(s_i) and sigma(s_i) of each image's maps at the end of `stage` (eq. 1), two (n, C) float64.
 
-        Nothing behind that stage runs. In float32 whatever the device trains in."""
+        Nothing behind that stage runs. In float32 whatever the device trains in. Where these layers are an encoder that
+        somebody introduced, what it has seen once is not seen again."""
+        alone = not (self.statistics_training_mode or self.statistics_augmented)
+        encoder = introduced_layers(model, stage=self.stage) if alone else None
+        if encoder is not None:
+            return statistics(encoder, client.data).style(unbiased=self.unbiased, eps=self.eps)
         network = model.module().train(self.statistics_training_mode)
         device = network.head.weight.device
         layout = precision_of(device, network.backbone).layout

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from fdgsec.artifacts import ModelState, StyleDistribution
 from fdgsec.config import Keep, RunConfig, build, load_preset
 from fdgsec.console import Progressive
 from fdgsec.errors import FdgsecError, UsageError
@@ -26,7 +27,7 @@ from fdgsec.experiments.world import (
     with_validation,
 )
 from fdgsec.features import encoder_named, warm
-from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method
+from fdgsec.federation import SHARED_ROWS, Client, GlobalModel, Method, SharesDistributions
 from fdgsec.html import render
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.judge import NullRow
@@ -66,14 +67,13 @@ def attack(
     method.check(len(clients))
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
-    eyes = Eyes.of(config, method, model)
-    warm(
-        eyes.encoder, world.dataset, reuse=not fresh, size=eyes.style_size,
-        progress=lambda done, total: progress.update("style statistics", done, total),
-    )  # fmt: skip
+    eyes = _opened(config, world, method, model, fresh=fresh, progress=progress)
     observed, accuracy, reused = _target_run(
         config, world, method, clients, model, eyes, fresh=fresh, progress=progress
     )
+    if model is not None and config.rounds and isinstance(method, SharesDistributions):
+        model = _last_sent(observed, model)
+        eyes = _opened(config, world, method, model, fresh=fresh, progress=progress)
     scene = scene_of(config, world, roles, method, clients, observed, model, eyes, progress)
     outcomes = []
     for observer in observers:
@@ -116,10 +116,34 @@ def _observer(name: str, config: RunConfig) -> Observer:
     return observer
 
 
+def _opened(
+    config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
+) -> Eyes:
+    """The eyes for styles, with the statistics of all images ready."""
+    eyes = Eyes.of(config, method, model)
+    warm(
+        eyes.encoder, world.dataset, reuse=not fresh, size=eyes.style_size,
+        progress=lambda done, total: progress.update("style statistics", done, total),
+    )  # fmt: skip
+    return eyes
+
+
+def _last_sent(observed: Observed, model: GlobalModel) -> GlobalModel:
+    """The global model that the server sent last: styles of every round are those of its layers, and it is public."""
+    sent = [
+        message.artifact
+        for message in observed.transcript.messages()
+        if message.stage == "model" and isinstance(message.artifact, ModelState)
+    ]
+    return model.with_state(sent[-1].tensors())
+
+
 def _kept(config: RunConfig, observers: Sequence[Observer]) -> Keep:
     """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
     releases = target_named(config.target).releases if config.rounds else frozenset[str]()
     able = [observer.keeps for observer in observers if isinstance(observer, ReadsModels) and observer.reads & releases]
+    if StyleDistribution.kind in releases:
+        able.append("models=last")  # the model whose layers these styles are of
     return max({config.keep, *able}, key=get_args(Keep).index)
 
 

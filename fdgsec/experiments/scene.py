@@ -34,7 +34,7 @@ class Eyes:
 
     @classmethod
     def of(cls, config: RunConfig, method: Method, model: GlobalModel | None) -> "Eyes":
-        """The run's encoder; for styles of the model's own layers, these layers of the model that the run starts from."""
+        """The run's encoder; for styles of the model's own layers, these layers of `model`."""
         if not isinstance(method, SharesDistributions) or model is None:
             return cls(encoder=config.encoder, style_size=config.style_size, reading=PooledStyles())
         return cls(

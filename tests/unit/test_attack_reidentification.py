@@ -39,7 +39,10 @@ def facts(*kinds: str) -> TargetFacts:
 def test_the_run_itself_and_rows_in_number_are_asked_for():
     plan = ATTACK.plan(facts("ImageStyles", "StyleBank"))
 
-    assert [(r.kind, r.gallery, r.per_class) for r in plan] == [("released", 1000, 0), ("as_if_released", 0, 285)]  # of 7 classes, 1,995 in all
+    assert [(r.kind, r.gallery, r.per_class) for r in plan] == [
+        ("released", 1000, 0),
+        ("as_if_released", 0, 285),
+    ]  # of 7 classes, 1,995 in all
 
 
 def test_spectra_are_large_and_asked_for_in_smaller_numbers():

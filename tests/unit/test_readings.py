@@ -8,7 +8,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
 from fdgsec.errors import UsageError
 from fdgsec.experiments.observed import observe
-from fdgsec.features import encoder_named, introduce, statistics
+from fdgsec.features import encoder_named, forget_encoders, introduce, statistics
 from fdgsec.federation import Blueprint, Client, GlobalModel
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.stablefdg import StableFDG
@@ -39,10 +39,29 @@ def test_a_pooled_style_is_the_mean_of_its_images(data: DomainDataset):
         torch.testing.assert_close(reading.release(artifact)[0], expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_styles_of_introduced_layers_are_looked_up_and_are_the_same(
+    data: DomainDataset, monkeypatch: pytest.MonkeyPatch, unbiased: bool
+):
+    forget_encoders()
+    method = StableFDG(unbiased=unbiased)
+    model = first_model(method)
+    client = Client(name="client:0", data=data.of_domain(0))
+    made = method.image_styles(client, model, stream(0, "attack"))
+    statistics(introduce(ModelEncoder(model, stage=method.stage)), data)
+    monkeypatch.setattr(ModelEncoder, "_features", None)  # nothing is encoded again
+
+    looked_up = method.image_styles(client, model, stream(0, "attack"))
+
+    for one, other in zip(made, looked_up, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(("unbiased", "spread"), [(True, "variance"), (False, "variance"), (True, "std")])
 def test_a_style_distribution_is_the_mean_of_its_images_under_the_model(
     data: DomainDataset, unbiased: bool, spread: str
 ):
+    forget_encoders()  # an introduced one would be what the method itself reads its styles from
     method = StableFDG(unbiased=unbiased, spread="std" if spread == "std" else "variance")
     model = first_model(method)
     members = [Client(name=f"client:{n}", data=data.of_domain(n)) for n in (0, 1)]
