@@ -55,7 +55,7 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
 
     alarms = sum(p_value < 0.05 for p_value in p_values)
     top_places = sum(place <= 0.05 for place in placed)  # the first 2 of 40
-    low, high = stats.binom.ppf([0.0005, 0.9995], PERMUTATIONS, 0.05)
+    low, high = (float(stats.binom.ppf(level, PERMUTATIONS, 0.05)) for level in (0.0005, 0.9995))
     assert low <= alarms <= high
     assert low <= top_places <= high
     # uniform on 1/40, 2/40, ..., which lies 1/80 above uniform on [0, 1]

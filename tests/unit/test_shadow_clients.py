@@ -44,7 +44,7 @@ def laboratory(roles: Roles, method: Method, model: GlobalModel | None = None) -
 def knowledge(data: DomainDataset, lab: Laboratory) -> Knowledge:
     known = lab.roles.auxiliary
     return Knowledge(
-        statistics=lambda images: statistics("mini", images), encoder="mini", class_names=data.class_names,
+        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=data.class_names,
         domain_names=data.domain_names, auxiliary=known.subset(known.domains < 3), unseen=None, own=None,
         simulate=lab.simulated,
     )  # fmt: skip
