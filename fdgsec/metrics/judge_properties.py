@@ -90,8 +90,8 @@ def _area(scores: Tensor, present: Tensor) -> tuple[float, Interval]:
     """Average the kinds' AUCs (clients, k), and bound that by leaving out clients: the jackknife's t interval of the logit.
 
     Two sides meet in every comparison, and the smaller one decides how well its variance is known: the degrees of freedom
-    are those of two samples as large as it is, averaged over kinds. Where no client's absence changes the average, as
-    many unseen ones bound it as that side has (`unseen_bounds`)."""
+    are those of two samples as large as it is, averaged over kinds. Where no client's absence changes the average, those who
+    were not seen bound it (`unseen_bounds`)."""
     clients = len(scores)
     positive, negative = present.to(torch.float64).T, (~present).to(torch.float64).T
     ahead = scores.T.unsqueeze(2) - scores.T.unsqueeze(1)  # (k, clients, clients)
@@ -106,10 +106,11 @@ def _area(scores: Tensor, present: Tensor) -> tuple[float, Interval]:
     everyone = torch.ones(1, clients, dtype=torch.float64)
     estimate = float(area(everyone))
     without_one = area(everyone - torch.eye(clients, dtype=torch.float64))
-    smaller = float(torch.minimum(present.sum(0), (~present).sum(0)).to(torch.float64).mean())
     if len(without_one) < clients or constant(without_one) or not 0 < estimate < 1:
-        low, high = unseen_bounds(estimate, max(1, math.floor(smaller)), (0.0, 1.0), level=LEVEL)
+        units = int(min(present.any(1).sum(), (~present).any(1).sum()))  # clients on either side of any comparison
+        low, high = unseen_bounds(estimate, units, (0.0, 1.0), level=LEVEL)
     else:
+        smaller = float(torch.minimum(present.sum(0), (~present).sum(0)).to(torch.float64).mean())
         error = math.sqrt((clients - 1) * float(without_one.var(correction=0)))
         reach = float(special.stdtrit(max(1.0, 2 * smaller - 2), (1 + LEVEL) / 2)) * error / (estimate * (1 - estimate))
         low, high = (float(special.expit(special.logit(estimate) + end)) for end in (-reach, reach))

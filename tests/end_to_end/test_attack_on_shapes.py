@@ -160,6 +160,7 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
 
 def test_style_inversion_runs_with_all_its_controls(cache: Path):
     options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
+    options.append('attacks.style-inversion.priors=["intra", "inter"]')
     report = fdgsec.attack(
         "ccst-single", attacks=["style-inversion"], settings={"per_domain": 126}, assignments=options
     )
