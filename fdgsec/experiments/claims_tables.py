@@ -9,7 +9,8 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #1b1f24; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid #d8dee4; }
-td:nth-child(4), td:nth-child(5), td:nth-child(6) { white-space: nowrap; font-variant-numeric: tabular-nums; }
+td:nth-child(1) { width: 7rem; } td:nth-child(2) { width: 42%; } td:nth-child(3) { width: 11rem; overflow-wrap: anywhere; }
+td:nth-child(4) { width: 9rem; } td:nth-child(4), td:nth-child(5), td:nth-child(6) { font-variant-numeric: tabular-nums; }
 code { font-size: 12px; overflow-wrap: anywhere; color: #57606a; }
 .verdict { font-weight: 600; white-space: nowrap; }
 .refuted { color: #b42318; } .supported { color: #1a7f37; } .undecided, .not-run { color: #57606a; }
