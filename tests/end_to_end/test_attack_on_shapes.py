@@ -162,7 +162,7 @@ def test_style_inversion_runs_with_all_its_controls(cache: Path):
     options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
     options.append('attacks.style-inversion.priors=["intra", "inter"]')
     report = fdgsec.attack(
-        "ccst-single", attacks=["style-inversion"], settings={"per_domain": 126}, assignments=options
+        "ccst-single", attacks=["style-inversion"], settings={"per_domain": 84}, assignments=options
     )
 
     attack = report.attacks[0]

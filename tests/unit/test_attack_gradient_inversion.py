@@ -280,7 +280,7 @@ def test_the_shuffled_attack_is_silent_and_the_attack_is_not():
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_gradients_of_strangers_betray_nobody(batch: int):
-    quick = GradientInversion(steps=30, variation=0.05)
+    quick = GradientInversion(steps=15, variation=0.05)
     alarms = 0
     for seed in range(20):
         plant, others = planted(seed, *[batch] * 8), planted(seed + 1000, *[batch] * 8)

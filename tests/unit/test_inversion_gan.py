@@ -189,12 +189,12 @@ def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
 
 @pytest.mark.slow
 class Brief(StyleInversion):
-    """The attack with a fifth of the quick profile's adversarial steps."""
+    """The attack with a tenth of the quick profile's adversarial steps."""
 
     _QUICK = StyleInversion.PROFILES["quick"]
     PROFILES: ClassVar[Mapping[str, Profile]] = {
         "quick": replace(
-            _QUICK, effort=replace(_QUICK.effort, contest=replace(_QUICK.effort.contest, steps=60, lessons=60))
+            _QUICK, effort=replace(_QUICK.effort, contest=replace(_QUICK.effort.contest, steps=30, lessons=30))
         )
     }
 
