@@ -161,9 +161,7 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
 def test_style_inversion_runs_with_all_its_controls(cache: Path):
     options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
     options.append('attacks.style-inversion.priors=["intra", "inter"]')
-    report = fdgsec.attack(
-        "ccst-single", attacks=["style-inversion"], settings={"per_domain": 84}, assignments=options
-    )
+    report = fdgsec.attack("ccst-single", attacks=["style-inversion"], settings={"per_domain": 84}, assignments=options)
 
     attack = report.attacks[0]
     names = {(row.name, str(row.slice.get("over", ""))) for row in attack.measurements}
