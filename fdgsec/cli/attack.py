@@ -13,7 +13,6 @@ from fdgsec.tables import print_dry_run, print_report
 Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
 Attacks = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.")]
 AdversaryName = Annotated[str, typer.Option("--adversary", help="server, client or outsider.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 
 
@@ -42,7 +41,7 @@ def command(
     defense: o.Defenses = None,
     set_: o.Settings = None,
     allow_partial: o.AllowPartial = False,
-    fresh: Fresh = False,
+    fresh: o.Fresh = False,
     dry_run: DryRun = False,
     out: o.Out = None,
     as_json: o.AsJson = False,

@@ -2,16 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.config import Profile
 from fdgsec.console import progress_bars
+from fdgsec.errors import unknown_name
 from fdgsec.tables import print_claims
 
 Only = Annotated[list[str] | None, typer.Option("--claim", help="Only this claim (`fdgsec list claims`); repeatable.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
 
 
 def command(
@@ -25,15 +26,17 @@ def command(
     device: o.Device = None,
     profile: o.ProfileName = "quick",
     claim: Only = None,
-    fresh: Fresh = False,
+    fresh: o.Fresh = False,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
     """Measure what the papers claim about privacy, and say of each claim whether it stands."""
     from fdgsec.experiments.claims import ClaimsRequest, claims
 
+    if profile not in get_args(Profile):
+        raise unknown_name("profile", profile, get_args(Profile))
     request = ClaimsRequest(
-        dataset=dataset, profile="full" if profile == "full" else "quick", seed=seed, only=tuple(claim or ()),
+        dataset=dataset, profile=cast(Profile, profile), seed=seed, only=tuple(claim or ()),
         given={
             "encoder": encoder, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
             "device": device,

@@ -44,4 +44,5 @@ Defenses = Annotated[list[str] | None, typer.Option("--defense", help="NAME:k=v,
 Settings = Annotated[list[str] | None, typer.Option("--set", help="name.option=value, e.g. method.k=2; repeatable.")]
 AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Go on with an incomplete dataset.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; replaced only if fdgsec wrote it.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the document instead of the table.")]

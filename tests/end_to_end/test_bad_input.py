@@ -60,6 +60,7 @@ TABLE = [
     ("unknown dataset", ["attack", "--dataset", "pcas"], 2, ("pcas",)),
     ("unknown adversary", ["attack", *SHAPES, "--adversary", "sever"], 2, ("sever",)),
     ("unknown profile", ["attack", *SHAPES, "--profile", "fast"], 2, ("fast", "quick")),
+    ("unknown profile of claims", ["claims", "--dataset", "shapes", "--profile", "fast"], 2, ("fast", "quick")),
     ("unknown option", ["attack", "--targt", "x"], 2, ("--targt",)),
     ("unknown verb", ["atack"], 2, ("atack",)),
     ("unknown method option", ["attack", *SHAPES, "--set", "method.kk=2"], 2, ("kk", "k")),
