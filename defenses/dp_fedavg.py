@@ -22,7 +22,11 @@ from fdgsec.errors import UsageError
 from fdgsec.federation import NUMBERS, GlobalModel, Method
 from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.gaussian import multiplier_per_release, noise_multiplier
+from fdgsec.privacy.promises import Promise
+from fdgsec.registry import name_of
+from fdgsec.server_needs import needs_of
 from fdgsec.slots import Slot
+from fdgsec.stacking import Stacked
 from fdgsec.wire import CLIENTS, Receipt, Upload
 
 SLOT = "model"
@@ -68,6 +72,11 @@ class DPFedAvg:
     weight_cap: int | None = None
     buffers: Literal["refuse", "received"] = "refuse"
 
+    @property
+    def needs_everyone(self) -> bool:
+        """Where each adds its share of the noise, a missing one leaves too little."""
+        return self.trust == "distributed"
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.clip) and self.clip > 0):
             raise UsageError(f"dp-fedavg.clip must be finite and above 0; got {self.clip}.")
@@ -90,12 +99,21 @@ class DPFedAvg:
             lines.append("buffers (batch norm's running statistics) go back as received: they never learn")
         return lines
 
+    @property
+    def promise(self) -> Promise:
+        """Clients, whoever adds the noise."""
+        relations = frozenset(self._sensitivities())
+        return Promise(by=f"dp-fedavg:neighbours={self.neighbours}", stage="update", unit="client", relations=relations)
+
     def check(self, method: Method) -> None:
         """Raise UsageError where the server needs numbers that this defense keeps."""
-        if method.reviews == "before":
+        below = method.base if isinstance(method, Stacked) else method
+        read = ", ".join(sorted(needs_of(below).metrics))
+        if method.reviews == "before" or read:
+            kept = f"clients' numbers ({read})" if read else "clients' losses and sizes"
             raise UsageError(
-                "dp-fedavg keeps clients' losses and sizes, by which this method's server weighs their models; use a "
-                "method that averages (fedavg, ccst, stablefdg, fisc, fedalign, ...)."
+                f"dp-fedavg keeps {kept}, by which the server of {name_of('methods', type(below))} weighs their models; use "
+                "a method that averages (fedavg, ccst, stablefdg, fisc, fedalign, ...)."
             )
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:

@@ -16,8 +16,10 @@ from fdgsec.defending import Outgoing, Protected
 from fdgsec.errors import UsageError
 from fdgsec.federation import NUMBERS, Client, Clock, Method, TrainsByPlan, TrainsThroughTrainer
 from fdgsec.plans import Plan
-from fdgsec.privacy.accounting import Use, calibrated_noise
+from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
+from fdgsec.privacy.promises import Promise
 from fdgsec.private_training import PrivateTrainer, uses_of
+from fdgsec.registry import name_of
 from fdgsec.stacking import Stacked
 
 PUBLIC = frozenset({"steps"})
@@ -60,6 +62,14 @@ class DPSGD:
             "dp-sgd: which records a step draws, and the noise, stay secret; floating-point Gaussians are those of research code",
             "dp-sgd: it counts what a client's own training tells; what others' models tell of what it shared is the share's cost",
         )
+
+    @property
+    def promise(self) -> Promise | None:
+        """Records, where one is replaced by one that adds nothing: sizes are told. Nothing without noise."""
+        if self.noise_multiplier == 0 or self.epsilon == math.inf:
+            return None
+        relations: frozenset[Relation] = frozenset({"zero-out"})
+        return Promise(by="dp-sgd", stage="update", unit="record", relations=relations, first=True)
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method whose model depends on images otherwise than through its trainer."""
@@ -114,7 +124,7 @@ class DPSGD:
 
 
 def _named(method: object) -> str:
-    return type(method).__name__
+    return name_of("methods", type(method))
 
 
 def _with_public_sizes(use: Use) -> Use:

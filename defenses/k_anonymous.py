@@ -17,6 +17,7 @@ from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistributio
 from fdgsec.defending import Outgoing, Protected
 from fdgsec.errors import UnseenError, UsageError
 from fdgsec.federation import SHARED_ROWS, Method
+from fdgsec.privacy.promises import Mixing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,11 @@ class KAnonymous:
     def assumptions(self) -> Sequence[str]:
         """What it does not promise."""
         return ("k-anonymous: no (epsilon, delta): a mean over k images still tells who is among them",)
+
+    @property
+    def promise(self) -> Mixing:
+        """A record has a part in every row of its group."""
+        return Mixing(by="k-anonymous")
 
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are left as they are."""

@@ -16,8 +16,9 @@ from fdgsec.artifacts import Scores
 from fdgsec.defending import Outgoing, Protected
 from fdgsec.errors import UsageError
 from fdgsec.federation import Method
-from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.gaussian import noise_multiplier
+from fdgsec.privacy.promises import Promise
 
 
 @runtime_checkable
@@ -60,6 +61,14 @@ class PrivateScores:
             "private-scores: the numbers of validation images and of judged models are public",
             "private-scores: validation images are counted as if they were trained on too",
         )
+
+    @property
+    def promise(self) -> Promise | None:
+        """Validation images as records, their number public; nothing without noise."""
+        if math.isinf(self.epsilon):
+            return None
+        relations: frozenset[Relation] = frozenset({"replace-one", "zero-out"})
+        return Promise(by="private-scores", stage="review", unit="record", relations=relations)
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method that sends no scores, or scores that one image can move without bound."""

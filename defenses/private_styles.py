@@ -32,6 +32,7 @@ from fdgsec.privacy.clipping import (
     sensitivity_of_sum_and_count,
 )
 from fdgsec.privacy.gaussian import noise_multiplier
+from fdgsec.privacy.promises import Promise
 from fdgsec.privacy.public_reference import (
     Frame,
     Reference,
@@ -118,6 +119,17 @@ class PrivateStyles:
             if self.unit == "record"
             else "everything that one client sends is covered together",
         )
+
+    @property
+    def promise(self) -> Promise | None:
+        """What was asked for, and what that implies: whoever wants n private (add-remove) is not served where it is public.
+
+        Nothing without noise."""
+        if math.isinf(self.epsilon):
+            return None
+        implied: set[Relation] = {"zero-out"} if self.neighbours == "replace-one" else set()
+        by = f"private-styles:unit={self.unit},neighbours={self.neighbours}"
+        return Promise(by=by, stage="share", unit=self.unit, relations=frozenset({self.neighbours, *implied}))
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method that sends no styles, and per record for styles of clusters."""

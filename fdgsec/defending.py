@@ -17,8 +17,10 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.federation import NUMBERS, Client, Clock, GlobalModel, Method, Reply, Request, State, Step
 from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.promises import Mixing, Promise, check_composable
 from fdgsec.readings import Reading
 from fdgsec.rng import stream
+from fdgsec.server_needs import NeedsEveryone
 from fdgsec.training import Trainer
 from fdgsec.wire import Filter, Guard, Message, Policy
 
@@ -127,6 +129,16 @@ class Defense(Protocol):
 
 
 @runtime_checkable
+class Promises(Protocol):
+    """The half of a defense that says beforehand what it will pay, in which unit and between which neighbours."""
+
+    @property
+    def promise(self) -> Promise | Mixing | None:
+        """None where its options leave it without noise; or that it mixes records, for which others then cannot pay."""
+        ...
+
+
+@runtime_checkable
 class TrainsPrivately(Protocol):
     """The half of a defense that acts on training."""
 
@@ -176,11 +188,20 @@ class Shield:
     usual: Defense | None = None
 
     def check(self, method: Method) -> None:
-        """Raise UsageError where a defense does not work with `method`, or two would train."""
+        """Raise UsageError where a defense does not work with `method`, two would train, or promises do not compose."""
         for defense in self.defenses:
             defense.check(method)
         if len(self._trainers()) > 1:
             raise UsageError("one defense can train in a client's place, not two.")
+        check_composable([defense.promise for defense in self.defenses if isinstance(defense, Promises)])
+
+    def check_quorum(self, quorum: float) -> None:
+        """Raise UsageError where a client may be missing whose share of the noise a guarantee counts on."""
+        for defense in self.defenses if quorum < 1 else ():
+            if isinstance(defense, NeedsEveryone) and defense.needs_everyone:
+                raise UsageError(
+                    f"{type(defense).__name__} needs every client's noise in the sum; leave --quorum at 1."
+                )
 
     @property
     def policies(self) -> tuple[Policy, ...]:

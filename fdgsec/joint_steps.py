@@ -14,12 +14,14 @@ of a batch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fdgsec.batches import Batch, TrainingSet, batch_of
 from fdgsec.errors import UsageError
+from fdgsec.federation import Clock
 from fdgsec.plans import Plan
 from fdgsec.privacy.accounting import Use
 from fdgsec.private_training import PrivateTrainer, refuse, uses_of
@@ -27,6 +29,15 @@ from fdgsec.record_gradients import clipped_sum
 
 Gradients = Sequence[Sequence[Tensor]]
 """A record's gradients: for each optimiser one tensor for each parameter that it trains, in its order."""
+
+
+@runtime_checkable
+class StepsJointly(Protocol):
+    """What is public of a method whose clients, under a private trainer, move several networks by each step."""
+
+    def stepping(self, clock: Clock) -> int:
+        """How many they are in a round."""
+        ...
 
 
 def trained(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -175,6 +175,14 @@ def names(group: str) -> list[str]:
 _GROUPS: Mapping[str, Mapping[str, str]] = {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}
 
 
+def name_of(group: str, cls: type) -> str:
+    """The name behind which a class stands, ours or a plugin's; its own where it is registered under none."""
+    place = f"{cls.__module__}:{cls.__qualname__}"
+    ours = [name for name, known in _GROUPS[group].items() if known == place]
+    plugins = (point.name for point in entry_points(group=f"fdgsec.{group}") if point.value == place)
+    return ours[0] if ours else next(plugins, cls.__name__)
+
+
 def resolve(group: str, name: str) -> type[Any]:
     """Import the class behind a name. Raises UsageError for an unknown one."""
     if name in _GROUPS[group]:

@@ -21,7 +21,7 @@ from fdgsec.errors import UsageError
 from fdgsec.federation import State
 from fdgsec.wire import Transcript
 
-MARKS = ("report.json", "transcript.jsonl", "sweep.json")
+MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
 """Files by which a folder is known as one that fdgsec wrote and may replace."""
 
 

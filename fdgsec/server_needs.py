@@ -11,10 +11,12 @@ class ServerNeeds:
     """How closely a method's server has to look at what clients upload, and (after "because") why no less will do.
 
     "sum": means over clients are enough, weighted by what each upload counts. "unnamed": single uploads, but not whose they
-    are, and everybody is answered alike. "named": who sent what."""
+    are, and everybody is answered alike. "named": who sent what. `metrics` names the numbers of updates that it reads beside
+    their weight."""
 
     uploads: Literal["sum", "unnamed", "named"]
     because: str
+    metrics: frozenset[str] = frozenset()
 
 
 @runtime_checkable
@@ -38,3 +40,13 @@ def needs_of(method: Method) -> ServerNeeds:
         if any(step in vars(cls) for step in SERVER_STEPS):
             break
     return ServerNeeds(uploads="named", because="nothing says that its server can do with less")
+
+
+@runtime_checkable
+class NeedsEveryone(Protocol):
+    """What is known of a defense whose guarantee holds for the sum of all who were asked, and for no smaller one."""
+
+    @property
+    def needs_everyone(self) -> bool:
+        """Whether it does."""
+        ...

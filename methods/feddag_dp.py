@@ -100,17 +100,21 @@ class FedDAGDP(FedDAG):
             student_optimiser=made.student_optimiser, generator_optimiser=made.generator_optimiser,
         )  # fmt: skip
 
+    def stepping(self, clock: Clock) -> int:
+        """The student alone while warming up, then it and the generator."""
+        return 1 if clock.round < self.warm_up else 2
+
     def taught(self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator) -> dict[str, float]:
         """Run Algorithm 1, in place: by noisy steps where the networks have a private trainer."""
         if not isinstance(networks, PrivateNetworks):
             return super().taught(networks, data, clock=clock, rng=rng)
         device, precision = prepared(networks.student, self.plan)
-        warming = clock.round < self.warm_up
-        players: list[nn.Module] = [networks.student] if warming else [networks.student, networks.generator]
-        optimisers = [networks.student_optimiser, networks.generator_optimiser][: len(players)]
+        count = self.stepping(clock)
+        players: list[nn.Module] = [networks.student, networks.generator][:count]
+        optimisers = [networks.student_optimiser, networks.generator_optimiser][:count]
         return joint_training(
             networks.trainer, players, optimisers, data,
-            lambda one: self.gradients(networks, one, precision, warming=warming), self.plan,
+            lambda one: self.gradients(networks, one, precision, warming=count == 1), self.plan,
             device=device, layout=precision.layout, round=clock.round, rounds=clock.rounds,
             after=lambda: follow(networks.teacher, networks.student, ema=self.ema, buffers=self.teacher_buffers),
         )  # fmt: skip

@@ -7,13 +7,8 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import attack_settings
 from fdgsec.console import progress_bars
-from fdgsec.registry import target_named
 from fdgsec.tables import print_audit
-
-PER_DOMAIN = 120
-"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabelled ones."""
 
 Target = Annotated[str, typer.Option("--target", help="Whose messages to audit (`fdgsec list targets`).")]
 Runs = Annotated[int, typer.Option("--runs", help="Messages with the canary, and as many without.")]
@@ -54,22 +49,21 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Audit a defense's guarantee: a lower bound on its epsilon. Ends with 1 where the claim has failed."""
-    from fdgsec.experiments.audit import AuditPlan, audit
+    from fdgsec.experiments.audit import AuditPlan, audit, audit_settings
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses,
         canary=cast(Literal["gradient", "mislabelled"], canary),
     )  # fmt: skip
-    trained = target_named(target).trained
-    config = attack_settings(
+    config = audit_settings(
         target,
         {
             "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm,
-            "pretrained": pretrained, "partition": partition, "clients": clients,
-            "rounds": 1 if rounds is None and trained else rounds, "target_domain": target_domain,
-            "per_domain": PER_DOMAIN if per_domain is None and canary == "gradient" else per_domain, "image_size": image_size, "seed": seed, "device": "cpu",
+            "pretrained": pretrained, "partition": partition, "clients": clients, "rounds": rounds,
+            "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed,
             "defenses": tuple(defense or ("private-styles",)),
         },
+        plan,
         assignments=set_ or (),
     )  # fmt: skip
     folder = out or Path("runs") / f"audit-{target}-{dataset}-{config.defenses[0].partition(':')[0]}-seed{seed}"

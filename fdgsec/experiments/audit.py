@@ -7,7 +7,7 @@ confidence. Above the claim it proves a fault; under it, it proves nothing."""
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -15,25 +15,29 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from fdgsec.cache import write_atomic
-from fdgsec.config import RunConfig
+from fdgsec.config import RunConfig, attack_settings
 from fdgsec.console import Progressive
 from fdgsec.data.domains import DomainDataset
-from fdgsec.defending import TrainsPrivately, Uses
+from fdgsec.defending import HasPolicy, Promises, TrainsPrivately, Uses
 from fdgsec.errors import UsageError
 from fdgsec.experiments.audit_canaries import canary_of
 from fdgsec.experiments.audit_training import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.audit_worlds import Canary, Release, Site, Worlds, releases_of, worlds_of
-from fdgsec.experiments.shielding import defense_documents, shield_of
+from fdgsec.experiments.shielding import defense_documents, defenses_of, shield_of
 from fdgsec.experiments.world import clients_of, load_world, method_of, model_of, with_validation
 from fdgsec.federation import Clock
+from fdgsec.joint_steps import StepsJointly
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.audit import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
 from fdgsec.privacy.ledger import Guarantee, Ledger
+from fdgsec.privacy.promises import Promise
 from fdgsec.registry import target_named
 from fdgsec.rng import stream
-from fdgsec.runs import environment
+from fdgsec.runs import check_replaceable, environment
 
 SCHEMA = 1
+PER_DOMAIN = 120
+"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabelled ones."""
 IMAGES = 16
 """How many images the audited client has: noise and sensitivity of a mean both go with 1/n, so that few are as good."""
 ALPHA = 0.05
@@ -92,24 +96,61 @@ class StatesDelta(Protocol):
         ...
 
 
+def audit_settings(
+    target: str, given: Mapping[str, Any], plan: AuditPlan, *, assignments: Sequence[str] = ()
+) -> RunConfig:
+    """What an audit runs on, unless `given` says otherwise: few images, one round where only trained messages leave, the CPU.
+
+    Raises what `attack_settings` raises."""
+    told = {name: value for name, value in given.items() if value is not None}
+    usual: dict[str, Any] = {"device": "cpu", "rounds": 1 if target_named(target).trained else None}
+    if plan.canary == "gradient":
+        usual["per_domain"] = PER_DOMAIN
+    return attack_settings(target, {**usual, **told}, assignments=assignments)
+
+
 def audit(
     config: RunConfig, plan: AuditPlan, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> dict[str, Any]:
-    """Audit the one defense of `config`; give the document, and write it to `out` as audit.json.
+    """Audit the defense of `config` that promises something, behind and before the others that it names; give the document,
+    and write it to `out` as audit.json.
 
     Raises UsageError for a defense without a guarantee for anything that one client sends, and what `attack` raises."""
     started = time.monotonic()
-    if len(config.defenses) != 1:
-        raise UsageError(f"an audit looks at one defense at a time; got {len(config.defenses)} (--defense NAME:k=v).")
+    if out is not None:
+        check_replaceable(out)
+    place = paying(config)
     site = site_of(config, plan, data_root=data_root, progress=progress)
-    (defense,) = site.shield.defenses
+    defense = site.shield.defenses[place]
     delta = defense.delta if isinstance(defense, StatesDelta) else config.delta
     through = _training if isinstance(defense, TrainsPrivately) else _messages
     found = through(site, config, plan, delta, progress)
-    document = _document(config, found, seconds=time.monotonic() - started)
+    document = _document(config, place, found, seconds=time.monotonic() - started)
     if out is not None:
         write_atomic(out / "audit.json", json.dumps(document, indent=1) + "\n")
     return document
+
+
+def paying(config: RunConfig) -> int:
+    """Which of the run's defenses, by its place, gives the guarantee that is audited; the first, where none says so.
+
+    Raises UsageError for none, for two with a guarantee each, and for what acts behind the client."""
+    defenses = defenses_of(config)
+    if not defenses:
+        raise UsageError("an audit needs a defense (--defense NAME:k=v).")
+    wires = [text for text, one in zip(config.defenses, defenses, strict=True) if isinstance(one, HasPolicy)]
+    if wires and len(defenses) > 1:
+        raise UsageError(
+            f"{wires[0]} acts on the wire, on all clients together; an audit sees what one client sends: leave it out."
+        )
+    promising = [n for n, one in enumerate(defenses) if isinstance(one, Promises) and isinstance(one.promise, Promise)]
+    if len(promising) > 1:
+        named = " and ".join(config.defenses[number] for number in promising)
+        raise UsageError(
+            f"an audit looks at one guarantee at a time, and {named} give one each; audit each by itself (the run's ledger "
+            "composes what they promise)."
+        )
+    return promising[0] if promising else 0
 
 
 def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progress: Progressive) -> Site:
@@ -179,7 +220,14 @@ def _compared(
 
 
 def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive) -> Audited:
-    """Audit the defense's trainer over all rounds, each client taking part in each."""
+    """Audit the defense's trainer over all rounds, each client taking part in each.
+
+    Raises UsageError for wrong labels where networks step together, which no single network learns."""
+    if plan.canary == "mislabelled" and isinstance(site.method, StepsJointly):
+        raise UsageError(
+            f"mislabelled canaries are learned by one network, but those of {config.target} step together; take "
+            "--canary gradient."
+        )
     canaries: Canaries = (
         MislabelledCanaries(site=site) if plan.canary == "mislabelled" else GradientCanaries(site=site, count=plan.canaries)
     )  # fmt: skip
@@ -224,7 +272,7 @@ def _claimed(
 
 
 def _no_guarantee(config: RunConfig) -> UsageError:
-    name = config.defenses[0]
+    name = " then ".join(config.defenses)
     trained = (
         "" if config.rounds or target_named(config.target).trained else "; what is trained needs --rounds 1 or more"
     )
@@ -234,12 +282,12 @@ def _no_guarantee(config: RunConfig) -> UsageError:
     )
 
 
-def _document(config: RunConfig, found: Audited, *, seconds: float) -> dict[str, Any]:
-    middle, guarantee = summary(found.results), found.guarantee
+def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) -> dict[str, Any]:
+    middle, guarantee, defenses = summary(found.results), found.guarantee, defense_documents(config)
     alpha = 1 - middle.confidence if middle.repeats == 1 else ALPHA  # one audit is judged at its own confidence
     return {
         "schema": SCHEMA, "target": config.target, "dataset": config.dataset, "encoder": config.encoder,
-        "rounds": config.rounds, "seed": config.seed, "defense": defense_documents(config)[0],
+        "rounds": config.rounds, "seed": config.seed, "defense": defenses[place], "defenses": defenses,
         "claimed_epsilon": middle.claimed_epsilon, "delta": middle.delta, "unit": middle.unit,
         "relation": guarantee.relation, "mechanism": guarantee.mechanism, "covers": list(guarantee.covers),
         "assumptions": list(guarantee.assumptions), "lower_bound": middle.lower_bound, "ceiling": middle.ceiling,

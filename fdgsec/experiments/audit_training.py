@@ -1,9 +1,7 @@
 """Private training in one run with many canaries, each in by a coin: the audit of Steinke, Nasr & Jagielski (2023).
 
 *Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal and
-far longer than the bound. Here a record is an image with one lit pixel of its own and the network one linear layer, so that
-each canary has a weight to itself, and what a step does to that weight is the noisy sum seen through the canary's eyes.
-The trainer is the defense's own: its sampling, clip, noise, divisor and accounting are what is tested, step by step.
+far longer than the bound, each with a weight to itself (fdgsec.experiments.audit_steps). The trainer is the defense's own: its sampling, clip, noise, divisor and accounting are what is tested, step by step.
 *Mislabelled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
 how far each loss fell.
 
@@ -14,7 +12,6 @@ are "in" and half "out"; where steps sample, all are "in"."""
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -23,9 +20,9 @@ from torch.nn import functional
 
 from fdgsec.artifacts import ModelState
 from fdgsec.batches import Batch, TrainingSet
-from fdgsec.data.domains import DomainDataset
 from fdgsec.defending import PrivateTrainer, Shield, Uses
 from fdgsec.errors import UsageError
+from fdgsec.experiments.audit_steps import lit_pixels, moves, networks_of, one_layer
 from fdgsec.experiments.audit_worlds import Site
 from fdgsec.federation import Client, Clock, Reply, Request, TrainsByPlan
 from fdgsec.models import Classifier
@@ -36,9 +33,6 @@ from fdgsec.privacy.ledger import Guarantee
 from fdgsec.privacy.one_run import ceiling, one_run_lower_bound, right_guesses
 from fdgsec.rng import stream
 from fdgsec.training import logits
-
-SLOPE = 1e4
-"""The length of a gradient canary, whatever the bound: far outside any in use."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,26 +138,19 @@ def plan_of(site: Site) -> Plan:
     return site.method.plan
 
 
-@dataclass(frozen=True)
-class OwnWeight:
-    """The loss -slope x (output): a lit pixel's gradient is the slope, in its own weight, wherever training is."""
-
-    slope: float
-    couples_records: bool = False
-
-    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
-        outputs: Tensor = model.head(batch.images.flatten(1)).squeeze(1)
-        return -self.slope * outputs
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientCanaries:
     """`count` images with a lit pixel each; one that is out is black."""
 
     site: Site
     count: int
-    words: str = "canaries with orthogonal gradients far longer than the bound, every step seen"
+
+    @property
+    def words(self) -> str:
+        """What they are, and how many networks step on them at most."""
+        together = max(networks_of(self.site.method, clock) for clock in self.site.clocks)
+        where = "" if together == 1 else f", in each of {together} networks that step together"
+        return f"canaries with orthogonal gradients far longer than the bound{where}, every step seen"
 
     def __len__(self) -> int:
         return self.count
@@ -178,17 +165,11 @@ class GradientCanaries:
             plan_of(self.site), optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
             crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
         )  # fmt: skip
-        model = one_layer(3 * side * side)
         seen: list[list[Tensor]] = []
 
         def train(dressed: Client, clock: Clock) -> None:
-            steps = [model.head.weight.detach().clone()]
             sign = (-1.0) ** len(seen)  # from round to round canaries change sides, as in audit_worlds
-            dressed.trainer(
-                model, given, OwnWeight(sign * SLOPE), plan, stream(self.site.seed, "world", "audit", clock.round),
-                round=clock.round, rounds=clock.rounds, on_step=lambda step, loss: steps.append(model.head.weight.detach().clone()),
-            )  # fmt: skip
-            seen.append([sign * (after - before) for before, after in pairwise(steps)])
+            seen.append(moves(dressed, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
 
         trainers = trainings(self.site, shield, client, train)
         evidence, rates, spreads = [], [], []
@@ -199,9 +180,10 @@ class GradientCanaries:
             evidence += [one.double()[0, : self.count] * expected / bound for one in moved]
             rates += [use.sampling_rate] * len(moved)
             spreads += [max(use.noise / bound, 1e-9)] * len(moved)
+        sent = one_layer(3 * side * side)  # only its cost is asked for
         return Observed(
             evidence=torch.stack(evidence), rates=torch.tensor(rates, dtype=torch.float64),
-            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, shield, client, trainers, model),
+            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, shield, client, trainers, sent),
         )  # fmt: skip
 
 
@@ -209,26 +191,6 @@ def _only(uses: Sequence[Use]) -> Use:
     if len(uses) != 1:
         raise UsageError(f"an audit of training reads one use per call; this trainer states {len(uses)}.")
     return uses[0]
-
-
-def lit_pixels(count: int, side: int) -> DomainDataset:
-    """Make `count` black images of `side` px, the i-th with its i-th number lit."""
-    images = torch.zeros(count, 3 * side * side, dtype=torch.uint8)
-    images[torch.arange(count), torch.arange(count)] = 255
-    zeros = torch.zeros(count, dtype=torch.int64)
-    return DomainDataset(
-        name="canaries", store=images.view(count, 3, side, side), rows=torch.arange(count), labels=zeros, domains=zeros,
-        ids=tuple(f"canary/{number}" for number in range(count)), class_names=("canary",), domain_names=("canary",),
-    )  # fmt: skip
-
-
-def one_layer(inputs: int) -> Classifier:
-    """A network that is one linear layer without bias, its weights 0."""
-    with torch.device("meta"):  # nothing is drawn from the global stream
-        head = nn.Linear(inputs, 1, bias=False)
-    head.to_empty(device="cpu")
-    nn.init.zeros_(head.weight)
-    return Classifier(backbone="linear", norm="group", body=nn.Identity(), neck=nn.Flatten(), head=head)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,6 @@ The privacy axis comes from the attacks on an exchange (or on as many rounds as 
 training on the unseen domain under a protocol of `fdgsec bench`, at fewer values. Both have a point without the defense,
 which everything is compared with. Each finished point is written at once."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -18,18 +17,18 @@ import torch
 from fdgsec.cache import write_atomic
 from fdgsec.config import RunConfig, attack_settings, merged, parse_value
 from fdgsec.console import Progressive, Silent
-from fdgsec.errors import DataError, UsageError
+from fdgsec.errors import UsageError
 from fdgsec.experiments.attack import attack
 from fdgsec.experiments.protocols import Protocol, protocol_named
 from fdgsec.experiments.shielding import named_options, shield_of
 from fdgsec.experiments.sweep_plots import figures
+from fdgsec.experiments.sweep_points import SCHEMA, as_json, slimmed, store, stored
 from fdgsec.experiments.sweep_tables import markdown, spreadsheet, summary
 from fdgsec.experiments.train import train
 from fdgsec.experiments.world import load_world, method_of
 from fdgsec.registry import resolve, target_named
 from fdgsec.runs import environment
 
-SCHEMA = 1
 RESULTS = "points.json"
 ATTACKS = ("linkage", "membership", "label-inference")
 """What is measured by default: who sent a release, whose images are in it, what it says of their classes."""
@@ -130,15 +129,22 @@ def sweep(
     missing = [point for point in planned if point.key not in done][:limit]
     for number, (point, found) in enumerate(_computed(missing, data_root, request.workers), 1):
         done[point.key] = found
-        write_atomic(out / RESULTS, _text({"schema": SCHEMA, "points": done}))
+        store(out / RESULTS, _kept(planned, done))
         progress.update("points", number, len(missing))
+    if done:
+        store(out / RESULTS, _kept(planned, done))
     document = _document(request, planned, done)
-    write_atomic(out / "sweep.json", _text(document))
+    write_atomic(out / "sweep.json", as_json(document))
     write_atomic(out / "sweep.csv", spreadsheet(document))
     write_atomic(out / "sweep.md", markdown(document))
     for name, png in figures(document).items():
         write_atomic(out / f"{name}.png", png)
     return document
+
+
+def _kept(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Of this sweep's points what it draws from, of others in the same file everything."""
+    return {**done, **slimmed({point.key: done[point.key] for point in planned if point.key in done})}
 
 
 def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
@@ -205,20 +211,6 @@ def compute(point: Point, data_root: Path | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the finished points by key; none where there is no file. Raises DataError for a file that is not ours."""
-    if not path.exists():
-        return {}
-    try:
-        document = json.loads(path.read_text())
-        points = {str(key): _read(found) for key, found in document["points"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} holds no points of a sweep: {error}; move it away or give another --out.") from error
-    if document.get("schema") != SCHEMA:
-        raise DataError(f"{path} has schema {document.get('schema')!r}; this version reads {SCHEMA}.")
-    return points
-
-
 def _document(request: SweepRequest, planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What all tables and figures are drawn from."""
     found = [done[point.key] for point in planned if point.key in done]
@@ -227,24 +219,6 @@ def _document(request: SweepRequest, planned: Sequence[Point], done: Mapping[str
         "option": request.option, "protocol": request.protocol, "profile": request.profile, "planned": len(planned), "finished": len(found),
         **summary(found),
     }  # fmt: skip
-
-
-def _text(document: Mapping[str, Any]) -> str:
-    """Write JSON, which has no infinity: "inf" stands for it."""
-    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:  # any JSON value
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return str(value) if isinstance(value, float) and math.isinf(value) else value
-
-
-def _read(found: Mapping[str, Any]) -> dict[str, Any]:
-    value = found["value"]
-    return {**found, "value": None if value is None else float(value)}
 
 
 def _plain(value: object) -> str:

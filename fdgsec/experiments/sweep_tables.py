@@ -6,6 +6,7 @@ Choosing it on the undefended run alone keeps the choice from favouring the defe
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ from fdgsec.experiments.bench_tables import mean_of
 from fdgsec.reports import BOUNDED
 
 Row = Mapping[str, Any]
+SPREAD = "between_client_sd"
+"""The row of linkage that says how far clients lie apart."""
 FACTOR = 2.0
 """A client counts as hidden where linkage finds it less than this many times as often as chance."""
 
@@ -25,11 +28,11 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
 
     `followed` says which row of each attack is meant; `privacy` and `accuracy` have a point per value, the undefended one
     (value None) first where it is finished; `rising` says that larger values are stronger, `hidden` at which value linkage
-    falls under twice chance, and `codes` by how many versions of this code the points were made."""
+    falls under twice chance, `codes` by how many versions of this code the points were made, and `versions` which and how
+    many by each."""
     private = sorted((point for point in points if point["kind"] == "privacy"), key=_place)
     bare = next((point for point in private if point["value"] is None), None)
-    chosen = [] if bare is None else [(each["name"], strongest(each["measurements"])) for each in bare["attacks"]]
-    followed = {name: row for name, row in chosen if row is not None}
+    followed = {} if bare is None else followed_rows(bare)
     privacy = [
         {
             "value": point["value"], "guarantees": point["guarantees"],
@@ -40,6 +43,7 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
     ]  # fmt: skip
     accuracy = _accuracy([point for point in points if point["kind"] == "accuracy"])
     rising = grows_stronger(privacy)
+    versions = Counter(str(point["environment"].get("code_sha256"))[:12] for point in points)
     skipped = {} if bare is None else {a["name"]: a["reason"] for a in bare["attacks"] if a["status"] != "done"}
     return {
         "followed": {name: {"measurement": row["name"], "slice": row["slice"]} for name, row in followed.items()},
@@ -47,8 +51,14 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
         "accuracy": accuracy, "rising": rising, "hidden": hidden(privacy, accuracy),
         "controls": {"failed": sum(_failed(point) for point in private), "points": len(private)},
         "environment": points[0]["environment"] if points else {},
-        "codes": len({str(point["environment"].get("code_sha256")) for point in points}),
+        "codes": len(versions), "versions": dict(versions),
     }  # fmt: skip
+
+
+def followed_rows(bare: Row) -> dict[str, Row]:
+    """The row of each attack that is followed, by what it found without the defense."""
+    chosen = [(each["name"], strongest(each["measurements"])) for each in bare["attacks"]]
+    return {name: row for name, row in chosen if row is not None}
 
 
 def strongest(rows: Sequence[Row]) -> Row | None:
@@ -132,37 +142,40 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
 
     Where linkage could weigh a pair of releases by what the defense's noise is like, that distance is read: nobody who
     knows the defense would use another, and without one there is nothing to weigh."""
-    rows = [other for each in point["attacks"] if each["name"] == attack for other in each["measurements"]]
-    for wanted in ({**row["slice"], "distance": "likelihood ratio"}, row["slice"]):
-        for other in rows:
-            if other["name"] == row["name"] and other["slice"] == wanted:
-                return {key: other[key] for key in ("value", "low", "high", "chance", "n", "verdict")}
-    return None
+    weighed, same, _ = kin(row["name"], row["slice"])
+    found = _found(point, attack, weighed) or _found(point, attack, same)
+    return None if found is None else {key: found[key] for key in ("value", "low", "high", "chance", "n", "verdict")}
+
+
+def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
+    """The names and slices of what is read of a followed row: by likelihood ratio, as it is, and what theory says of it."""
+    weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "dimension"}
+    return (name, weighed), (name, where), ("theory_auc", law)
+
+
+def _found(point: Row, attack: str, wanted: tuple[str, Row]) -> Row | None:
+    rows = (other for each in point["attacks"] if each["name"] == attack for other in each["measurements"])
+    return next((other for other in rows if (other["name"], other["slice"]) == wanted), None)
 
 
 def _theory(point: Row, attack: str, row: Row) -> float | None:
     """What theory predicts for a followed AUC from the effective dimension, where the attack says so."""
     if row["name"] != "auc":
         return None
-    for each in point["attacks"]:
-        for other in each["measurements"] if each["name"] == attack else ():
-            if other["name"] == "theory_auc" and other["slice"] == {**row["slice"], "line": "dimension"}:
-                return float(other["value"])
-    return None
+    law = _found(point, attack, kin(row["name"], row["slice"])[2])
+    return None if law is None else float(law["value"])
 
 
 def _spread(point: Row) -> float | None:
     """The standard deviation of a number between clients, as linkage reports it (median over its populations)."""
-    found = sorted(
-        row["value"] for each in point["attacks"] for row in each["measurements"] if row["name"] == "between_client_sd"
-    )
+    found = sorted(row["value"] for each in point["attacks"] for row in each["measurements"] if row["name"] == SPREAD)
     return float(found[len(found) // 2]) if found else None
 
 
 def _failed(point: Row) -> bool:
-    """Whether a control of the attacks failed at this point."""
-    controls = [row for each in point["attacks"] for side in each["controls"].values() for row in side]
-    return any(not row["passed"] for row in controls)
+    """Whether a control of the attacks failed at this point; `passed`, where failed ones alone were kept, is a number."""
+    sides = [side for each in point["attacks"] for side in each["controls"].values() if isinstance(side, Sequence)]
+    return any(not row["passed"] for side in sides for row in side)
 
 
 def _place(point: Row) -> tuple[bool, float]:
@@ -219,8 +232,10 @@ def markdown(found: Row) -> str:
     if found["controls"]["failed"]:
         notes.append(f"Controls failed at {found['controls']['failed']} of {found['controls']['points']} points.")
     if found["codes"] > 1:
+        each = ", ".join(f"{version} ({count})" for version, count in found["versions"].items())
         notes.append(
-            f"The points were made by {found['codes']} versions of the code: make them anew in another folder."
+            f"The points were made by {found['codes']} versions of the code: make them anew in another folder. By "
+            f"code_sha256, with how many points: {each}."
         )
     return "\n".join([*lines, "", *notes, ""])
 

@@ -20,7 +20,9 @@ from fdgsec.training import Objective
 
 LOSS_TOLERANCE = 1e-5
 """How much of itself (or of 1) a loss may change. The same shapes run through the same kernels: on a CPU an independent
-record's loss does not change by a bit, on a GPU by some 1e-7; what couples records changes it by 1e-3 and more."""
+record's loss does not change by a bit, on a GPU by some 1e-7. The weakest coupling that was tried, a hundredth of the batch's
+mean loss added to each, changes some loss by 1.4e-4 and more (40 checks), StableFDG's attention by 4.5e-4 and more (100
+checks). What moves gradients alone, the next bound sees."""
 GRADIENT_TOLERANCE = 1e-4
 """How much of its length the gradient may change: its sums over records run in an order that a GPU does not fix."""
 ALONE_TOLERANCE = 1e-3

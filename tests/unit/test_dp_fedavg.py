@@ -260,7 +260,7 @@ def test_received_buffers_go_back_as_they_came():
 
 
 def test_a_method_whose_server_weighs_reported_losses_is_refused():
-    with pytest.raises(UsageError, match="server weighs"):
+    with pytest.raises(UsageError, match="the server of PeerReviewed weighs"):
         ran(DPFedAvg(), method=PeerReviewed(plan=PLAN))
 
 

@@ -36,6 +36,7 @@ from tests.private_setting import network
 from tests.round_loop import four_clients
 from tests.single_records import start
 
+CLOCK = Clock(round=0, rounds=1, participants=())
 PLAN = Plan(batch_size=8, epochs=1, learning_rate=0.05, crop=None, flip=0.0)
 SOUND = (FedAvg, CCST, StableFDGDP, FISCDP, FedAlignDP, FedDAGDP)
 REFUSED = (
@@ -150,6 +151,13 @@ def test_a_given_multiplier_is_taken_as_it_is(clients: list[Client]):
     assert (trainer.noise_multiplier, trainer.max_grad_norm) == (3.0, 0.5)
 
 
+def test_refusals_while_training_say_the_name_by_which_a_method_is_called(clients: list[Client]):
+    trainer = DPSGD(epsilon=8.0).trainer(clients[0], StableFDGDP(), CLOCK, rng())
+    unregistered = DPSGD(epsilon=8.0).trainer(clients[0], Inheriting(), CLOCK, rng())
+
+    assert (trainer.method, unregistered.method) == ("stablefdg-dp", "Inheriting")
+
+
 @pytest.mark.parametrize("defense", [DPSGD(noise_multiplier=0.0), DPSGD(epsilon=math.inf)])
 def test_training_without_noise_is_named_as_unprotected(clients: list[Client], defense: DPSGD):
     (run,) = promises(FedAvg(plan=PLAN), clients[:1], defense, rounds=1)
@@ -193,16 +201,16 @@ def test_methods_whose_records_stay_apart_are_taken(method: type[FedAvg]):
 def test_other_methods_are_refused_with_what_to_take_instead(name: str):
     method = build(resolve("methods", name), {}, where="method")
 
-    with pytest.raises(UsageError, match=f"{type(method).__name__}.*stablefdg-dp, fisc-dp, fedalign-dp or feddag-dp"):
+    with pytest.raises(UsageError, match=f"anything of {name}: .*stablefdg-dp, fisc-dp, fedalign-dp or feddag-dp"):
         DPSGD(epsilon=8.0).check(method)
 
 
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (Stacked(base=CCST(), local=MixStyle()), "MixStyle on top of CCST.*leave --with out"),
-        (CCST(local=MixStyle()), "CCST: its records meet"),
-        (CrossEvaluation(base=CCST()), "CrossEvaluation"),
+        (Stacked(base=CCST(), local=MixStyle()), "mixstyle on top of ccst.*leave --with out"),
+        (CCST(local=MixStyle()), "of ccst: its records meet"),
+        (CrossEvaluation(base=CCST()), "of cross-evaluation: "),
         (Inheriting(), "Inheriting"),
         (Planless(), "Planless trains by no plan"),
     ],

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles, Scores, StyleDistribution, StyleStatistics
-from fdgsec.defending import Outgoing
+from fdgsec.defending import Outgoing, Shield
+from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.errors import UsageError
 from fdgsec.federation import NUMBERS, SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
@@ -18,6 +19,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
 from fdgsec.privacy.gaussian import noise_multiplier
 from fdgsec.privacy.public_reference import Reference, colour_spaces, public_images, row_region, rows_of, with_rows
+from fdgsec.rng import stream
 from tests.private_styles_setting import cost, largest_change, outgoing, protected
 from tests.toy_federation import PixelStyles
 
@@ -121,6 +123,31 @@ def test_rows_of_three_channels_that_are_no_colours_are_clipped():
 
     assert region not in colour_spaces()
     assert type(region).__name__ == "Ball"
+
+
+def grouped_and_clipped(message: Outgoing, *, first_row: float) -> torch.Tensor:
+    """The coordinates of rows of which the first one lies far out, after k-anonymous, before private-styles' noise."""
+    region = row_region(message.sender, message.name, Reference())
+    values = rows_of(message.artifact)
+    values[0, 0] = first_row
+    mixed = KAnonymous(k=5).on_message(
+        replace(message, artifact=with_rows(message.artifact, values)), stream(0, "secret", "groups")
+    )
+    assert mixed is not None
+    return region.inside(rows_of(mixed.artifact))
+
+
+def test_rows_that_k_anonymous_has_mixed_move_by_more_than_one_row_can_and_are_refused():
+    message = outgoing(ScaledRows(), count=20)
+    (use,) = cost(protected(PrivateStyles(), message))
+
+    one, other = (grouped_and_clipped(message, first_row=value) for value in (-1e6, 1e6))
+
+    assert float((one - other).norm()) > 2 * use.sensitivity["replace-one"]  # all five rows of its group: sqrt(5)
+    with pytest.raises(UsageError, match="k-anonymous before it puts a record into several; put k-anonymous behind"):
+        Shield(defenses=(KAnonymous(), PrivateStyles())).check(SINGLE)
+    Shield(defenses=(PrivateStyles(), KAnonymous())).check(SINGLE)
+    Shield(defenses=(KAnonymous(), PrivateStyles(unit="client"))).check(SINGLE)
 
 
 @pytest.mark.parametrize(

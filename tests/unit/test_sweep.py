@@ -20,9 +20,9 @@ from fdgsec.experiments.sweep import (
     parsed_over,
     parsed_values,
     plan,
-    stored,
     sweep,
 )
+from fdgsec.experiments.sweep_points import stored
 from tests.swept import attack as measured
 from tests.swept import row
 

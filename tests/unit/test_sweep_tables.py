@@ -115,6 +115,7 @@ def test_points_of_several_versions_of_the_code_and_failed_controls_are_said_in_
 
     assert "Controls failed at 1 of 2 points." in text
     assert "made by 2 versions of the code" in text
+    assert "By code_sha256, with how many points: a (1), b (1)." in text
 
 
 def test_a_spreadsheet_leaves_out_what_was_not_measured():
