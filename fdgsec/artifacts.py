@@ -227,10 +227,12 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
 
     Raises ArtifactError for anything that is not a legal artifact: foreign files, unknown kinds, missing tensors."""
     try:
-        tensors = load_tensors(content)
+        loaded = load_tensors(content)
         length = int.from_bytes(content[:8], "little")
-        record = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["fdgsec"])
+        header = json.loads(content[8 : 8 + length])
+        record = json.loads(header.pop("__metadata__")["fdgsec"])
         kind = str(record["kind"])
+        tensors = {name: loaded[name] for name in header}  # the library gives them in any order
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(
             f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."

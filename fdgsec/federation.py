@@ -176,6 +176,11 @@ class Method(Protocol):
         ...
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Whether clients send something up where they share; otherwise something comes down alone, and nobody is asked."""
+        ...
+
+    @property
     def reviews(self) -> Literal["none", "before", "after"]:
         """Whether clients judge models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
         ...

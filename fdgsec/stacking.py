@@ -99,6 +99,11 @@ class Stacked:
         return self.local.shares if self.base.shares == "never" else self.base.shares
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Where either of those that share does."""
+        return any(each.asks_for_shares for each in (self.base, self.local) if each.shares != "never")
+
+    @property
     def reviews(self) -> Literal["none", "before", "after"]:
         """As the method below."""
         return self.base.reviews

@@ -292,6 +292,11 @@ class CrossEvaluation(SharpnessAware):
         return "never" if self.base is None else self.base.shares
 
     @property
+    def asks_for_shares(self) -> bool:
+        """What the base does."""
+        return self.base is not None and self.base.asks_for_shares
+
+    @property
     def server_needs(self) -> ServerNeeds:
         """Whose each model is."""
         return super().server_needs

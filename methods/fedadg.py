@@ -192,6 +192,11 @@ class FedADG(FedAvg):
         return "every"
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Generators go up with the update alone."""
+        return False
+
+    @property
     def server_needs(self) -> ServerNeeds:
         """The means of models and of generators."""
         return super().server_needs

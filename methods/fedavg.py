@@ -66,6 +66,11 @@ class FedAvg:
         return "never"
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Where a method shares, clients send something, unless it says otherwise."""
+        return True
+
+    @property
     def reviews(self) -> Literal["none", "before", "after"]:
         """After aggregation, where the round is chosen on validation images."""
         return "after" if self.select == "validation" else "none"

@@ -168,6 +168,11 @@ class FedDAG(SharpnessAware):
         return "every"
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Generators go up with the update alone."""
+        return False
+
+    @property
     def server_needs(self) -> ServerNeeds:
         """Whose each model is."""
         return ServerNeeds(uploads="named", because="models are judged by other clients one by one")

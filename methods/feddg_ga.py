@@ -72,9 +72,16 @@ class FedDGGA(FedAvg):
         return "once"
 
     @property
+    def asks_for_shares(self) -> bool:
+        """The server knows its clients without a word of theirs."""
+        return False
+
+    @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each model and gap is."""
-        return ServerNeeds(uploads="named", because="every client has a weight of its own, which its gaps move")
+        """Whose each model and gap is; under "pardon" gaps come among an update's numbers."""
+        because = "every client has a weight of its own, which its gaps move"
+        metrics = frozenset({"gap"}) if self.rule == "pardon" else frozenset[str]()
+        return ServerNeeds(uploads="named", because=because, metrics=metrics)
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:

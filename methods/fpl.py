@@ -138,6 +138,11 @@ class FPL(FedAvg):
         return "every"
 
     @property
+    def asks_for_shares(self) -> bool:
+        """Prototypes go up with the update alone."""
+        return False
+
+    @property
     def server_needs(self) -> ServerNeeds:
         """Every client's prototypes."""
         return ServerNeeds(uploads="unnamed", because="the prototypes of single clients are clustered")

@@ -28,7 +28,8 @@ def _recoded_model(model: GlobalModel | None) -> GlobalModel | None:
 class LocalEngine:
     """Runs clients in order, each behind its `shield`; with `recode` every artifact is encoded and decoded, so that tests see what a network sees.
 
-    A client's error ends the run as it is: in one process there is nobody else to go on with."""
+    A client's error ends the run as it is, so that its cause can be seen; where the engine is `tolerant` it is that
+    client's failure, as it would be on another machine. A step that failed leaves the client's state as it was."""
 
     members: Sequence[Client]
     method: Method
@@ -36,6 +37,7 @@ class LocalEngine:
     states: StateStore = field(default_factory=MemoryStates)
     recode: bool = False
     shield: Shield = field(default_factory=Shield)
+    tolerant: bool = False
 
     def clients(self) -> Sequence[str]:
         """The names of all members."""
@@ -43,19 +45,26 @@ class LocalEngine:
 
     def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Do `step` on each named client, in the members' order."""
-        replies: dict[str, Reply] = {}
+        replies, failures = dict[str, Reply](), dict[str, str]()
         for client in self.members:
             if client.name not in requests:
                 continue
-            request = requests[client.name]
-            if self.recode:
-                model = _recoded_model(request.model)
-                request = Request(clock=request.clock, model=model, inbox=_recoded(request.inbox))
-            before = self.states.read(client.name)
-            reply, state = handle(self.method, client, step, request, before, self.seed, self.shield)
-            if not state or state is not before:  # stylised images need not be stored again in every round
-                self.states.write(client.name, state)
-            if self.recode:
-                reply = replace(reply, artifacts=_recoded(reply.artifacts))
-            replies[client.name] = reply
-        return replies, {}
+            try:
+                replies[client.name] = self._done(client, step, requests[client.name])
+            except Exception as error:
+                if not self.tolerant:
+                    raise
+                failures[client.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return replies, failures
+
+    def _done(self, client: Client, step: Step, request: Request) -> Reply:
+        if self.recode:
+            model = _recoded_model(request.model)
+            request = Request(clock=request.clock, model=model, inbox=_recoded(request.inbox))
+        before = self.states.read(client.name)
+        reply, state = handle(self.method, client, step, request, before, self.seed, self.shield)
+        if self.recode:
+            reply = replace(reply, artifacts=_recoded(reply.artifacts))
+        if not state or state is not before:  # stylised images need not be stored again in every round
+            self.states.write(client.name, state)
+        return reply
