@@ -26,8 +26,9 @@ from fdgsec.cache import write_atomic
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
 from fdgsec.data.domains import as_float
+from fdgsec.experiments.conducting import federate
 from fdgsec.experiments.evaluation import accuracy_document
-from fdgsec.experiments.train import federate, split_sources
+from fdgsec.experiments.train import split_sources
 from fdgsec.experiments.world import load_world, model_of
 from fdgsec.features import encoder_named
 from fdgsec.methods.ccst import CCST
@@ -117,7 +118,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     method = method_of(cell, protocol)
     method.check(len(clients))
     trained = federate(method, clients, model_of(config, method, len(world.dataset.class_names)), config, Silent())
-    accuracy = accuracy_document(trained.model, test, validation)
+    accuracy = accuracy_document(trained.final, test, validation)
     sources = cast(dict[str, dict[str, float]], accuracy["per_domain"])
     seen = sum(found["n"] for found in sources.values())
     return {

@@ -7,7 +7,25 @@ import click
 import typer
 
 from fdgsec import __version__
-from fdgsec.cli import attack, audit, bench, cache, claims, data, doctor, listing, plot, report, sweep, train, weights
+from fdgsec.cli import (
+    attack,
+    audit,
+    bench,
+    cache,
+    claims,
+    compare,
+    data,
+    doctor,
+    explain,
+    join,
+    listing,
+    plot,
+    report,
+    serve,
+    sweep,
+    train,
+    weights,
+)
 from fdgsec.errors import FdgsecError
 
 app = typer.Typer(
@@ -20,9 +38,13 @@ app.command("claims")(claims.command)
 app.command("sweep")(sweep.command)
 app.command("train")(train.command)
 app.command("bench")(bench.command)
+app.command("serve")(serve.command)
+app.command("join")(join.command)
 app.command("list")(listing.command)
 app.command("plot")(plot.command)
 app.command("report")(report.command)
+app.command("compare")(compare.command)
+app.command("explain")(explain.command)
 app.command("doctor")(doctor.command)
 app.add_typer(data.app, name="data")
 app.add_typer(weights.app, name="weights")

@@ -1,24 +1,55 @@
-"""`fdgsec attack`: the main job."""
+"""`fdgsec attack`: the main job, on a target, on a finished run, or on one's own vectors."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fdgsec.cli import options as o
 from fdgsec.config import attack_settings
 from fdgsec.console import progress_bars
-from fdgsec.tables import print_dry_run, print_report
+from fdgsec.errors import UsageError
+from fdgsec.reports import AttackReport
+from fdgsec.tables import console, print_dry_run, print_report
 
-Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
+if TYPE_CHECKING:
+    from fdgsec.experiments.reaching import Reach
+
+Target = Annotated[
+    str | None,
+    typer.Option("--target", help="What to attack (`fdgsec list targets`).", show_default="ccst-overall, or the run's"),
+]
+Run = Annotated[Path | None, typer.Option("--run", help="Attack what a finished run recorded; give its folder.")]
+Artifacts = Annotated[
+    Path | None, typer.Option("--artifacts", help="Attack vectors of your own: .safetensors, or rows as .csv, .npy.")
+]
+TruthFile = Annotated[
+    Path | None, typer.Option("--truth", help="For --artifacts: CSV of image, and label, domain, member if known.")
+]
+Dataset = Annotated[
+    str | None,
+    typer.Option(
+        "--dataset", help="A dataset by name (`fdgsec list datasets`); with --artifacts, public images.",
+        show_default="shapes; with --artifacts none",
+    ),
+]  # fmt: skip
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Decides every draw; with --run the attack's alone.", show_default="0, or the run's"),
+]
 Attacks = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.")]
 AdversaryName = Annotated[str, typer.Option("--adversary", help="server, client or outsider.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 
 
 def command(
-    target: Target = "ccst-overall",
-    dataset: o.Dataset = "shapes",
+    target: Target = None,
+    run: Run = None,
+    artifacts: Artifacts = None,
+    truth: TruthFile = None,
+    dataset: Dataset = None,
     data_root: o.DataRoot = None,
     encoder: o.Encoder = None,
     style_size: o.StyleSize = None,
@@ -33,7 +64,7 @@ def command(
     target_domain: o.TargetDomain = None,
     per_domain: o.PerDomain = None,
     image_size: o.ImageSize = None,
-    seed: o.Seed = 0,
+    seed: Seed = None,
     device: o.Device = None,
     profile: o.ProfileName = "quick",
     attack: Attacks = None,
@@ -43,28 +74,161 @@ def command(
     allow_partial: o.AllowPartial = False,
     fresh: o.Fresh = False,
     dry_run: DryRun = False,
+    engine: o.Engine = "local",
+    federation: o.Federation = "127.0.0.1:9191",
+    ca: o.Ca = None,
+    insecure: o.Insecure = False,
+    client_timeout: o.ClientTimeout = 600.0,
+    wait: o.Wait = 300.0,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Run (or reuse) a target, attack what it sends, and report every number with interval and chance."""
-    from fdgsec.experiments import attack as experiment
+    """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and chance."""
+    from fdgsec.experiments.reaching import Reach
 
-    config = attack_settings(
-        target,
-        {
-            "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained,
-            "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
-            "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed, "device": device,
-            "attacks": tuple(attack or ()), "adversary": adversary, "defenses": tuple(defense or ()),
-            "allow_partial": allow_partial,
-        },
-        profile=profile, preset=preset, assignments=set_ or (),
+    reach = Reach(engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait)
+    if (run is not None or artifacts is not None) and engine != "local":
+        raise UsageError("--engine says where a target runs; --run and --artifacts attack what is there already.")
+    chosen = _Chosen(
+        attacks=tuple(attack or ()), adversary=adversary, profile=profile, seed=seed, assignments=tuple(set_ or ()),
+        data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json,
     )  # fmt: skip
-    if dry_run:
+    data: dict[str, object] = {
+        "dataset": dataset, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
+    }  # fmt: skip
+    method: dict[str, object] = {
+        "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained, "partition": partition,
+        "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
+    }  # fmt: skip
+    if run is not None:
+        settled = {
+            **data,
+            **method,
+            "encoder": encoder,
+            "preset": preset,
+            "defense": defense,
+            "truth": truth,
+            "artifacts": artifacts,
+        }
+        _refuse("--run", {**settled, "allow_partial": allow_partial or None}, "the run's own settings hold")
+        return _on_run(run, chosen, target=target, device=device)
+    if artifacts is not None:
+        _refuse(
+            "--artifacts",
+            {**method, "target": target, "preset": preset, "defense": defense, "device": device, "dry_run": dry_run or None},
+            "there is no method to run",
+        )  # fmt: skip
+        images = _Images(
+            dataset=dataset, unseen=target_domain, per_domain=per_domain, size=image_size, allow_partial=allow_partial
+        )
+        return _on_vectors(artifacts, chosen, encoder=encoder, truth=truth, images=images)
+    if truth is not None:
+        raise UsageError("--truth is about vectors of your own; give them with --artifacts.")
+    settings = {
+        **data, **method, "encoder": encoder, "device": device, "dataset": dataset or "shapes",
+        "defenses": tuple(defense or ()), "allow_partial": allow_partial,
+    }  # fmt: skip
+    return _on_target(target or "ccst-overall", chosen, settings, preset=preset, reach=reach)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chosen:
+    """What holds whatever is attacked."""
+
+    attacks: tuple[str, ...]
+    adversary: str
+    profile: str
+    seed: int | None
+    assignments: tuple[str, ...]
+    data_root: Path | None
+    fresh: bool
+    dry_run: bool
+    out: Path | None
+    as_json: bool
+
+    def folder(self, what: str, *, seeded: bool = True) -> Path:
+        """Where the report goes: --out, or a name of its own under runs/."""
+        seed = f"-seed{self.seed or 0}" if seeded else ""
+        return self.out or Path("runs") / f"{what}-{self.profile}-{self.adversary}{seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Images:
+    """The adversary's public images beside one's own vectors."""
+
+    dataset: str | None
+    unseen: str | None
+    per_domain: int | None
+    size: int | None
+    allow_partial: bool
+
+
+def _on_target(
+    target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "Reach"
+) -> int:
+    from fdgsec.experiments import attack as experiment
+    from fdgsec.experiments.reaching import flower_federation
+
+    given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
+    config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
+    if chosen.dry_run:
         print_dry_run(config, experiment.dry_run(config))
         return 0
-    folder = out or Path("runs") / f"{target}-{dataset}-{profile}-{adversary}-seed{seed}"
+    folder, elsewhere = chosen.folder(f"{target}-{config.dataset}"), None
+    if reach.engine != "local":
+        elsewhere = flower_federation(reach, purpose="attack", data_root=chosen.data_root)
     with progress_bars() as progress:
-        report = experiment.attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
+        report = experiment.attack(
+            config, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress, federation=elsewhere
+        )
+    return _done(report, folder, as_json=chosen.as_json)
+
+
+def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | None) -> int:
+    from fdgsec.experiments.recorded_attack import RecordedRequest, attack_recorded, dry_run_recorded
+
+    request = RecordedRequest(
+        run=run, target=target, adversary=chosen.adversary, attacks=chosen.attacks, profile=chosen.profile,
+        seed=chosen.seed, assignments=chosen.assignments, device=device,
+    )  # fmt: skip
+    if chosen.dry_run:
+        print_dry_run(*dry_run_recorded(request))
+        return 0
+    folder = chosen.folder(f"attack-on-{run.resolve().name}", seeded=chosen.seed is not None)
+    with progress_bars() as progress:
+        report = attack_recorded(request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress)
+    return _done(report, folder, as_json=chosen.as_json)
+
+
+def _on_vectors(file: Path, chosen: _Chosen, *, encoder: str | None, truth: Path | None, images: _Images) -> int:
+    from fdgsec.experiments.vectors_attack import VectorsRequest, attack_vectors
+
+    if encoder is None:
+        raise UsageError("--artifacts needs --encoder, the one that made the vectors (`fdgsec list encoders`).")
+    request = VectorsRequest(
+        artifacts=file, encoder=encoder, truth=truth, dataset=images.dataset, unseen=images.unseen,
+        per_domain=images.per_domain, image_size=images.size, allow_partial=images.allow_partial, attacks=chosen.attacks,
+        adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0, assignments=chosen.assignments,
+    )  # fmt: skip
+    folder = chosen.folder(f"attack-on-{file.stem}")
+    with progress_bars() as progress:
+        report = attack_vectors(request, data_root=chosen.data_root, out=folder, progress=progress)
+    code = _done(report, folder, as_json=chosen.as_json)
+    if not chosen.as_json:
+        console().print(f"guesses: {folder / 'guesses.csv'}", highlight=False, markup=False)
+    return code
+
+
+def _refuse(mode: str, options: Mapping[str, object], reason: str) -> None:
+    """Raise UsageError for an option that has no meaning beside `mode`."""
+    for name, value in options.items():
+        if value is not None and value != []:
+            raise UsageError(f"--{name.replace('_', '-')} has no place beside {mode}: {reason}; leave it out.")
+
+
+def _done(report: AttackReport, folder: Path, *, as_json: bool) -> int:
+    """Print the report with what is to be said about it; a failed attack fails the command."""
     print_report(report, as_json=as_json, out=folder)
+    if not as_json and report.environment.get("notes"):
+        console().print(f"notes: {report.environment['notes']}", highlight=False, markup=False)
     return 1 if any(result.status == "failed" for result in report.attacks) else 0

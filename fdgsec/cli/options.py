@@ -46,3 +46,16 @@ AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Go on with 
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; replaced only if fdgsec wrote it.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the document instead of the table.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="local, flower-sim (Flower's simulation) or flower (nodes elsewhere).")
+]
+Federation = Annotated[
+    str, typer.Option("--federation", help="With --engine flower: the server's HOST:PORT (`fdgsec serve`).")
+]
+Ca = Annotated[Path | None, typer.Option("--ca", help="The server's certificate; default: fdgsec-federation/ca.crt.")]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Without TLS: anybody in between reads and writes along.")]
+Quorum = Annotated[
+    float, typer.Option("--quorum", help="Share of a round's clients that must answer every step, in (0, 1].")
+]
+ClientTimeout = Annotated[float, typer.Option("--client-timeout", help="Seconds that a client's answer may take.")]
+Wait = Annotated[float, typer.Option("--wait", help="Seconds that nodes may take to come online.")]

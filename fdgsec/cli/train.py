@@ -8,6 +8,7 @@ import typer
 from fdgsec.cli import options as o
 from fdgsec.config import resolve_settings
 from fdgsec.console import progress_bars
+from fdgsec.errors import UsageError
 from fdgsec.tables import print_report, print_seeds
 
 Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
@@ -54,11 +55,20 @@ def command(
     set_: o.Settings = None,
     allow_partial: o.AllowPartial = False,
     keep: Keep = None,
+    engine: o.Engine = "local",
+    federation: o.Federation = "127.0.0.1:9191",
+    ca: o.Ca = None,
+    insecure: o.Insecure = False,
+    quorum: o.Quorum = 1.0,
+    client_timeout: o.ClientTimeout = 600.0,
+    wait: o.Wait = 300.0,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
     """Train a method's rounds and measure accuracy on the domain that no client has."""
     from fdgsec.experiments import train as experiment
+    from fdgsec.experiments.leading import lead
+    from fdgsec.experiments.reaching import Reach, federation_of, flower_federation
     from fdgsec.experiments.repeats import train_seeds
 
     config = resolve_settings(
@@ -73,13 +83,27 @@ def command(
         preset=preset, assignments=set_ or (), defaults={"method": method, "rounds": 10, "profile": "full"},
     )  # fmt: skip
     folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
+    reach = Reach(
+        engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
+    )
+    if engine == "flower":
+        if seeds > 1 or clients is None:
+            raise UsageError(
+                "--engine flower takes one seed at a time and the number of clients that join: --clients N."
+            )
+        elsewhere = flower_federation(reach, purpose="train", data_root=data_root)
+        with progress_bars() as progress:
+            led = lead(config, elsewhere, clients=clients, data_root=data_root, out=folder, progress=progress)
+        print_report(led, as_json=as_json, out=folder)
+        return 0
+    reached = federation_of(reach, purpose="train", data_root=data_root)
     if seeds > 1:
         with progress_bars() as progress:
             chosen = range(seed, seed + seeds)
-            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress)
+            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress, federation=reached)
         print_seeds(found, as_json=as_json, out=folder)
         return 0
     with progress_bars() as progress:
-        report = experiment.train(config, data_root=data_root, out=folder, progress=progress)
+        report = experiment.train(config, data_root=data_root, out=folder, progress=progress, federation=reached)
     print_report(report, as_json=as_json, out=folder)
     return 0

@@ -11,12 +11,19 @@ from fdgsec.config import RunConfig
 from fdgsec.console import Progressive
 from fdgsec.errors import UsageError
 from fdgsec.experiments.bench_tables import mean_of
+from fdgsec.experiments.conducting import Federation, federate
 from fdgsec.experiments.train import train
 from fdgsec.reports import AttackReport
 
 
 def train_seeds(
-    config: RunConfig, seeds: Sequence[int], *, data_root: Path | None, out: Path | None, progress: Progressive
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    progress: Progressive,
+    federation: Federation = federate,
 ) -> dict[str, object]:
     """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json.
 
@@ -27,7 +34,8 @@ def train_seeds(
     for number, seed in enumerate(seeds):
         progress.update("seeds", number, len(seeds))
         folder = None if out is None else out / f"seed{seed}"
-        reports.append(train(replace(config, seed=seed), data_root=data_root, out=folder, progress=progress))
+        again = replace(config, seed=seed)
+        reports.append(train(again, data_root=data_root, out=folder, progress=progress, federation=federation))
     found = {"schema": 1, "method": config.method, "dataset": config.dataset, "seeds": list(seeds), **_means(reports)}
     if out is not None:
         write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,13 +12,10 @@ from fdgsec.config import RunConfig
 from fdgsec.console import Progressive
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official import official, require_official
-from fdgsec.defending import Shield
-from fdgsec.driver import Driver, RoundReport
-from fdgsec.engines.local import LocalEngine
-from fdgsec.engines.state import MemoryStates
 from fdgsec.errors import UsageError
+from fdgsec.experiments.conducting import Federation, Trained, federate
 from fdgsec.experiments.evaluation import accuracy_document, adapted_document
-from fdgsec.experiments.shielding import defense_documents, guarantee_documents, shield_of
+from fdgsec.experiments.shielding import defense_documents, shield_of
 from fdgsec.experiments.world import (
     World,
     artifact_rows,
@@ -30,95 +26,13 @@ from fdgsec.experiments.world import (
     options_of,
     with_validation,
 )
-from fdgsec.federation import Client, GlobalModel, Method, State
-from fdgsec.handling import UNDEFENDED
+from fdgsec.federation import Client, GlobalModel
 from fdgsec.html import render
-from fdgsec.privacy.ledger import Ledger
 from fdgsec.reports import AttackReport
-from fdgsec.rng import stream
 from fdgsec.runs import check_replaceable, environment, new_folder
-from fdgsec.wire import Message, Transcript, Upload, Wire, keeps_artifacts
 
 MODEL = "model.safetensors"
 """The kept model's file in a run's folder."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Trained:
-    """A finished training run: the model kept, where it came from, and everything that crossed the wire."""
-
-    model: GlobalModel
-    transcript: Transcript
-    states: Mapping[str, State]
-    curve: Sequence[Mapping[str, float]]
-    kept_round: int
-    ledger: Ledger = field(default_factory=Ledger)
-
-
-@dataclass(eq=False)
-class _Keeper:
-    """Watches rounds, and keeps the model of the best source-validation accuracy, the last where nobody measures it."""
-
-    progress: Progressive
-    model: GlobalModel | None = None
-    round: int = -1
-    best: float = -1.0
-    curve: list[dict[str, float]] = field(default_factory=list)
-
-    def __call__(self, report: RoundReport, model: GlobalModel) -> None:
-        losses = [metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics]
-        point = {"round": float(report.round)}
-        if losses:  # private training keeps its losses to itself
-            point["loss"] = sum(losses) / len(losses)
-        accuracy = report.server.get("validation_accuracy")
-        if accuracy is not None:
-            point["validation_accuracy"] = float(accuracy)
-        self.curve.append(point)
-        if accuracy is None or float(accuracy) > self.best:
-            self.best = -1.0 if accuracy is None else float(accuracy)
-            self.model, self.round = model, report.round
-        self.progress.update("rounds", report.round + 1, report.rounds)
-
-
-def federate(
-    method: Method,
-    members: Sequence[Client],
-    model: GlobalModel,
-    config: RunConfig,
-    progress: Progressive,
-    *,
-    shield: Shield = UNDEFENDED,
-) -> Trained:
-    """Run `config.rounds` rounds among `members`, each behind `shield`."""
-    states = MemoryStates()
-    wire = Wire(
-        secret=lambda upload, number: _secret(config.seed, upload, number),
-        keep=lambda message: _kept(message, config),
-        guards=shield.guards,
-        policies=shield.policies,
-        filters=shield.filters,
-    )
-    keeper = _Keeper(progress=progress)
-    engine = LocalEngine(members=members, method=method, seed=config.seed, states=states, shield=shield)
-    Driver(
-        method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds,
-        participation=config.participation, on_round=keeper,
-    ).run(model)  # fmt: skip
-    return Trained(
-        model=keeper.model or model, transcript=wire.transcript, states=states.states, curve=keeper.curve,
-        kept_round=keeper.round, ledger=wire.ledger,
-    )  # fmt: skip
-
-
-def _secret(seed: int, upload: Upload, number: int) -> torch.Generator:
-    return stream(seed, "secret", "policy", upload.round, upload.stage, upload.sender, upload.receiver, number)
-
-
-def _kept(message: Message, config: RunConfig) -> bool:
-    """Whether the transcript keeps a payload: artifacts always, models of the last round or of all where they are asked for."""
-    if config.keep == "artifacts":
-        return keeps_artifacts(message)
-    return config.keep == "models=all" or message.round == config.rounds - 1 or keeps_artifacts(message)
 
 
 def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[str, DomainDataset]]:
@@ -180,8 +94,17 @@ def unseen_images(world: World, config: RunConfig) -> DomainDataset:
     return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
 
-def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progress: Progressive) -> AttackReport:
-    """Train `config.method` and hand over the report (with no attacks), the curve and the transcript."""
+def train(
+    config: RunConfig,
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    progress: Progressive,
+    federation: Federation = federate,
+) -> AttackReport:
+    """Train `config.method` and hand over the report (with no attacks), the curve and the transcript.
+
+    `federation` says where the rounds run: in this process, or on an engine that finds the same images elsewhere."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
@@ -193,34 +116,41 @@ def train(config: RunConfig, *, data_root: Path | None, out: Path | None, progre
     shield = shield_of(config, method)
     model = model_of(config, method, len(world.dataset.class_names))
     adaptation = _adaptation(config, model)
-    trained = federate(method, clients, model, config, progress, shield=shield)
+    trained = federation(method, clients, model, config, progress, shield=shield)
     artifacts, traffic = artifact_rows(trained.transcript.rows)
     accuracy: dict[str, object] | None = None
     if config.rounds:
-        measured = accuracy_document(trained.model, unseen, validation, second=world.second())
+        measured = accuracy_document(trained.final, unseen, validation, second=world.second())
         accuracy = {**measured, "round": trained.kept_round}
         if adaptation is not None:
-            adapted = adapted_document(trained.model, unseen, adaptation, seed=config.seed)
+            adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
     report = AttackReport(
         target=config.target or config.method_name, method=config.method_name, preset=config.preset,
         dataset=dataset_document(world.dataset, _counts(clients, unseen, world.target_name)),
         encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=defense_documents(config),
-        guarantees=guarantee_documents(trained.ledger, shield, method, delta=config.delta),
-        accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
+        guarantees=trained.guarantees, accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
-        with new_folder(out) as draft:
-            (draft / "report.json").write_text(report.json())
-            (draft / "report.html").write_text(render(report))
-            (draft / "measurements.csv").write_text(report.csv())
-            (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
-            (draft / MODEL).write_bytes(trained.model.state.encode())
-            (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
-            trained.transcript.save(draft)
+        write_run(report, trained, config, out)
     return report
+
+
+def write_run(report: AttackReport, trained: Trained, config: RunConfig, out: Path) -> None:
+    """Write a training run's folder: report, settings, model, curve, transcript, and how a federation elsewhere went."""
+    with new_folder(out) as draft:
+        (draft / "report.json").write_text(report.json())
+        (draft / "report.html").write_text(render(report))
+        (draft / "measurements.csv").write_text(report.csv())
+        (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
+        (draft / "curve.json").write_text(json.dumps(list(trained.curve), indent=1) + "\n")
+        if trained.model is not None:
+            (draft / MODEL).write_bytes(trained.model.state.encode())
+        if trained.federation is not None:
+            (draft / "federation.json").write_text(json.dumps(dict(trained.federation), indent=1) + "\n")
+        trained.transcript.save(draft)
 
 
 def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:

@@ -116,6 +116,14 @@ def with_validation(client: Client, *, seed: int) -> Client:
     return Client(name=client.name, data=train, validation=validation)
 
 
+def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
+    """The clients of a run that is attacked: they hold the federation's role alone, and validation images where reviews need them."""
+    clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    if config.rounds and method.reviews != "none":
+        clients = [with_validation(client, seed=config.seed) for client in clients]
+    return clients
+
+
 def method_of(config: RunConfig) -> Method:
     """Make the method with its options, and on top of it the local method where one is named.
 
@@ -165,13 +173,18 @@ def device_of(name: str) -> str:
     return name
 
 
+def blueprint_of(config: RunConfig, method: Method, classes: int) -> Blueprint:
+    """How to build the network that `method` trains, on the device of this machine."""
+    return Blueprint(
+        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device), remodel=method.remodel,
+    )  # fmt: skip
+
+
 def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
     """Initialise the global model as `method` shapes it.
 
     Raises WeightsUnavailableError for pretrained weights that are not stored."""
-    blueprint = Blueprint(
-        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device), remodel=method.remodel,
-    )  # fmt: skip
+    blueprint = blueprint_of(config, method, classes)
     rng = stream(config.seed, "world", "initialisation")
     plain = build_classifier(config.backbone, classes, norm=config.norm, pretrained=config.pretrained, rng=rng)
     network = method.remodel(plain, rng)

@@ -1,0 +1,30 @@
+"""`fdgsec explain`: what an attack, a claim or a defense is."""
+
+import json
+import textwrap
+from typing import Annotated
+
+import typer
+
+from fdgsec.cli.options import AsJson
+
+WIDTH = 120
+Name = Annotated[str, typer.Argument(help="An attack, a claim or a defense (`fdgsec list attacks`, claims, defenses).")]
+
+
+def command(name: Name, as_json: AsJson = False) -> int:
+    """Say what an attack, a claim or a defense is, what it needs, and how it is measured."""
+    from fdgsec.experiments.explain import explain
+
+    found = explain(name)
+    if as_json:
+        typer.echo(json.dumps(found.document(), indent=1))
+        return 0
+    typer.echo(f"{found.kind} {found.name}: {found.title}")
+    for heading, text in found.sections:
+        typer.echo(f"\n{heading}")
+        for line in text.splitlines():
+            whole = len(line) <= WIDTH or line.startswith("|")  # a table's row
+            for part in [line] if whole else textwrap.wrap(line, WIDTH):
+                typer.echo(f"  {part}".rstrip())
+    return 0

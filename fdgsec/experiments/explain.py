@@ -1,0 +1,259 @@
+"""The verb `explain`: what an attack, a claim or a defense is, from what the code says of itself."""
+
+import difflib
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Literal, cast
+
+from fdgsec.adversaries import ADVERSARIES
+from fdgsec.defending import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
+from fdgsec.errors import FdgsecError, UsageError
+from fdgsec.ledger import Claim, ledger
+from fdgsec.registry import TARGETS, Target, names, resolve
+from fdgsec.threats import Observer, TargetFacts
+from fdgsec.verdicts import Criterion, margin_of
+from fdgsec.wire import Filter
+
+PICTURES = (
+    "psnr", "psnr_gain", "ssim", "ssim_gain", "perceptual_mini", "perceptual_mini_gain",
+    "gallery_top1", "gallery_top5", "median_rank",
+)  # fmt: skip
+SETS = ("frechet_mini", "kernel_mini", "fid", "kid", "inception_score", "log_inception_score")
+RATES = ("auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr")
+LOOKED_UP = ("top1", "top5", "median_rank")
+CLASSES = ("balanced_accuracy", "accuracy")
+MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
+    "reidentification": LOOKED_UP,
+    "membership": (*RATES, "theory_auc", "d_eff", "exposed_fraction"),
+    "differencing": ("relative_error", *LOOKED_UP),
+    "linkage": ("top1", "median_rank", "between_client_sd"),
+    "label-inference": CLASSES,
+    "domain-inference": CLASSES,
+    "property-inference": ("mae", "auc"),
+    "inter-client": (*CLASSES, *LOOKED_UP, *PICTURES[:-1], *SETS),
+    "interpolation-leakage": (
+        *RATES, "top1", "median_rank", "verbatim_fraction", "influence", "largest_influence", "outlier_influence",
+        "clients_in_pairs",
+    ),
+    "pool-exposure": (
+        "exposed_fraction", "expected_exposed_fraction", "distinct_fraction", "relative_error", *LOOKED_UP, "palette_emd",
+        "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
+    ),
+    "style-inversion": (*PICTURES, *SETS, *RATES),
+    "optimisation-inversion": (*PICTURES, "style_residual", "converged_fraction", "restart_spread", "restart_share"),
+    "generator-leakage": (*RATES, *CLASSES, "reference_accuracy", *PICTURES),
+    "model-membership": RATES,
+    "gradient-inversion": (*PICTURES, *CLASSES, "mae", "top1", "top5", "gradient_distance"),
+}  # fmt: skip
+"""What reports call the rows of each attack; docs/metrics.md says what they are."""
+SECTIONS = ("Threat model", "What success means, and what not", "Cost")
+"""Sections of an attack's page that are shown where the page is at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What is said about one name: a line for a title, and headed texts."""
+
+    name: str
+    kind: Literal["attack", "claim", "defense"]
+    title: str
+    sections: Sequence[tuple[str, str]]
+
+    def document(self) -> dict[str, object]:
+        """The same as plain data."""
+        return {"schema": 1, "kind": self.kind, "name": self.name, "title": self.title, "sections": dict(self.sections)}
+
+
+def explain(name: str) -> Explanation:
+    """Say what an attack, a claim or a defense is. Raises UsageError for any other name, with the nearest one."""
+    claims = {claim.id: claim for claim in ledger()}
+    if name in names("attacks"):
+        return _attack(name)
+    if name in claims:
+        return _claim(claims[name])
+    if name in names("defenses"):
+        return _defense(name)
+    known = [*names("attacks"), *claims, *names("defenses")]
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise UsageError(
+        f"unknown attack, claim or defense {name!r}; {meant}`fdgsec list attacks`, `claims` and `defenses` name them all."
+    )
+
+
+def _attack(name: str) -> Explanation:
+    cls = cast(type[Observer], resolve("attacks", name))
+    title, *rest = _paragraphs(_module_doc(cls))
+    by_target = {target: _asked(cls, TARGETS[target]) for target in TARGETS if cls.reads & TARGETS[target].releases}
+    lines = [f"{target}: {said}" for target, (_, said) in by_target.items()]
+    rows = [
+        ("what", "\n\n".join([*rest, _doc(cls)])),
+        ("reads", f"{_listed(cls.reads)}: one of them must be released"),
+        ("needs", _listed(cls.needs) or "nothing beside what it sees"),
+        ("targets, and the adversaries who can", "\n".join(lines) or "none of those that are built in"),
+        ("planted control, which it must win", _doc(cls.plant)),
+        ("shuffled control, in which it must find nothing", _doc(cls.shuffled)),
+        ("measurements", ", ".join(MEASUREMENTS[name]) if name in MEASUREMENTS else "as its reports name them"),
+        (f"options (--set attacks.{name}.OPTION=VALUE)", _options(cls)),
+        ("run it", _command(name, {target: able for target, (able, _) in by_target.items() if able})),
+    ]
+    return Explanation(name=name, kind="attack", title=title, sections=[*rows, *_page(name)])
+
+
+def _asked(cls: type[Observer], target: Target) -> tuple[list[str], str]:
+    """The adversaries by whom an attack on `target` can be asked, and that in words, or why by none."""
+    able, reasons = [], list[str]()
+    for name, adversary in ADVERSARIES.items():
+        lacking = cls.needs - set(adversary.knows)
+        facts = TargetFacts(
+            artifact_kinds=target.releases, clients=3, images_per_client=500, classes=7, profile="full",
+            knows=frozenset(adversary.knows), pooled=target.pooled,
+        )  # fmt: skip
+        try:
+            if lacking:
+                raise UsageError(f"the adversary {name} does not know {_listed(lacking)}")
+            if cls().plan(facts):
+                able.append(name)
+        except UsageError as error:
+            reasons.append(str(error))
+    return able, ", ".join(able) if able else f"nobody: {reasons[0] if reasons else 'it asks nothing of it'}"
+
+
+def _command(name: str, able: Mapping[str, Sequence[str]]) -> str:
+    target, adversaries = next(iter(able.items()), ("TARGET", ["server"]))
+    rounds = " --rounds 1" if target in TARGETS and TARGETS[target].trained else ""
+    adversary = "" if "server" in adversaries else f" --adversary {adversaries[0]}"
+    return f"fdgsec attack --target {target}{rounds} --attack {name}{adversary}"
+
+
+def _page(name: str) -> list[tuple[str, str]]:
+    """Some sections of the attack's page, in a checkout; an installed package has no pages."""
+    path = Path(__file__).parents[2] / "docs" / "attacks" / f"{name}.md"
+    if not path.is_file():
+        return []
+    _, *parts = f"\n{path.read_text()}".split("\n## ")
+    found = {heading: text.strip() for heading, _, text in (part.partition("\n") for part in parts)}
+    shown = [(heading, found[heading]) for heading in SECTIONS if heading in found]
+    return [*shown, ("page", f"docs/attacks/{name}.md")]
+
+
+def _claim(claim: Claim) -> Explanation:
+    who = "the server" if claim.adversary == "server" else f"a {claim.adversary}"
+    also = [f"{key} {value}" for key, value in claim.run.items()] + list(claim.settings)
+    rows = [
+        ("paper", f"{claim.paper}, {claim.section}"),
+        ("claim, in our words", claim.claim),
+        ("rule", claim.rule),
+        ("decided by", f"{claim.attack} by {who} on {claim.target}" + (f" ({', '.join(also)})" if also else "")),
+        ("refuted where all of these exceed", "\n".join(_criterion(row) for row in claim.rows())),
+        ("expected", _expected(claim)),
+        ("command", f"fdgsec claims --claim {claim.id} --dataset pacs --profile {claim.profiles[0]}"),
+    ]
+    return Explanation(name=claim.id, kind="claim", title=f"A claim of {claim.paper}", sections=rows)
+
+
+def _criterion(row: Criterion) -> str:
+    margin = margin_of(row.measurement) if row.margin is None else row.margin
+    over = "twice chance" if margin == "twice" else f"chance + {margin:g}" if margin else "chance"
+    where = ", ".join(f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items())
+    return f"{row.measurement} > {over}" + (f" ({where})" if where else "")
+
+
+def _expected(claim: Claim) -> str:
+    encoder = " Its number depends on VGG's features: another encoder leaves it undecided." if claim.vgg else ""
+    return (
+        "The claim expects no more than chance. Supported: in every population an upper bound lies under the thresholds, and "
+        f"the positive control was won; neither: undecided.{encoder}"
+    )
+
+
+def _defense(name: str) -> Explanation:
+    cls = resolve("defenses", name)
+    title, *rest = _paragraphs(_module_doc(cls))
+    rows = [
+        ("what", "\n\n".join([*rest, _doc(cls)])),
+        ("acts", "\n".join(_where(cls))),
+        (f"options (--defense {name}:OPTION=VALUE,...)", _options(cls)),
+    ]
+    made = _made(cls)
+    if made is not None:
+        rows += [("assumptions", "\n".join(made.assumptions) or "none"), ("methods", _methods(made))]
+    rows.append(("run it", f"fdgsec attack --target ccst-overall --defense {name}" + ("" if made else ":OPTION=VALUE")))
+    page = Path(__file__).parents[2] / "docs" / "defenses" / f"{name}.md"
+    rows += [("page", f"docs/defenses/{name}.md")] if page.is_file() else []
+    return Explanation(name=name, kind="defense", title=title, sections=rows)
+
+
+PLACES: Mapping[type, str] = {
+    TrainsPrivately: "on training, in every client",
+    HasPolicy: "on the wire, on all clients' uploads together",
+    Inspects: "where messages are received",
+    Filter: "at the server, on what it received",
+    PartlyUndone: "in part only: whoever knows its options undoes the rest",
+}
+
+
+def _where(cls: type[Defense]) -> list[str]:
+    found = [said for protocol, said in PLACES.items() if _has(cls, protocol)]
+    own = inspect.getsource(cls.on_message)
+    return (
+        found
+        if "return None" in own and len(own.splitlines()) < 5
+        else ["on messages, where they leave a client", *found]
+    )
+
+
+def _has(cls: type, protocol: type) -> bool:
+    """Whether a class has what a protocol asks for; instances may need options that nobody has given."""
+    asked = {name for name in vars(protocol) if not name.startswith("_")}
+    return bool(asked) and all(hasattr(cls, name) for name in asked)
+
+
+def _made(cls: type[Defense]) -> Defense | None:
+    """The defense with its defaults, None where it has none."""
+    try:
+        return cls()
+    except (FdgsecError, TypeError):
+        return None
+
+
+def _methods(defense: Defense) -> str:
+    refused = []
+    for name in names("methods"):
+        try:
+            defense.check(resolve("methods", name)())
+        except UsageError as error:
+            refused.append(f"not {name}: {error}")
+        except TypeError:  # a method without defaults
+            continue
+    return "\n".join(refused) or "all, with their default options"
+
+
+def _options(cls: type) -> str:
+    lines = [f"{spec.name} = {_default(spec)}" for spec in fields(cls) if spec.init]
+    return "\n".join(lines) or "none"
+
+
+def _default(spec: "Field[object]") -> str:
+    if spec.default is not MISSING:
+        return "none" if spec.default is None else str(spec.default)
+    return str(spec.default_factory()) if spec.default_factory is not MISSING else "(must be given)"
+
+
+def _listed(values: frozenset[str] | set[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+def _module_doc(cls: type) -> str:
+    return inspect.cleandoc(sys.modules[cls.__module__].__doc__ or _doc(cls))
+
+
+def _doc(thing: object) -> str:
+    return inspect.getdoc(thing) or "(it does not say)"
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in text.split("\n\n") if part.strip()]
