@@ -9,6 +9,7 @@ from fdgsec.config import presets
 from fdgsec.data.catalog import DATASETS, DatasetEntry, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import ENCODERS
+from fdgsec.engines.flower import versions as flower
 from fdgsec.errors import FdgsecError
 from fdgsec.experiments.protocols import protocol_named, protocols
 from fdgsec.ledger import ledger
@@ -131,9 +132,23 @@ def print_list(what: str) -> None:
 
 
 def print_doctor() -> None:
-    """Print what this machine has."""
+    """Print what this machine has, and below it, as whole lines, what to run for a Flower that is missing.
+
+    Raises FlowerUnavailableError at the end where flwr is installed in a version that fdgsec was not tested with."""
     facts = [(key, str(value)) for key, value in environment().items()]
+    facts += [(name, _standing(version, verdict)) for name, version, verdict in flower.found()]
     facts += [("cache", str(cache_root())), ("methods", ", ".join(METHODS)), ("attacks", ", ".join(ATTACKS))]
     facts += [(f"dataset {row[0]}", row[3]) for row in _datasets()]
     facts += [(f"weights {row.name}", "stored" if row.stored else "not stored") for row in listing()]
     print_table("doctor", ("what", "found"), facts)
+    for name, version, verdict in flower.found():
+        if name == "flwr" and version is not None:
+            flower.require_flower(simulation=False)
+        elif verdict != flower.TESTED:
+            print(f"{name} {verdict}")
+
+
+def _standing(version: str | None, verdict: str) -> str:
+    if version is None:
+        return "not installed"
+    return f"{version}, {'tested' if verdict == flower.TESTED else 'refused'}"

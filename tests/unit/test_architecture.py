@@ -1,5 +1,7 @@
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,13 +19,17 @@ def module_of(path: Path) -> str:
 
 
 def imports_of(path: Path) -> set[str]:
+    return {name for name in all_imports_of(path) if name.startswith("fdgsec")}
+
+
+def all_imports_of(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name for name in found if name.startswith("fdgsec")}
+    return found
 
 
 def under(name: str, *packages: str) -> bool:
@@ -51,6 +57,24 @@ def test_imports_point_downwards_only(path: Path):
         assert not [name for name in imports if under(name, *LEAVES, "fdgsec.cli")]
     else:
         assert not [name for name in imports if under(name, *LEAVES)]
+
+
+def test_flower_is_imported_by_its_engine_and_its_apps_alone():
+    places = ("fdgsec.engines.flower", "fdgsec.experiments.flower_apps")
+    offenders = {module_of(path) for path in SOURCES if not under(module_of(path), *places)
+                 and any(under(name, "flwr", "ray", "cryptography") for name in all_imports_of(path))}  # fmt: skip
+
+    assert offenders == set()
+
+
+def test_neither_the_package_nor_its_command_line_loads_flower():
+    code = (
+        "import sys, fdgsec, fdgsec.cli.app; fdgsec.cli.app.main(['list', 'methods']); "
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'flwr', 'ray', 'grpc', 'cryptography'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_metrics_know_nothing_of_experiments_or_engines():

@@ -1,0 +1,53 @@
+"""A node that misbehaves: put on PYTHONPATH, it spoils what the client app answers as the file $FDGSEC_FAULT says."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def _spoil() -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from fdgsec.artifacts import ModelState
+    from fdgsec.engines.flower import handler
+
+    honest = handler.handle
+
+    def changed(reply, tensors):  # type: ignore[no-untyped-def]
+        spoiled = object.__new__(ModelState)  # past the check of its constructor, as a hostile node's software would
+        object.__setattr__(spoiled, "state", tensors)
+        return replace(reply, artifacts={**reply.artifacts, "model": spoiled})
+
+    def dishonest(method, client, step, request, state, seed, shield):  # type: ignore[no-untyped-def]
+        fault = Path(os.environ["FDGSEC_FAULT"]).read_text().strip()
+        if step != "fit" or not fault:
+            return honest(method, client, step, request, state, seed, shield)
+        if fault == "exception":
+            raise RuntimeError("the disk is full")
+        if fault == "sleep":
+            time.sleep(40)
+        if fault == "sigkill":
+            os.kill(int(Path(os.environ["FDGSEC_FAULT"] + ".pid").read_text()), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        reply, after = honest(method, client, step, request, state, seed, shield)
+        tensors = dict(reply.artifacts["model"].tensors())
+        first = next(name for name, value in tensors.items() if value.is_floating_point())
+        if fault == "nan":
+            tensors[first] = torch.full_like(tensors[first], float("nan"))
+        elif fault == "wrong shape":
+            tensors[first] = tensors[first][:1].clone()
+        elif fault == "missing key":
+            del tensors[first]
+        elif fault == "bad weight":
+            return replace(reply, weight=-3.0), after
+        return changed(reply, tensors), after
+
+    handler.handle = dishonest
+
+
+if "FDGSEC_FAULT" in os.environ and any("clientapp" in word for word in sys.argv[:1]):
+    _spoil()

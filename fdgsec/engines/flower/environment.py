@@ -1,0 +1,47 @@
+"""What every process of Flower that fdgsec starts finds in its environment: nothing phones home or installs."""
+
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # else `uv sync` fetches code at run time
+    "FLWR_TRACING_ENABLED": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",  # one thread everywhere: the same sums in the same order on every engine
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; a whole one each at server and node is felt at every step
+    "PYTHONUNBUFFERED": "1",
+    "SPT_NOENV": "1",  # ray's workers rename themselves, and would write over the mark that finds them
+}
+DROPPED = (
+    "FLWR_OIDC_ENABLED", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API", "FLWR_DATABASE",
+    "FLWR_ENABLE_EVENT_LOG", "FORWARDED_ALLOW_IPS", "RAY_ADDRESS",
+)  # fmt: skip
+"""Settings of other Flowers on this machine: further ports, other accounts, a cluster, who may say where he asks from."""
+MARK = "FDGSEC_FLOWER_MARK"
+
+
+def flower_environment(home: Path, *, mark: str, added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment with `added`, the switches, Flower's and ray's folders at `home`, and our `mark`."""
+    kept = {key: value for key, value in os.environ.items() if key not in DROPPED} | dict(added or {})
+    places = [*_program_folders(), kept.get("PATH", os.defpath)]
+    direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), "localhost", "127.0.0.1", "::1"]))
+    return kept | SWITCHES | {
+        "PATH": os.pathsep.join(dict.fromkeys(places)),  # Flower starts its helpers by name
+        "NO_PROXY": direct, "no_proxy": direct,
+        "FLWR_HOME": str(home.resolve()), "RAY_TMPDIR": str(home.resolve()), MARK: mark,
+    }  # fmt: skip
+
+
+def command_of(name: str) -> str:
+    """The path of one of Flower's programs beside this Python, e.g. flower-superlink; its bare name where it is elsewhere."""
+    beside = [str(Path(folder) / name) for folder in _program_folders() if (Path(folder) / name).exists()]
+    return (beside or [name])[0]
+
+
+def _program_folders() -> list[str]:
+    return list(dict.fromkeys([sysconfig.get_path("scripts"), str(Path(sys.executable).parent)]))

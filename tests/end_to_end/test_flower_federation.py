@@ -1,0 +1,254 @@
+"""`fdgsec serve` and `fdgsec join` on loopback: who gets in, who does not, and that nothing remains."""
+
+import http.client
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from fdgsec.engines.flower import app
+from fdgsec.engines.flower.certificates import create_authority, create_node_key
+from fdgsec.engines.flower.connection import Connection
+from fdgsec.engines.flower.control import Control
+from fdgsec.engines.flower.environment import command_of
+from fdgsec.engines.flower.processes import ONLINE, submit
+from fdgsec.engines.flower.running import free_port, running
+from tests.remaining import remaining, worded
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc"),
+]
+PATIENCE = 120.0
+
+
+@dataclass
+class Program:
+    """`fdgsec ARGUMENTS` in the background, with all that it says."""
+
+    process: subprocess.Popen[bytes]
+    said: Path
+
+    def await_words(self, words: str) -> None:
+        """Wait until it said `words`; fail where it ends before, or never does."""
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.said.read_text():
+            assert self.process.poll() is None, self.said.read_text()
+            assert time.monotonic() < deadline, self.said.read_text()
+            time.sleep(0.1)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and give the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE)
+
+
+@dataclass
+class Federation:
+    """A folder with a server and nodes; everything that it starts carries `word`."""
+
+    folder: Path
+    port: int
+    word: str
+    environment: Mapping[str, str]
+    programs: list[Program] = field(default_factory=list)
+
+    @property
+    def control(self) -> Control:
+        """The server as its operator sees it."""
+        connection = Connection(address=f"127.0.0.1:{self.port}", ca=self.folder / "fdgsec-federation" / "ca.crt")
+        return Control(connection=connection, home=self.folder / "cli")
+
+    def start(self, *arguments: str) -> Program:
+        """Start `fdgsec`."""
+        said = self.folder / f"said-{len(self.programs)}"
+        with said.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "fdgsec.cli", *arguments],
+                cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        self.programs.append(Program(process=process, said=said))
+        return self.programs[-1]
+
+    def serve(self, *arguments: str) -> Program:
+        """Start the server, with the nodes' keys unless told otherwise, and wait until it serves."""
+        server = self.start("serve", "--port", str(self.port), *(arguments or ("--allow", "keys")))
+        server.await_words("serving at")
+        return server
+
+    def join(self, number: int, *, key: str | None, patience: int = 90) -> Program:
+        """Start client `number` of 2; without a key in plain HTTP."""
+        secure = ("--ca", "fdgsec-federation/ca.crt", "--key", key) if key else ("--insecure",)
+        place = ("--partition", str(number % 2), "--of", "2", "--state", f"state{number}")
+        where = ("--server", f"127.0.0.1:{self.port}", "--patience", str(patience))
+        return self.start("join", *where, *secure, *place)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[Federation]:
+    for name in ("keys/node0", "keys/node1", "stranger"):
+        create_node_key(tmp_path / name)
+    word, environment = worded()
+    made = Federation(folder=tmp_path, port=free_port(), word=word, environment=environment)
+    try:
+        yield made
+    finally:
+        for program in made.programs:
+            if program.process.poll() is None:
+                program.end()
+    assert remaining(word) == []
+
+
+def test_registered_nodes_come_online_others_do_not_and_nothing_remains(federation: Federation):
+    server = federation.serve()
+    nodes = [federation.join(number, key=f"keys/node{number}") for number in range(2)]
+    for number, node in enumerate(nodes):
+        node.await_words(f"client:{number} of 2 has joined")
+
+    stranger = federation.join(2, key="stranger", patience=0)
+    assert stranger.process.wait(PATIENCE) == 1
+    assert "does not know this node's key; take stranger.pub there" in stranger.said.read_text().splitlines()[-1]
+
+    plain = federation.join(3, key=None)
+    assert plain.process.wait(PATIENCE) == 1
+    assert "does not speak plain HTTP; TLS is on there" in plain.said.read_text().splitlines()[-1]
+
+    assert sorted(federation.control.nodes().values()) == ["online", "online"]
+    assert [node.end(signal.SIGTERM) for node in nodes] == [0, 0]
+    assert sorted(federation.control.nodes().values()) == ["offline", "offline"]
+    assert server.end(signal.SIGINT) == 0
+    assert remaining(federation.word) == []
+
+
+def test_without_tls_nodes_join_only_where_both_sides_typed_insecure(federation: Federation):
+    server = federation.serve("--insecure")
+    assert "WITHOUT TLS" in server.said.read_text()
+    create_authority(federation.folder / "fdgsec-federation")
+
+    careful = federation.join(1, key="keys/node1")
+    assert careful.process.wait(PATIENCE) == 1
+    assert "does not speak TLS" in careful.said.read_text().splitlines()[-1]
+
+    careless = federation.join(0, key=None)
+    careless.await_words("client:0 of 2 has joined")
+    assert careless.end() == 0
+
+
+def test_flower_s_own_node_in_plain_http_gets_nowhere_at_a_server_with_tls(federation: Federation, tmp_path: Path):
+    federation.serve()
+    told = [
+        "--insecure",
+        "--superlink",
+        f"127.0.0.1:{federation.port}",
+        "--port",
+        str(free_port()),
+        "--max-wait-time",
+        "4",
+    ]
+
+    with running([command_of("flower-supernode"), *told], home=tmp_path / "plain", log=tmp_path / "plain.log") as node:
+        node.wait_for("its end", lambda: node.process.poll() is not None, timeout=PATIENCE)
+
+    assert node.process.returncode == 1
+    assert ONLINE not in node.text()
+    assert set(federation.control.nodes().values()) == {"registered"}
+
+
+def test_an_app_that_is_not_fdgsec_s_own_runs_on_no_node(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    federation.serve()
+    federation.join(0, key="keys/node0").await_words("has joined")
+    monkeypatch.setattr(app, "CODE", (Path(__file__).parents[1] / "tiny_flower_app.py").read_text())
+
+    submit(tmp_path / "job", federation.control.connection, timeout=PATIENCE)
+
+    told = json.loads((tmp_path / "job" / "status.json").read_text())
+    assert told["answers"] == [{"error": "The FAB could not be verified."}]
+
+
+def test_runs_and_keys_are_taken_from_the_server_s_own_machine_alone(federation: Federation):
+    federation.serve()
+
+    assert answer(federation, "/v1/control/register-node", source="127.0.0.1") != 403
+    assert answer(federation, "/v1/control/register-node", source=own_address()) == 403
+    assert answer(federation, "/v1/runtime/acquire-task", source=own_address()) == 403
+    assert answer(federation, "/v1/fleet/activate-node", source=own_address()) != 403
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback, which to the server looks like another machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.254", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        return str(probe.getsockname()[0])
+
+
+def answer(federation: Federation, path: str, *, source: str) -> int:
+    context = ssl.create_default_context(cafile=str(federation.control.connection.ca))
+    client = http.client.HTTPSConnection(
+        "127.0.0.1", federation.port, source_address=(source, 0), context=context, timeout=20
+    )
+    try:
+        client.request("POST", path)
+        return client.getresponse().status
+    finally:
+        client.close()
+
+
+def test_a_node_joins_again_when_its_server_was_killed_and_comes_back(federation: Federation):
+    first = federation.serve()
+    node = federation.join(0, key="keys/node0")
+    node.await_words("has joined")
+    first.process.kill()
+    first.process.wait(PATIENCE)
+
+    federation.serve()
+    node.await_words("joining again")
+
+    deadline = time.monotonic() + PATIENCE
+    while node.said.read_text().count("has joined") < 2:
+        assert time.monotonic() < deadline, node.said.read_text()
+        time.sleep(0.1)
+    assert sorted(federation.control.nodes().values()) == ["online", "registered"]
+
+
+def test_nothing_remains_of_a_server_and_a_node_that_are_killed(federation: Federation):
+    server = federation.serve()
+    node = federation.join(0, key="keys/node0")
+    node.await_words("has joined")
+    assert len(remaining(federation.word)) >= 6
+
+    for program in (node, server):
+        program.process.kill()
+        program.process.wait(PATIENCE)
+
+    deadline = time.monotonic() + PATIENCE
+    while remaining(federation.word):
+        assert time.monotonic() < deadline, remaining(federation.word)
+        time.sleep(0.1)
+
+
+def test_a_key_that_is_left_while_the_server_runs_is_let_in_and_out_again(federation: Federation):
+    server = federation.serve()
+    server.await_words("node1 may join.")
+    later = federation.start("serve", "--register", "stranger.pub")
+    assert later.process.wait(PATIENCE) == 0
+    server.await_words("stranger may join.")
+    assert len(federation.control.nodes()) == 3
+
+    (federation.folder / "fdgsec-federation" / "nodes" / "stranger.pub").unlink()
+    server.await_words("stranger may not join any more.")
+
+    stranger = federation.join(0, key="stranger", patience=0)
+    assert stranger.process.wait(PATIENCE) == 1
