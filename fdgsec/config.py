@@ -25,8 +25,9 @@ class RunConfig:
 
     `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt` whether
     the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those per class
-    and domain; `splits` says whether the seed or the dataset's official splits set validation images aside; `rounds` 0
-    exchanges artifacts and trains nothing."""
+    and domain; `splits` says whether the seed or the dataset's official splits set validation images aside, `roles` whether
+    `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `rounds` 0 exchanges artifacts and
+    trains nothing."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class RunConfig:
     clients: int | None = None
     heterogeneity: float = 0.1
     splits: Literal["own", "official"] = "own"
+    roles: Literal["none", "aside"] = "none"
     allow_partial: bool = False
     encoder: str = "mini"
     style_size: int | None = None

@@ -18,6 +18,10 @@ Local = Annotated[
 Adapt = Annotated[
     str | None, typer.Option("--adapt", help="Report accuracy after test-time adaptation too: tent or tent-ccst.")
 ]
+Roles = Annotated[
+    str | None,
+    typer.Option("--roles", help="none, or aside: keep images from clients for a later `fdgsec attack --run`."),
+]
 Participation = Annotated[float | None, typer.Option("--participation", help="Share of clients per round.")]
 Keep = Annotated[
     str | None, typer.Option("--keep", help="Payloads in the transcript: artifacts, models=last (round) or models=all.")
@@ -38,6 +42,7 @@ def command(
     local: Local = None,
     adapt: Adapt = None,
     splits: o.Splits = None,
+    roles: Roles = None,
     partition: o.Partition = None,
     clients: o.Clients = None,
     heterogeneity: o.Heterogeneity = None,
@@ -74,7 +79,7 @@ def command(
     config = resolve_settings(
         {
             "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained,
-            "splits": splits, "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
+            "splits": splits, "roles": roles, "partition": partition, "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
             "participation": participation, "target_domain": target_domain, "validation_domain": validation_domain,
             "per_domain": per_domain, "per_class": per_class,
             "image_size": image_size, "seed": seed, "device": device, "defenses": tuple(defense or ()), "allow_partial": allow_partial,

@@ -183,6 +183,8 @@ def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tu
     name = f"client:{post.partition}"
     if post.own_data and purpose == "attack":
         raise UsageError(f"{name} holds images of its own; train first, then `fdgsec attack --run DIR`.")
+    if post.own_data and config.roles == "aside":
+        raise UsageError(f"{name} holds images of its own, from which --roles aside cannot take any for the judge.")
     if post.own_data:
         images = load_dataset(
             config.dataset, data_root=post.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed

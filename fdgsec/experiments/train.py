@@ -24,6 +24,7 @@ from fdgsec.experiments.world import (
     method_of,
     model_of,
     options_of,
+    roles_of,
     with_validation,
 )
 from fdgsec.federation import Client, GlobalModel
@@ -40,9 +41,16 @@ def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[s
 
     These are a tenth of its images, drawn by the seed; with `splits = "official"` those that the dataset's own splits
     name, if there are any. Gives the clients and, for the report, by domain images that no client trains on: its
-    validation images, or its official test images where it has some. Raises UsageError where no official split is known."""
+    validation images, or its official test images where it has some. With `roles = "aside"` clients hold the federation's
+    role alone. Raises UsageError where no official split is known, or roles would cut through one."""
     own = config.splits == "own"
-    clients = [_divided(client, config) for client in clients_of(world.seen() if own else _listed(world), config)]
+    images = world.seen() if own else _listed(world)
+    if config.roles == "aside":
+        if not own:
+            raise UsageError("--roles aside draws its own images from the dataset; leave --splits official out.")
+        kept = set(roles_of(world, seed=config.seed).federation.ids)
+        images = images.subset(torch.tensor([name in kept for name in images.ids]))
+    clients = [_divided(client, config) for client in clients_of(images, config)]
     held = {name for client in clients if client.validation is not None for name in client.validation.ids}
     measured: dict[str, DomainDataset] = {}
     for domain in world.sources:
@@ -127,7 +135,7 @@ def train(
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
     report = AttackReport(
         target=config.target or config.method_name, method=config.method_name, preset=config.preset,
-        dataset=dataset_document(world.dataset, _counts(clients, unseen, world.target_name)),
+        dataset=dataset_document(world.dataset, {**_counts(clients, unseen, world.target_name), **_aside(world, config)}),
         encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=defense_documents(config),
         guarantees=trained.guarantees, accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
@@ -168,6 +176,11 @@ def _counts(clients: Sequence[Client], unseen: DomainDataset, target: str) -> di
     validation = {client.name: 0 if client.validation is None else len(client.validation) for client in clients}
     training = {client.name: len(client.data) for client in clients}
     return {"train": training, "validation": validation, "test": {target: len(unseen)}}
+
+
+def _aside(world: World, config: RunConfig) -> dict[str, dict[str, int]]:
+    """Count the images of each role, where clients hold one of them alone."""
+    return roles_of(world, seed=config.seed).summary() if config.roles == "aside" else {}
 
 
 def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]]) -> dict[str, object]:

@@ -98,6 +98,25 @@ def test_a_training_run_is_attacked_from_the_command_line(
         assert all(control["passed"] for side in result["controls"].values() for control in side)
 
 
+def test_a_training_run_may_leave_roles_aside_for_a_later_attack(tmp_path: Path):
+    small = {"per_domain": 60, "image_size": 16, "encoder": "pixels", "roles": "aside"}
+    trained = fdgsec.train("ccst", rounds=1, settings=small, assignments=["method.style=single"], out=tmp_path / "run")
+
+    again = fdgsec.attack_run(tmp_path / "run", attacks=["reidentification"])
+
+    roles, counted = trained.dataset["roles"], again.dataset["roles"]
+    assert isinstance(roles, dict)
+    assert isinstance(counted, dict)
+    for role in ("federation", "held_out", "auxiliary"):
+        assert roles[role] == counted[role]
+    shares = zip(roles["train"].values(), roles["validation"].values(), strict=True)
+    assert [one + other for one, other in shares] == [
+        roles["federation"][name] for name in ("photo", "painting", "cartoon")
+    ]
+    assert min(*roles["held_out"].values(), *roles["auxiliary"].values()) > 0
+    assert again.environment["notes"] == ""
+
+
 def test_the_attack_on_a_run_is_a_run_that_can_be_attacked(run: Path, tmp_path: Path):
     once = fdgsec.attack_run(run, attacks=["reidentification"], out=tmp_path / "once", seed=3)
 
