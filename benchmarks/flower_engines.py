@@ -6,6 +6,7 @@ message stages a round took, and the seconds of a round after the first. One thr
 
 import argparse
 import json
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ def settings(method: str, clients: int, given: argparse.Namespace) -> RunConfig:
         "dataset": "shapes", "rounds": given.rounds, "per_domain": given.per_domain, "image_size": given.image_size,
         "partition": "dirichlet", "heterogeneity": 10.0, "clients": clients, "backbone": given.backbone, "seed": given.seed,
     }  # fmt: skip
-    return resolve_settings(chosen, preset=None, defaults={"method": method})
+    return resolve_settings(chosen, preset=None, assignments=given.set or (), defaults={"method": method})
 
 
 def conducted(config: RunConfig, federation: Federation) -> tuple[Trained, float]:
@@ -70,7 +71,7 @@ def row_of(method: str, engine: str, trained: Trained, seconds: float, local: Tr
         "style_bank_equal": bank_of(trained) == bank_of(local),
         "stages_per_round": [sum(stage["round"] == number for stage in stages) for number in sorted({s["round"] for s in stages})],
         "seconds_per_later_round": round(sum(later) / rounds, 2) if rounds else None,
-        "transcript_sha256": trained.transcript.sha256,
+        "state_versions": [stage["states"] for stage in stages], "transcript_sha256": trained.transcript.sha256,
     }  # fmt: skip
 
 
@@ -97,10 +98,20 @@ def measured(given: argparse.Namespace, say: Callable[[str], None]) -> list[Mapp
                     runner = partial(deployed, reached.connection)
                 federation = FlowerFederation(runner=runner, deployed=engine == "flower", timeout=900)
                 remote, seconds = conducted(config, federation)
-                rows.append(row_of(method, f"{engine}, {clients} clients", remote, seconds, local))
+                row = row_of(method, f"{engine}, {clients} clients", remote, seconds, local)
+                rows.append(row | {"state_bytes": largest_state(Path(name)) if engine == "flower" else None})
                 for row in rows[-2:]:
                     say(json.dumps(row))
     return rows
+
+
+def largest_state(folder: Path) -> int:
+    """The bytes of the largest state that a node holds; the states are removed."""
+    stored = list(folder.glob("state*/run-*"))
+    sizes = [path.stat().st_size for run in stored for path in run.glob("state/*.safetensors")]
+    for run in stored:
+        shutil.rmtree(run)
+    return max(sizes, default=0)
 
 
 def deployed(connection: Any, folder: Path, job: Job) -> None:
@@ -138,6 +149,7 @@ def main() -> int:
     parser.add_argument("--image-size", type=int, default=32)
     parser.add_argument("--backbone", default="tiny")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", help="name.option=value, as in fdgsec train")
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 PSNR_CEILING = 100.0  # dB, at an MSE of 1e-10: what identical images score instead of infinity
 SSIM_WINDOW = 11
@@ -44,6 +43,8 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
     _check_pair(first, second)
     if min(first.shape[-2:]) < SSIM_WINDOW:
         raise ValueError(f"SSIM needs images of at least {SSIM_WINDOW} px a side; got {tuple(first.shape)}.")
+    from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import, seldom needed
+
     result = structural_similarity_index_measure(
         first, second, sigma=1.5, kernel_size=SSIM_WINDOW, reduction="none", data_range=1.0, return_full_image=True
     )

@@ -33,13 +33,15 @@ UNKNOWN = StateMark(version=0, sha256="")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One question to some clients: who was asked, who answered, and how long the slowest took in seconds."""
+    """One question to some clients: how many were asked and answered, how long the slowest took in seconds, and which
+    version of its state each client asked holds, as far as the server knows."""
 
     round: int
     step: str
     asked: int
     answered: int
     seconds: float
+    states: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +81,12 @@ class GridEngine:
                 failures[name] = str(error)
                 self.sent.pop(name, None)  # who knows what it holds
         if requests:
-            number = next(iter(requests.values())).clock.round
-            self.on_stage(
-                Stage(
-                    round=number, step=step, asked=len(names), answered=len(replies), seconds=time.monotonic() - started
-                )
+            number, seconds = next(iter(requests.values())).clock.round, time.monotonic() - started
+            held = {name: self.marks.get(name, UNKNOWN).version for name in names}
+            stage = Stage(
+                round=number, step=step, asked=len(names), answered=len(replies), seconds=seconds, states=held
             )
+            self.on_stage(stage)
         return replies, failures
 
     def _message(self, step: Step, name: str, request: Request, models: dict[int, bytes]) -> Message:
