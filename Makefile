@@ -20,6 +20,9 @@ $(VENV)/installed: pyproject.toml
 attack: $(VENV)/installed
 	$(BIN)/fdgsec attack
 
+# a worker of pytest on every core: more threads would only wait for each other
+test slow: export OMP_NUM_THREADS = 1
+
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m "not slow"
 

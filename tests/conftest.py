@@ -11,6 +11,7 @@ from tests.local_site import Site, serving
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all cores only wait for each other
     torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,10 +37,15 @@ class Outcome:
 
 def four_clients() -> list[Client]:
     """Two clients of each of two domains, twenty-one images each, a fifth of them for validation."""
-    data = shapes(image_size=32, per_domain=42)
+    data = _drawn()
     sources = [data.of_domain(0), data.of_domain(1)]
     halves = [part.subset(torch.arange(start, len(part), 2)) for part in sources for start in (0, 1)]
     return [_client(number, part) for number, part in enumerate(halves)]
+
+
+@cache
+def _drawn() -> DomainDataset:
+    return shapes(image_size=32, per_domain=42)
 
 
 def _client(number: int, data: DomainDataset) -> Client:

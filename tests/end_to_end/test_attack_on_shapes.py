@@ -1,7 +1,8 @@
 """The main job on the bundled data, small: a report that repeats itself and that explains every number."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache as remembered
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ from fdgsec.reports import AttackReport
 
 SMALL = {"per_domain": 84, "image_size": 32}
 FAST = ["differencing", "membership", "linkage", "domain-inference", "reidentification", "label-inference"]
-OPTIONS = ["attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10"]
+OPTIONS = [
+    "attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10", "attacks.label-inference.folds=2",
+]  # fmt: skip
+Runs = Callable[[str], tuple[AttackReport, AttackReport, Path]]
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +33,18 @@ def attacked(target: str, out: Path | None, *, fresh: bool = False, adversary: s
     )
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Runs:
+    """Give a target's fresh report, the one made of what is stored, and the latter's directory; made once a target."""
+
+    @remembered
+    def of(target: str) -> tuple[AttackReport, AttackReport, Path]:
+        out = tmp_path_factory.mktemp(target) / "run"
+        return attacked(target, None, fresh=True), attacked(target, out), out
+
+    return of
+
+
 def comparable(report: AttackReport) -> dict[str, object]:
     def stripped(value: object) -> object:
         if isinstance(value, dict):
@@ -41,18 +57,16 @@ def comparable(report: AttackReport) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
-def test_a_fresh_run_and_a_cached_one_report_the_same(target: str, cache: Path):
-    first = attacked(target, None, fresh=True)
+def test_a_fresh_run_and_a_cached_one_report_the_same(target: str, runs: Runs):
+    first, cached, _ = runs(target)
     again = attacked(target, None, fresh=True)
-    cached = attacked(target, None)
 
     assert comparable(first) == comparable(again) == comparable(cached)
     assert (first.reused, cached.reused) == (False, True)
 
 
-def test_the_run_directory_holds_the_report_in_every_form(cache: Path, tmp_path: Path):
-    out = tmp_path / "run"
-    report = attacked("ccst-overall", out)
+def test_the_run_directory_holds_the_report_in_every_form(runs: Runs):
+    _, report, out = runs("ccst-overall")
 
     names = {file.name for file in out.iterdir()}
     page = (out / "report.html").read_text()
@@ -61,11 +75,11 @@ def test_the_run_directory_holds_the_report_in_every_form(cache: Path, tmp_path:
     assert json.loads((out / "report.json").read_text()) == json.loads(report.json())
     assert "<script" not in page
     assert "http://" not in page.replace("http://www.w3.org", "")
-    assert not list(tmp_path.glob(".run.*"))
+    assert not list(out.parent.glob(".run.*"))
 
 
-def test_every_measurement_has_chance_and_interval_or_says_why_not(cache: Path):
-    report = attacked("ccst-single", None)
+def test_every_measurement_has_chance_and_interval_or_says_why_not(runs: Runs):
+    _, report, _ = runs("ccst-single")
 
     rows = [row for attack in report.attacks for row in attack.measurements]
     assert rows
@@ -79,8 +93,8 @@ def test_every_measurement_has_chance_and_interval_or_says_why_not(cache: Path):
 
 
 @pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
-def test_every_attack_that_ran_passed_its_controls(target: str, cache: Path):
-    report = attacked(target, None)
+def test_every_attack_that_ran_passed_its_controls(target: str, runs: Runs):
+    _, report, _ = runs(target)
 
     ran = [attack for attack in report.attacks if attack.status == "done"]
     assert len(ran) >= 3
@@ -90,8 +104,8 @@ def test_every_attack_that_ran_passed_its_controls(target: str, cache: Path):
         assert all(control.passed for control in attack.negative), attack.name
 
 
-def test_two_releases_give_the_added_images_style_away(cache: Path):
-    report = attacked("ccst-overall", None)
+def test_two_releases_give_the_added_images_style_away(runs: Runs):
+    _, report, _ = runs("ccst-overall")
     rows = next(attack for attack in report.attacks if attack.name == "differencing").measurements
 
     errors = [row.value for row in rows if row.name == "relative_error"]
@@ -101,8 +115,8 @@ def test_two_releases_give_the_added_images_style_away(cache: Path):
     assert hits == [1.0, 1.0, 1.0]
 
 
-def test_a_known_image_is_found_behind_its_single_style(cache: Path):
-    report = attacked("ccst-single", None)
+def test_a_known_image_is_found_behind_its_single_style(runs: Runs):
+    _, report, _ = runs("ccst-single")
     rows = next(attack for attack in report.attacks if attack.name == "reidentification").measurements
 
     known = [row.value for row in rows if row.name == "top1" and row.slice.get("transform") == "known"]
@@ -118,8 +132,8 @@ def test_an_attack_that_needs_more_than_the_adversary_knows_is_skipped_with_the_
     assert "auxiliary" in membership.reason
 
 
-def test_the_transcript_of_the_exchange_lists_every_message(cache: Path):
-    report = attacked("ccst-overall", None)
+def test_the_transcript_of_the_exchange_lists_every_message(runs: Runs):
+    _, report, _ = runs("ccst-overall")
 
     sent = [(row["sender"], row["receiver"], row["kind"], row["bytes"]) for row in report.artifacts]
     assert sent[:3] == [(f"client:{n}", "server", "StyleStatistics", 2048) for n in range(3)]
@@ -158,6 +172,7 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
     assert "On the unseen domain sketch" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_style_inversion_runs_with_all_its_controls(cache: Path):
     options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
     options.append('attacks.style-inversion.priors=["intra", "inter"]')

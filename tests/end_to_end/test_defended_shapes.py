@@ -9,7 +9,10 @@ import fdgsec
 from fdgsec.reports import AttackReport, AttackResult
 
 ATTACKS = ["differencing", "membership", "linkage", "domain-inference", "property-inference", "style-inversion"]
-OPTIONS = ["attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10"]
+OPTIONS = [
+    "attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10",
+    "attacks.linkage.schemes=[]", 'attacks.linkage.sessions=["iid"]', "attacks.linkage.noise=[]", "attacks.linkage.noise_in_sds=[]",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,6 +9,12 @@ import pytest
 from fdgsec.cli import main
 
 SMALL = ["--dataset", "shapes", "--per-domain", "84", "--image-size", "32", "--seed", "0"]
+FEW = [
+    "attacks.membership.sizes=[20]", "attacks.membership.clients=10", "attacks.membership.simulated_sizes=[12]",
+    "attacks.membership.shadows=10", "attacks.property-inference.sizes=[20]", "attacks.property-inference.clients=10",
+    "attacks.property-inference.shadows=300", "attacks.property-inference.simulated=20", "attacks.linkage.clients=10",
+    'attacks.linkage.schemes=["iid"]', 'attacks.linkage.sessions=["iid"]', "attacks.linkage.noise_in_sds=[]",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -19,7 +25,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 def report_of(target: str, out: Path, *more: str) -> dict:
-    assert main(["attack", "--target", target, *SMALL, *more, "--out", str(out)]) == 0
+    few = [word for option in FEW for word in ("--set", option)]
+    assert main(["attack", "--target", target, *SMALL, *few, *more, "--out", str(out)]) == 0
     return json.loads((out / "report.json").read_text())
 
 
@@ -79,10 +86,8 @@ def test_an_image_in_hand_is_found_by_its_colours_in_fedaligns_pool(tmp_path: Pa
 def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_path: Path):
     parting, reading = ("differencing", "optimisation-inversion"), ("membership", "linkage", "domain-inference")
 
-    few = ("--set", "attacks.membership.simulated_sizes=[12]", "--set", "attacks.membership.shadows=10")
-
     asked = [word for name in parting + reading for word in ("--attack", name)]
-    report = report_of("fisc", tmp_path / "run", *asked, *few)
+    report = report_of("fisc", tmp_path / "run", *asked)
 
     told = {attack["name"]: (attack["status"], attack["reason"]) for attack in report["attacks"]}
     assert all(told[name][0] == "done" for name in reading)

@@ -13,7 +13,7 @@ SMALL = [
     "--dataset",
     "shapes",
     "--per-class",
-    "6",
+    "3",
     "--image-size",
     "32",
     "--rounds",

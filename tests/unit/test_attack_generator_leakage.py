@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ ATTACK = GeneratorLeakage(references=6)
 FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
 
 
+@cache
 def planted(seed: int = 0) -> Plant:
     return ATTACK.plant(BLANK, stream(seed, "attack"))
 
@@ -145,11 +147,14 @@ def memberships(guess: Sequence[Answer]) -> list[Membership]:
     return [answer for answer in guess if isinstance(answer, Membership)]
 
 
-def ten_steps(plant: Plant) -> Knowledge:
-    """The plant's knowledge with federations that fit half as long, which is enough to remember."""
-    simulate = plant.knowledge.simulate
+def fitting(plant: Plant, *, steps: int) -> Knowledge:
+    """The plant's knowledge of the candidates' domain, with federations that fit for so many steps.
+
+    Ten steps, half as many, are enough to remember; of other domains only the fingerprint makes use."""
+    simulate, images = plant.knowledge.simulate, plant.knowledge.auxiliary
     assert isinstance(simulate, Overfitters)
-    return replace(plant.knowledge, simulate=replace(simulate, steps=10))
+    assert images is not None
+    return replace(plant.knowledge, simulate=replace(simulate, steps=steps), auxiliary=images.of_domain("planted"))
 
 
 def fitted_to(images: DomainDataset, knowledge: Knowledge, plant: Plant, seed: int) -> Case:
@@ -165,7 +170,7 @@ def test_neither_the_shuffled_attack_nor_generators_of_strangers_betray_anybody(
     alarms = {(kind, test): 0 for kind in ("shuffled", "strangers") for test in ("response", "loss")}
     for seed in range(6):
         plant = planted(seed)
-        knowledge, rng = ten_steps(plant), stream(seed, "attack")
+        knowledge, rng = fitting(plant, steps=10), stream(seed, "attack")
         images = noise_images(16, side=6, classes=8, rng=stream(seed, "attack", "strangers"))
         guesses = {
             "shuffled": attack.shuffled(plant.cases[:1], knowledge, rng),
@@ -181,7 +186,7 @@ def test_neither_the_shuffled_attack_nor_generators_of_strangers_betray_anybody(
 @pytest.mark.parametrize("seed", range(2))
 def test_generators_fitted_as_briefly_to_the_candidates_do_betray_them(seed: int):
     plant = planted(seed)
-    knowledge, candidates, members = ten_steps(plant), plant.cases[0].candidates, plant.truths[0].members
+    knowledge, candidates, members = fitting(plant, steps=10), plant.cases[0].candidates, plant.truths[0].members
     assert candidates is not None
     assert members is not None
     case = fitted_to(candidates.subset(members), knowledge, plant, seed)
@@ -227,7 +232,7 @@ def test_a_generator_that_was_not_trained_tells_nothing():
 
 def test_the_clients_own_model_is_never_asked():
     plant = planted()
-    knowledge = ten_steps(plant)
+    knowledge = fitting(plant, steps=2)
     bare = [
         replace(c, views=(View(messages=tuple(m for m in c.views[0].messages if type(m.artifact) is not ModelState)),))
         for c in plant.cases

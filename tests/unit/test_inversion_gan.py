@@ -187,7 +187,6 @@ def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
     } == {"mse"}
 
 
-@pytest.mark.slow
 class Brief(StyleInversion):
     """The attack with a tenth of the quick profile's adversarial steps."""
 
@@ -199,6 +198,7 @@ class Brief(StyleInversion):
     }
 
 
+@pytest.mark.slow
 def test_the_adversarial_variant_and_the_baseline_run_on_shapes_at_32_px():
     data = shapes(image_size=32, per_domain=84).of_domain("photo")
     known, asked = data.subset(torch.arange(60)), data.subset(torch.arange(60, 84))
