@@ -71,7 +71,12 @@ def refused(name: str, arguments: list[str], folder: Path) -> dict[str, Any]:
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     said = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("fdgsec:")), "")
-    return {"fault": name, "exit_code": done.returncode, "seconds": time.monotonic() - started, "said": said}
+    return {
+        "fault": name,
+        "exit_code": done.returncode,
+        "seconds": time.monotonic() - started,
+        "said": said.replace(f"{folder}/", ""),
+    }
 
 
 def measured(given: argparse.Namespace) -> list[Mapping[str, Any]]:
