@@ -18,6 +18,9 @@ T = TypeVar("T")
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
+LATER: Mapping[str, object] = {"roles": "none"}
+"""Settings younger than stored tables, with the value under which a run is what it was without them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -76,8 +79,9 @@ class RunConfig:
 
     @property
     def sha256(self) -> str:
-        """The hash of the settings."""
-        return hashlib.sha256(json.dumps(self.document(), sort_keys=True, default=str).encode()).hexdigest()
+        """The hash of the settings; one that came later counts where it is not as it was before (see LATER)."""
+        told = {name: value for name, value in self.document().items() if name not in LATER or value != LATER[name]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def parse_value(text: str) -> Any:
