@@ -20,6 +20,7 @@ from fdgsec.console import Silent
 from fdgsec.data.catalog import load_dataset
 from fdgsec.driver import ClientFailedError
 from fdgsec.engines.flower.codec import Introduction
+from fdgsec.engines.flower.consent import Consent, noise_seed
 from fdgsec.engines.flower.grid import GridEngine, Stage, assemble
 from fdgsec.engines.flower.handler import Member, answer
 from fdgsec.errors import FdgsecError, UsageError
@@ -165,16 +166,19 @@ def _member(settings: str, post: Post) -> Member:
     method = method_of(config)
     shield = shield_of(config, method)
     if post.secret not in ("", "run"):
-        shield = replace(shield, seed=_secret_seed(Path(post.secret)))
+        shield = replace(shield, seed=noise_seed(post.state, _secret_seed(Path(post.secret))))
     person, classes = _person(purpose, config, post)
-    introduction = Introduction(
-        name=person.name, clients=post.clients, training=len(person.data),
-        validation=0 if person.validation is None else len(person.validation), classes=classes,
+    sizes = (
+        (0, 0) if shield.defenses else (len(person.data), 0 if person.validation is None else len(person.validation))
+    )
+    introduction = Introduction(  # a defense may have a client's size to hide
+        name=person.name, clients=post.clients, training=sizes[0], validation=sizes[1], classes=classes,
         fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
     )  # fmt: skip
+    consent = Consent(folder=post.state, name=person.name, method=method, rounds=config.rounds, clients=post.clients)
     return Member(
-        client=person, method=method, shield=shield, blueprint=blueprint_of(config, method, len(classes)), seed=config.seed, folder=post.state,
-        introduction=introduction,
+        client=person, method=method, shield=shield, blueprint=blueprint_of(config, method, len(classes)),
+        seed=config.seed, folder=post.state, consent=consent, introduction=introduction,
     )  # fmt: skip
 
 

@@ -130,7 +130,9 @@ def test_arrays_of_another_shape_are_refused(
 
 
 def test_an_array_of_objects_is_not_unpacked(tmp_path: Path):
-    np.save(tmp_path / "rows.npy", np.array([{"a": 1}]), allow_pickle=True)
+    with (tmp_path / "rows.npy").open("wb") as file:  # a header that announces objects, and no pickle behind it
+        np.lib.format.write_array_header_1_0(file, {"descr": "|O", "fortran_order": False, "shape": (1,)})
+        file.write(b"cos\nsystem\n")
 
     with pytest.raises(FdgsecError, match=r"cannot be read as \.npy"):
         read(tmp_path / "rows.npy")

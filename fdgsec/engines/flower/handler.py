@@ -4,7 +4,8 @@ Every message may meet a new process, so all that a client remembers lies in fil
 Flower's own context carries only which version that is: large contexts are lost on their way without a word."""
 
 import hashlib
-from dataclasses import dataclass
+import traceback
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +23,9 @@ from fdgsec.engines.flower.codec import (
     packed_reply,
     read_request,
 )
+from fdgsec.engines.flower.consent import Consent
 from fdgsec.engines.state import FileStates, StateMark, StateMismatchError
-from fdgsec.errors import FdgsecError
+from fdgsec.errors import DataError, FdgsecError
 from fdgsec.federation import Blueprint, Client, GlobalModel, Method, Reply, Request
 from fdgsec.handling import handle
 
@@ -41,6 +43,7 @@ class Member:
     blueprint: Blueprint
     seed: int
     folder: Path
+    consent: Consent
     introduction: Introduction
 
 
@@ -61,25 +64,37 @@ def answer(message: Message, context: Context, workplace: Workplace) -> Message:
             content = packed_introduction(member.introduction)
         else:
             content = packed_reply(*_done(asked, member, context))
-    except FdgsecError as error:
-        content = packed_failure(str(error))
     except Exception as error:  # noqa: BLE001 (a defect must not look like a lost node)
-        content = packed_failure(f"{type(error).__name__}: {error}")
+        traceback.print_exc()  # into the node's own log
+        content = packed_failure(_told(error))
     return Message(content=content, reply_to=message)
+
+
+def _told(error: Exception) -> str:
+    """What the server may hear of an error: the text of our own, but for those about data; of others their kind alone.
+
+    Texts about data, and other people's, name files and values."""
+    if isinstance(error, FdgsecError) and not isinstance(error, DataError):
+        return str(error)
+    return f"{type(error).__name__} (the node's log says more)"
 
 
 def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateMark]:
     name = member.client.name
     if asked.verb == "whoami" or asked.clock is None:
         raise StateMismatchError(f"{name} was asked for no step.")
-    states = FileStates(folder=member.folder / "state")
-    _check_context(context, states.mark(name), name)
-    before = states.read(name, expected=asked.known)
+    states, consent = FileStates(folder=member.folder / "state"), member.consent
+    held = states.mark(name)
+    _check_context(context, held, name)
+    before = states.read(name, expected=held if asked.known == consent.veiled(held) else asked.known)
+    consent.give(asked.verb, asked.clock)
     request = Request(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
     reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.shield)
     if state is not before and (state or before):
         states.write(name, state)
-    mark = states.mark(name)
+    if asked.verb == "share" and not member.shield.policies:  # a client's size is for policies, and for nobody else
+        reply = replace(reply, weight=1.0)
+    mark = consent.veiled(states.mark(name))
     context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})
     return reply, mark
 
