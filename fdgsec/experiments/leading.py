@@ -85,10 +85,10 @@ def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) ->
 def _data_document(
     config: RunConfig, unseen: DomainDataset | None, name: str, classes: Sequence[str], clients: Mapping[str, Any]
 ) -> dict[str, object]:
-    """What the report says about the data: what this side holds, and what clients say of theirs."""
+    """What the report says about the data: what this side holds, and what clients say of theirs (with a defense, nothing)."""
     roles = {
-        "train": {each: int(told["training"]) for each, told in clients.items()},
-        "validation": {each: int(told["validation"]) for each, told in clients.items()},
+        "train": {each: int(told["training"]) for each, told in clients.items() if told["training"]},
+        "validation": {each: int(told["validation"]) for each, told in clients.items() if told["training"]},
         "test": {name: 0 if unseen is None else len(unseen)},
     }
     return {

@@ -143,7 +143,10 @@ def make_again(record: Record, config: RunConfig, *, data_root: Path | None, pro
     clients, aside = list[Client](), dict[str, DomainDataset]()
     if "train" in record.counts:
         clients, aside = split_sources(world, config)
-        _check_counts(record, {"train": {client.name: len(client.data) for client in clients}})
+        told = (
+            record.counts["train"] if led else {client.name for client in clients}
+        )  # with a defense, clients say nothing
+        _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in told}})
     if set(ROLES) <= set(record.counts):
         roles, copied = roles_of(world, seed=config.seed), frozenset[str]()
         _check_counts(record, roles.summary())

@@ -13,7 +13,7 @@ from fdgsec.attacks.gradient_inversion import GradientInversion
 from fdgsec.attacks.model_membership import ModelMembership
 from fdgsec.attacks.reidentification import Reidentification
 from fdgsec.console import Silent
-from fdgsec.errors import ArtifactError, UsageError
+from fdgsec.errors import ArtifactError, DataError, UsageError
 from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed
 from fdgsec.experiments.recorded import Recorded
@@ -195,6 +195,23 @@ def test_a_report_without_its_clients_images_names_the_unseen_domain_alone(train
         edited(copy, "report.json", dataset={**data, "manifest_sha256": manifest})
         assert again(copy, target="fedavg").led
     assert not made.led
+
+
+def test_clients_of_a_run_led_elsewhere_may_have_kept_their_numbers_to_themselves(trained: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+    data = again(trained, target="fedavg").record.report["dataset"]
+    counts = dict(data["roles"]["train"])
+    silent = {name: count for name, count in counts.items() if name != "client:1"}
+    wrong = {**silent, "client:0": counts["client:0"] + 1}
+
+    edited(copy, "report.json", dataset={**data, "manifest_sha256": "", "roles": {**data["roles"], "train": silent}})
+    assert len(again(copy, target="fedavg").clients) == 3
+    edited(copy, "report.json", dataset={**data, "manifest_sha256": "", "roles": {**data["roles"], "train": wrong}})
+    with pytest.raises(DataError, match="images as train"):
+        again(copy, target="fedavg")
+    edited(copy, "report.json", dataset={**data, "roles": {**data["roles"], "train": silent}})
+    with pytest.raises(DataError, match="images as train"):  # a run whose images were all here counted them all
+        again(copy, target="fedavg")
 
 
 def test_the_first_model_is_the_recorded_one_or_said_not_to_be(trained: Path):
