@@ -14,11 +14,11 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import DataError, DatasetNotFoundError, UsageError
 from fdgsec.experiments.evaluation import accuracy_document
 from fdgsec.experiments.flower_jobs import FlowerFederation, classes_of
-from fdgsec.experiments.shielding import defense_documents, shield_of
-from fdgsec.experiments.train import write_run
-from fdgsec.experiments.world import artifact_rows, method_of, options_of
+from fdgsec.experiments.shielding import shield_of
+from fdgsec.experiments.train import report_of, write_run
+from fdgsec.experiments.world import method_of
 from fdgsec.reports import AttackReport
-from fdgsec.runs import check_replaceable, environment
+from fdgsec.runs import check_replaceable
 
 
 def lead(
@@ -53,15 +53,8 @@ def lead(
                 f"the unseen domain has the classes {', '.join(unseen.class_names)}; clients have {', '.join(classes)}."
             )
         accuracy = {**accuracy_document(trained.final, unseen, {}), "round": trained.kept_round}
-    artifacts, traffic = artifact_rows(trained.transcript.rows)
-    report = AttackReport(
-        target=config.target or config.method_name, method=config.method_name, preset=config.preset,
-        dataset=_data_document(config, unseen, name, classes, told["clients"]),
-        encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone,
-        seed=config.seed, profile=config.profile, reused=False, defenses=defense_documents(config),
-        guarantees=trained.guarantees, accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
-        transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
-    )  # fmt: skip
+    document = _data_document(config, unseen, name, classes, told["clients"])
+    report = report_of(trained, config, document, accuracy, started)
     if out is not None:
         write_run(report, trained, config, out)
     return report

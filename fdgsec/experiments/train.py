@@ -125,7 +125,6 @@ def train(
     model = model_of(config, method, len(world.dataset.class_names))
     adaptation = _adaptation(config, model)
     trained = federation(method, clients, model, config, progress, shield=shield)
-    artifacts, traffic = artifact_rows(trained.transcript.rows)
     accuracy: dict[str, object] | None = None
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())
@@ -133,17 +132,25 @@ def train(
         if adaptation is not None:
             adapted = adapted_document(trained.final, unseen, adaptation, seed=config.seed)
             accuracy |= {"adapted": {"adaptation": config.adapt, **adapted}}
-    report = AttackReport(
-        target=config.target or config.method_name, method=config.method_name, preset=config.preset,
-        dataset=dataset_document(world.dataset, {**_counts(clients, unseen, world.target_name), **_aside(world, config)}),
+    roles = {**_counts(clients, unseen, world.target_name), **_aside(world, config)}
+    report = report_of(trained, config, dataset_document(world.dataset, roles), accuracy, started)
+    if out is not None:
+        write_run(report, trained, config, out)
+    return report
+
+
+def report_of(
+    trained: Trained, config: RunConfig, dataset: dict[str, object], accuracy: dict[str, object] | None, started: float
+) -> AttackReport:
+    """What a training run reports: nothing attacked, everything that it sent; `started` is when, on the monotonic clock."""
+    artifacts, traffic = artifact_rows(trained.transcript.rows)
+    return AttackReport(
+        target=config.target or config.method_name, method=config.method_name, preset=config.preset, dataset=dataset,
         encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
         profile=config.profile, reused=False, defenses=defense_documents(config),
         guarantees=trained.guarantees, accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
-    if out is not None:
-        write_run(report, trained, config, out)
-    return report
 
 
 def write_run(report: AttackReport, trained: Trained, config: RunConfig, out: Path) -> None:
