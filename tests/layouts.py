@@ -104,13 +104,13 @@ def camelyon() -> Files:
 
 
 def iwildcam() -> Files:
-    """Locations by the hundred, and classes by number, of which some never occur: there are 182 all the same."""
+    """Locations that train, are looked at or tested, and classes by number, of which some never occur: there are 182 all the same."""
     rows, files = ["split,location_remapped,sequence_remapped,datetime,y,filename"], {}
     for number in range(24):
         files[f"iwildcam_v2.0/train/{number:04d}.png"] = png(13 * number)
-        rows.append(
-            f"{('train', 'val', 'id_test')[number % 3]},{number // 2},{number // 4},,{7 * number},{number:04d}.png"
-        )
+        place = number // 2
+        split = ("train", "id_test")[number % 2] if place < 8 else "val" if place < 10 else "test"
+        rows.append(f"{split},{place},{number // 4},,{7 * number},{number:04d}.png")
     return {
         **files,
         "iwildcam_v2.0/metadata.csv": text(*rows),
@@ -206,7 +206,7 @@ LAYOUTS = (
         dataset="camelyon17", files=camelyon, images=20, domains=5, classes=2,
         splits=("id_val", "test", "train", "val"),
     ),
-    Layout(dataset="iwildcam", files=iwildcam, images=24, domains=12, classes=24, splits=("id_test", "train", "val")),
+    Layout(dataset="iwildcam", files=iwildcam, images=24, domains=12, classes=24, splits=("id_test", "test", "train", "val")),
     Layout(dataset="midog", files=midog, images=8, domains=2, classes=2),
     Layout(dataset="gdrbench", files=gdrbench, images=24, domains=6, classes=2, splits=("crossval", "train")),
     Layout(dataset="fed-isic2019", files=fed_isic, images=24, domains=6, classes=2, splits=("test", "train")),

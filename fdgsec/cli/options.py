@@ -25,7 +25,10 @@ Splits = Annotated[
 Clients = Annotated[int | None, typer.Option("--clients", help="How many clients; default: the partition's own.")]
 Heterogeneity = Annotated[float | None, typer.Option("--heterogeneity", help="Dirichlet's alpha, or lambda.")]
 Rounds = Annotated[int | None, typer.Option("--rounds", min=0, help="Rounds to train; 0 exchanges artifacts only.")]
-TargetDomain = Annotated[str | None, typer.Option("--target-domain", help="The unseen domain; default: the dataset's.")]
+TargetDomain = Annotated[
+    str | None,
+    typer.Option("--target-domain", help="The unseen domain, several as A+B, or @SPLIT; default: the dataset's."),
+]
 ValidationDomain = Annotated[
     str | None, typer.Option("--validation-domain", help="A second unseen domain (leave two domains out).")
 ]

@@ -11,6 +11,7 @@ from fdgsec.config import RunConfig
 from fdgsec.console import Progressive
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
+from fdgsec.data.grouping import gathered
 from fdgsec.errors import DataError, DatasetNotFoundError, UsageError
 from fdgsec.experiments.evaluation import accuracy_document
 from fdgsec.experiments.flower_jobs import FlowerFederation, classes_of
@@ -70,9 +71,10 @@ def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) ->
         )  # fmt: skip
     except DatasetNotFoundError:
         return config.target_domain or entry.target_domain or "unknown", None
-    target = dataset.domain_index(config.target_domain or entry.target_domain or dataset.domain_names[-1])
+    wanted = config.target_domain or entry.target_domain or str(dataset.domain_names[-1])
+    dataset, target = gathered(dataset, wanted)
     images = dataset.of_domain(target)
-    return str(dataset.domain_names[target]), images if len(images) else None
+    return target, images if len(images) else None
 
 
 def _data_document(

@@ -12,6 +12,7 @@ from fdgsec.config import RunConfig, build, merged
 from fdgsec.console import Progressive
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
+from fdgsec.data.grouping import gathered
 from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.errors import UsageError
@@ -65,13 +66,17 @@ def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressi
         seed=config.seed,
         progress=progress.update,
     )
-    target = dataset.domain_index(config.target_domain or entry.target_domain or dataset.domain_names[-1])
-    second = None if config.validation_domain is None else dataset.domain_index(config.validation_domain)
-    if second is None:
+    dataset, unseen = gathered(dataset, config.target_domain or entry.target_domain or str(dataset.domain_names[-1]))
+    if config.validation_domain is None:
+        target, second = dataset.domain_index(unseen), None
         lodo(dataset, target)  # raises where nothing would be left to train on or to test
-    elif second == target:
-        raise UsageError(f"{config.validation_domain} is both the target and the validation domain; name two domains.")
     else:
+        dataset, kept = gathered(dataset, config.validation_domain)
+        if kept == unseen:
+            raise UsageError(
+                f"{config.validation_domain} is both the target and the validation domain; name two domains."
+            )
+        target, second = dataset.domain_index(unseen), dataset.domain_index(kept)
         ltdo(dataset, validation=second, test=target)
     present = torch.unique(dataset.domains).tolist()
     sources = tuple(d for d in present if d not in (target, second))

@@ -230,4 +230,4 @@ def _rows(table: Protocol) -> Iterator[tuple[str, str, dict[str, float]]]:
 def _domains(dataset: str) -> set[str]:
     files = DATASETS[dataset].files
     assert files is not None
-    return set(files.domains)
+    return {*files.domains, *(f"@{split}" for split in DATASETS[dataset].official)}
