@@ -23,6 +23,8 @@ CONTROLS = {
     "B2": "B2 nearest public",
     "B3": "B3 of another",
 }
+BLIND = {"perturbations": "B3 untrained\ngenerator"}
+"""What the control that knows nothing of the image is called where it is not the picture drawn of another row."""
 
 
 def png(canvas: Canvas) -> bytes:
@@ -104,11 +106,16 @@ def _law(
                 data[f"{domain} {name}"] = [round(value, 6) for value in line]
     axis.axhline(0.5, color="grey", linestyle="--", linewidth=1, label="chance")
     axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.02))
+    sizes = sorted({n for _, n in within})
+    axis.set_xticks(sizes, labels=[str(n) for n in sizes])
+    axis.minorticks_off()
     axis.legend(fontsize=8)
-    caption = (
-        "The larger a client, the less its average says about one image. Dotted: the same shrunk test on Gaussian data of "
-        "the estimated covariance; dashed: the law with the effective dimension measured on left-out auxiliary images."
-    )
+    caption = "The larger a client, the less its average says about one image."
+    if theory or law:
+        caption += (
+            " Dotted: the same shrunk test on Gaussian data of the estimated covariance; dashed: the law with the effective "
+            "dimension measured on left-out auxiliary images."
+        )
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
 
@@ -132,7 +139,11 @@ def _grid(
     truths: Sequence[Truth],
 ) -> Figure:
     losses = sorted({loss for by_loss in domains.values() for loss in by_loss})
-    lines = ["true image", *(f"reconstruction\n{loss}" for loss in losses), *CONTROLS.values()]
+    lines = [
+        "true image",
+        *(f"reconstruction\n{loss}" for loss in losses),
+        *(CONTROLS | {"B3": BLIND.get(rows, CONTROLS["B3"])}).values(),
+    ]
     canvas = Canvas(figsize=(1.6 + 0.95 * SHOWN, 0.95 * len(lines) * len(domains) + 0.3), layout="constrained")
     axes = canvas.subplots(len(lines) * len(domains), 1, squeeze=False)
     for block, (domain, by_loss) in enumerate(domains.items()):
