@@ -263,7 +263,8 @@ def _accuracy(axes: Axes, axis: OptionAxis, scores: Mapping[float | None, Row]) 
             [axis.places[None]], [bare["value"]], yerr=_reach([bare]), fmt="ks", markerfacecolor="white", markersize=5,
             capsize=2, elinewidth=0.8,
         )  # fmt: skip
-    axes.set_ylabel("accuracy,\nunseen domain")
+    seeds = sorted({int(row["n"]) for row in scores.values()})
+    axes.set_ylabel("accuracy,\nunseen domain" + (",\none seed" if seeds == [1] else ""))
     axes.margins(y=0.15)
     axes.grid(alpha=0.2)
 

@@ -118,18 +118,23 @@ def _epsilon(guarantees: Sequence[Row]) -> float:
 
 
 def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
-    """Means over seeds with t intervals, and differences from the undefended runs of the same seeds."""
+    """Means over seeds with t intervals, of one seed with that over its test images, and differences from the undefended
+    runs of the same seeds."""
     by_value: dict[float | None, dict[int, float]] = {}
     for point in points:
         by_value.setdefault(point["value"], {})[point["seed"]] = point["accuracy"]["value"]
+    alone = {point["value"]: point["accuracy"] for point in points}
     bare = by_value.get(None, {})
     found = []
     for value in sorted(by_value, key=lambda each: (each is not None, each or 0.0)):
         scores = by_value[value]
         both = [scores[seed] - bare[seed] for seed in sorted(scores) if seed in bare]
+        score = mean_of([scores[seed] for seed in sorted(scores)]).document()
+        if len(scores) == 1:
+            score |= {"low": alone[value].get("low"), "high": alone[value].get("high")}
         found.append(
             {
-                "value": value, "seeds": sorted(scores), "score": mean_of([scores[seed] for seed in sorted(scores)]).document(),
+                "value": value, "seeds": sorted(scores), "score": score,
                 "difference": mean_of(both).document() if both and value is not None else None,
                 "guarantees": next(point["guarantees"] for point in points if point["value"] == value),
             }
@@ -229,6 +234,8 @@ def markdown(found: Row) -> str:
         cells += [_scored(accuracy.get(point["value"])), _promised(point["guarantees"])]
         lines.append("| " + " | ".join(cells) + " |")
     notes = [verdict(found)]
+    if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
+        notes.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
     if found["controls"]["failed"]:
         notes.append(f"Controls failed at {found['controls']['failed']} of {found['controls']['points']} points.")
     if found["codes"] > 1:

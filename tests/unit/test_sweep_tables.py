@@ -6,7 +6,7 @@ import pytest
 
 from fdgsec.experiments.sweep_tables import grows_stronger, markdown, spreadsheet, strongest, summary, verdict
 from tests.swept import attack as measured
-from tests.swept import curve, private, row
+from tests.swept import curve, private, row, trained
 
 
 def test_the_followed_row_lies_farthest_beyond_chance_without_the_defense_and_is_the_first_of_equals():
@@ -53,6 +53,20 @@ def test_clients_are_hidden_where_the_isotonic_fit_of_falling_linkage_is_under_t
     assert crossing["accuracy"]["value"] == 10.0  # the mildest measured one as strong
     assert crossing["accuracy"]["difference"]["value"] == pytest.approx(-0.2)
     assert "at scale = 5; at 10 the accuracy is 45.0%, -20.0 points [-20.0, -20.0] against no defense" in verdict(found)
+
+
+def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_several_as_their_spread():
+    alone, both = trained(None, 0, 0.5), [trained(1.0, 0, 0.4), trained(1.0, 1, 0.6)]
+    alone["accuracy"] |= {"low": 0.45, "high": 0.55}
+
+    points = [private(None, measured("linkage", [row("top1", 0.9)])), alone, *both]
+    found = {"option": "scale", **summary(points)}
+
+    one, two = (point["score"] for point in found["accuracy"])
+    assert (one["value"], one["low"], one["high"], one["n"]) == (0.5, 0.45, 0.55, 1)
+    assert two["value"] == pytest.approx(0.5)
+    assert two["low"] == pytest.approx(0.5 - 12.706 * 0.1, abs=1e-3)  # t with one degree of freedom
+    assert "one seed has the 95% interval over its test images" in markdown(found)
 
 
 def test_of_epsilon_the_largest_that_hides_is_the_mildest():
