@@ -137,7 +137,7 @@ class Membership:
             *clustered_answers(
                 asked.clustered, cases, knowledge, known, effort=self._effort(), rng=child(rng, "shadows"), own=True
             ),
-            *row_answers(rows, exchanged, knowledge),
+            *row_answers(rows, exchanged, knowledge, crops=Crops(count=0, least=self.least_area, most=0)),
         ]
 
     def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:

@@ -1,7 +1,7 @@
 """Membership in rows of single images: the candidate whose style comes nearest to one of them (fdgsec.privacy.row_matching)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -46,10 +46,10 @@ def row_answers(
     Where all of a client's images are among the candidates and yet none has the style of any row, styles were not taken
     of whole images: with `crops` a second answer is the nearest of the whole image and of its crops."""
     answers, unmatched = [], dict[int, Tensor]()
-    look = _look(knowledge) if numbers else nearest_row
+    looks = _Looks(knowledge=knowledge, crops=crops)
     for number in numbers:
         case = cases[number]
-        near = look(knowledge.statistics(_candidates(case)), _rows(case))
+        near = looks.at(case)(knowledge.statistics(_candidates(case)), _rows(case))
         where = {**RELEASED, "look": "whole image"} if case.request == "rounds" else CLIENTS
         answers.append(Membership(case=number, slice=where, scores=-near))
         if case.request == "rounds" and bool((near > ROUNDING).all()) and bool(near.isfinite().all()):
@@ -57,27 +57,52 @@ def row_answers(
     if crops is None or rng is None:
         return answers
     few = {number: near for number, near in unmatched.items() if len(near) <= crops.most}
-    return answers + _cropped_answers(few, cases, knowledge, look=look, crops=crops, rng=rng)
+    return answers + _cropped_answers(few, cases, knowledge, looks=looks, crops=crops, rng=rng)
 
 
-def _look(knowledge: Knowledge) -> _Look:
-    """How near an image's style comes to the nearest row: with a defense, in units of what that does to rows."""
+def _look(knowledge: Knowledge, least: float | None) -> _Look:
+    """How near an image's style comes to the nearest row: with a defense, in units of what that does to rows.
+
+    Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise: the units are
+    then those of both, as the adversary's own images and their crops show them."""
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return nearest_row
     images, coins = knowledge.public_images(), stream(0, "attack", "blur of rows")  # says what noise is like, no secret
     blur = blur_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
     assert blur is not None
-    rows = styles_read(styles_made(knowledge)(images))
-    for domain in images.domains.unique():
-        rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
-    whiten = blur.whitening(fit_whitening(rows))
+    rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
+    if least is None:
+        for domain in images.domains.unique():
+            rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
+        whiten = blur.whitening(fit_whitening(rows))
+    else:
+        cut = random_crops(images, least=least, rng=child(coins, "crops"))
+        gaps = styles_read(styles_made(knowledge)(cut)) - rows
+        off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(blur.variance)
 
     def nearest(found: Moments, seen: Tensor) -> Tensor:
-        placed = whiten(blur.placed(torch.cat(found.style(unbiased=True), dim=1)))
+        placed = whiten(blur.placed(torch.cat(found.style(unbiased=True), dim=1)) + off)
         apart = torch.cdist(placed, whiten(seen), compute_mode="donot_use_mm_for_euclid_dist")
         return apart.min(1).values if len(seen) else torch.full((len(placed),), torch.inf, dtype=torch.float64)
 
     return nearest
+
+
+@dataclass(kw_only=True)
+class _Looks:
+    """The look for each kind of rows, made when it is first asked for."""
+
+    knowledge: Knowledge
+    crops: Crops | None
+    made: dict[float | None, _Look] = field(default_factory=dict)
+
+    def at(self, case: Case) -> _Look:
+        """How to look at the rows of `case`: how its method cuts images before it takes styles is public."""
+        cut = self.crops is not None and case.slice.get("extraction") == "random crop"
+        least = self.crops.least if self.crops is not None and cut else None
+        if least not in self.made:
+            self.made[least] = _look(self.knowledge, least)
+        return self.made[least]
 
 
 def _cropped_answers(
@@ -85,7 +110,7 @@ def _cropped_answers(
     cases: Sequence[Case],
     knowledge: Knowledge,
     *,
-    look: _Look,
+    looks: _Looks,
     crops: Crops,
     rng: torch.Generator,
 ) -> list[Membership]:
@@ -97,7 +122,7 @@ def _cropped_answers(
     for turn in range(crops.count):
         seen = knowledge.statistics(random_crops(images, least=crops.least, rng=child(rng, turn)))
         for number, mine in zip(nearest, places, strict=True):
-            found[number] = torch.minimum(found[number], look(seen.rows(mine), _rows(cases[number])))
+            found[number] = torch.minimum(found[number], looks.at(cases[number])(seen.rows(mine), _rows(cases[number])))
     where = {**RELEASED, "look": f"{crops.count} crops"}
     return [Membership(case=number, slice=where, scores=-near) for number, near in found.items()]
 
