@@ -4,6 +4,8 @@ Centres: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https:/
 et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.robust holds the mathematics. They act on what the server
 received, so they hide nothing from it."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,6 +17,7 @@ from fdgsec.artifacts import KINDS, HeadGradient, ModelState, Scores
 from fdgsec.defending import Outgoing, Protected
 from fdgsec.errors import ArtifactError, UsageError
 from fdgsec.federation import NUMBERS, Method
+from fdgsec.replies import HEAVIEST
 from fdgsec.robust import distance_z, krum, median, trimmed_mean, winsorised
 from fdgsec.slots import ROWS, Slot, remade
 from fdgsec.wire import CLIENTS, Message, Receipt, Upload
@@ -91,6 +94,8 @@ class Guards:
 
         Raises ArtifactError for a client that is refused, UsageError where no centre can be taken."""
         uploads = list(receipt.uploads)
+        if self.schema:
+            _check_slots(uploads)
         for name in dict.fromkeys(name for upload in uploads for name in upload.artifacts):
             entered = {
                 place: upload.artifacts[name] for place, upload in enumerate(uploads) if name in upload.artifacts
@@ -176,13 +181,32 @@ def _finite(value: Tensor) -> bool:
     return value.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(value))).all())
 
 
+def _check_slots(uploads: Sequence[Upload]) -> None:
+    """Raise ArtifactError for a client that leaves out what most send, or sends what most do not.
+
+    Of two forms that are equally frequent the one with more slots is taken for right: what is missing cannot be used."""
+    own = [upload for upload in uploads if upload.sender != CLIENTS]
+    forms = Counter(tuple(sorted(upload.artifacts)) for upload in own)
+    if len(forms) < 2:
+        return
+    usual, count = max(forms.items(), key=lambda form: (form[1], len(form[0])))
+    for upload in own:
+        lacking, foreign = sorted(set(usual) - upload.artifacts.keys()), sorted(upload.artifacts.keys() - set(usual))
+        if lacking or foreign:
+            what = f"did not send {lacking[0]!r}" if lacking else f"sent {foreign[0]!r}"
+            raise ArtifactError(
+                f"{upload.sender} {what} (round {upload.round}, {upload.stage}), unlike {count} of {len(own)} clients."
+            )
+
+
 def _check_weights(slot: Slot) -> None:
-    """Raise ArtifactError for an update whose weight in a mean is not above 0."""
+    """Raise ArtifactError for an update whose weight in a mean is not above 0, or of more images than any client has."""
     if slot.name != NUMBERS:
         return
     for sender, artifact in zip(slot.senders, slot.artifacts, strict=True):
         weight = float(artifact.tensors()["values"][0])
-        if not weight > 0:
+        if not 0 < weight <= (math.inf if sender == CLIENTS else HEAVIEST):
             raise ArtifactError(
-                f"{sender} sent a bad {artifact.kind} in {NUMBERS!r}: its weight is {weight:g}; it must be above 0."
+                f"{sender} sent a bad {artifact.kind} in {NUMBERS!r}: its weight is {weight:g}; it must be above 0 and "
+                f"at most {HEAVIEST:g}."
             )

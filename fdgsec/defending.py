@@ -4,8 +4,8 @@ The shield works inside `federation.handle`, which every engine runs where the c
 client's images, and nothing undefended is handed to an engine. What each release cost goes with it, for the run's ledger
 (fdgsec.privacy.ledger)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -16,6 +16,7 @@ from fdgsec.artifacts import Artifact
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
 from fdgsec.federation import NUMBERS, Client, Clock, GlobalModel, Method, Reply, Request, State, Step
+from fdgsec.intruders import Intruder
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.promises import Mixing, Promise, check_composable
 from fdgsec.readings import Reading
@@ -179,13 +180,15 @@ class Shield:
     """A client's defenses, in order. `secret` roots their noise; `name` keeps runs of one seed apart.
 
     `look` gives the lens for the images that a client holds and the model that it received. `usual` is what receivers
-    check where no defense inspects messages."""
+    check where no defense inspects messages. `intruders` are clients, by name, that forge what they send: behind their
+    defenses, which do not bind them."""
 
     defenses: Sequence[Defense] = ()
     seed: int = 0
     name: str = "run"
     look: Look | None = None
     usual: Defense | None = None
+    intruders: Mapping[str, Intruder] = field(default_factory=dict)
 
     def check(self, method: Method) -> None:
         """Raise UsageError where a defense does not work with `method`, two would train, or promises do not compose."""

@@ -11,7 +11,7 @@ from fdgsec.artifacts import Artifact, Scores
 from fdgsec.attendance import Attendance, ClientFailedError, Failure
 from fdgsec.errors import ArtifactError, UsageError
 from fdgsec.federation import NUMBERS, Clock, Engine, GlobalModel, Inbox, Method, Reply, Request, State, Step, Update
-from fdgsec.replies import SCORES, differing, kept_entries, narrowed, objection
+from fdgsec.replies import SCORES, counts_alike, differing, kept_entries, narrowed, objection
 from fdgsec.rng import stream
 from fdgsec.wire import SERVER, Message, Upload, Wire
 
@@ -231,7 +231,7 @@ class Driver:
             name: Request(clock=clock, model=received[name], inbox=inboxes.get(name, {})) for name in clock.participants
         }
         uploads, attendance = self._done("fit", requests, attendance, model=model)
-        updates: Mapping[str, Update] = {name: _received(upload) for name, upload in uploads.items()}
+        updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
         scores: Mapping[str, Scores] = {}
         held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
         if self.method.reviews == "before":
@@ -288,11 +288,12 @@ def _sent(stage: str, reply: Reply) -> dict[str, Artifact]:
     return {**reply.artifacts, **numbers}
 
 
-def _received(upload: Upload) -> Update:
-    """Read an update: its weight and metrics are what its numbers say."""
+def _received(upload: Upload, method: Method) -> Update:
+    """Read an update: its metrics are what its numbers say, and its weight too, unless clients of `method` count alike."""
     weight, *values = upload.artifacts[NUMBERS].tensors()["values"].tolist()
     artifacts = {slot: artifact for slot, artifact in upload.artifacts.items() if slot != NUMBERS}
-    return Update(artifacts=artifacts, weight=weight, metrics=dict(zip(upload.metrics, values, strict=True)))
+    metrics = dict(zip(upload.metrics, values, strict=True))
+    return Update(artifacts=artifacts, weight=1.0 if counts_alike(method) else weight, metrics=metrics)
 
 
 def _contents(inbox: Inbox) -> Mapping[str, str]:

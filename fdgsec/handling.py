@@ -1,9 +1,10 @@
-"""One step of one client: the code that every engine runs where the client's data are, defenses included."""
+"""One step of one client: the code that every engine runs where the client's data are, defenses and forgeries included."""
 
 import torch
 
 from fdgsec.defending import Shield
 from fdgsec.federation import Client, Method, Reply, Request, State, Step
+from fdgsec.intruders import forged
 from fdgsec.rng import stream
 
 UNDEFENDED = Shield()
@@ -12,7 +13,18 @@ UNDEFENDED = Shield()
 def handle(
     method: Method, client: Client, step: Step, request: Request, state: State, seed: int, shield: Shield = UNDEFENDED
 ) -> tuple[Reply, State]:
-    """Do one step for one client; what is handed back has passed its defenses."""
+    """Do one step for one client; what is handed back has passed its defenses, or is what an intruder forged."""
+    reply, state = _defended(method, client, step, request, state, seed, shield)
+    intruder = shield.intruders.get(client.name)
+    if intruder is None:
+        return reply, state
+    rng = stream(seed, "attack", "forgery", step, request.clock.round, client.name)
+    return forged(intruder, step, request, reply, sender=client.name, rng=rng), state
+
+
+def _defended(
+    method: Method, client: Client, step: Step, request: Request, state: State, seed: int, shield: Shield
+) -> tuple[Reply, State]:
     rng = stream(seed, "world", step, request.clock.round, client.name)
     if not shield.defenses:
         return _answered(method, client, step, request, state, rng)

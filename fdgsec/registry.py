@@ -52,6 +52,7 @@ ATTACKS: Mapping[str, str] = {
     "generator-leakage": "fdgsec.attacks.generator_leakage:GeneratorLeakage",
     "model-membership": "fdgsec.attacks.model_membership:ModelMembership",
     "gradient-inversion": "fdgsec.attacks.gradient_inversion:GradientInversion",
+    "poisoning": "fdgsec.attacks.poisoning:Poisoning",
 }
 
 DEFENSES: Mapping[str, str] = {

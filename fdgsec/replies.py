@@ -45,6 +45,24 @@ class TrainsByBase(Protocol):
         ...
 
 
+@runtime_checkable
+class WeighsUpdates(Protocol):
+    """What is public of a method whose mean of models is over images ("size") or over clients ("uniform")."""
+
+    @property
+    def weights(self) -> str:
+        """Which of the two."""
+        ...
+
+
+def counts_alike(method: Method) -> bool:
+    """Whether all clients of `method`, or of the method below it, count alike in the mean, whatever they claim."""
+    if isinstance(method, WeighsUpdates):
+        return method.weights == "uniform"
+    base = method.base if isinstance(method, TrainsByBase) else None
+    return base is not None and counts_alike(base)
+
+
 def kept_entries(method: Method, network: Classifier) -> frozenset[str]:
     """Name the entries of the model that clients of `method`, or of the method below it, do not send."""
     kept = method.kept_entries(network) if isinstance(method, KeepsEntries) else frozenset[str]()

@@ -1,19 +1,33 @@
-"""What attacks are asked, and what they may answer. Who attacks is in fdgsec.adversaries, and can be had from here too.
+"""What attacks are asked. Who attacks is in fdgsec.adversaries, what they may answer in fdgsec.answers; both can be had here.
 
 An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
 from the laboratory to the judge and never through here."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fdgsec.adversaries import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
+from fdgsec.answers import (
+    Answer,
+    GeneratedSets,
+    Labels,
+    Membership,
+    Prediction,
+    Presence,
+    Proportions,
+    Ranking,
+    Reconstructions,
+    Recovered,
+)
 from fdgsec.artifacts import Artifact
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UnseenError, UsageError
+from fdgsec.harm import Harm
+from fdgsec.intruders import Intruder
 from fdgsec.reports import Goal, Measurement
 
 __all__ = [
@@ -24,7 +38,7 @@ __all__ = [
 
 RequestKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
-    "trained", "single_step",
+    "trained", "single_step", "hostile", "breakdown",
 ]  # fmt: skip
 
 
@@ -45,7 +59,10 @@ class Request:
     trained: the trained run, per client: `count` of its training images among as many held-out ones, with their labels.
     single_step: per domain `count` clients of `records` images that take one step of plain SGD over all of them at once, by
     the target's rate, from the model that the run begins with (scheme "last": from the last one that its server sent);
-    candidates are `gallery` images of the domain."""
+    candidates are `gallery` images of the domain.
+    hostile: for each of `count` seeds the run with all clients honest, and once more for each of `intruders`, which then forges
+    what the adversary's client sends; `rounds` of training at most, on at most `records` images of each client (0: all).
+    breakdown: `count` exchanges of `clients` clients of `records` images, of which `hostile` many forge alike."""
 
     kind: RequestKind
     count: int = 0
@@ -55,6 +72,8 @@ class Request:
     clients: int = 0
     rounds: int = 0
     scheme: str = ""
+    intruders: tuple[Intruder, ...] = ()
+    hostile: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +119,7 @@ class Truth:
     releases: some of those behind each); `statistic` (R, 2C) the linear statistic of the records; `partner` the
     number of the case (within its slice) that comes from the same client; `proportions` (classes,) and
     `domain_shares` (domains,) what the client's images are of; `cluster_sizes` (candidates,) how many images the release
-    averaged a member with, 0 of others."""
+    averaged a member with, 0 of others; `harm` what came of a forgery."""
 
     members: Tensor | None = None
     rows: Tensor | None = None
@@ -112,108 +131,7 @@ class Truth:
     proportions: Tensor | None = None
     domain_shares: Tensor | None = None
     cluster_sizes: Tensor | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What an attack says about one case (`case` indexes the cases); `slice` adds to the case's own."""
-
-    kind: ClassVar[str] = "answer"
-    case: int
-    slice: Mapping[str, str | int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking(Answer):
-    """For each released row a distance to each candidate, (R, G): the smallest is the best guess.
-
-    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains"."""
-
-    kind: ClassVar[str] = "ranking"
-    distances: Tensor
-    of: Literal["rows", "partner"] = "rows"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership(Answer):
-    """For each candidate a score, (G,): larger says member."""
-
-    kind: ClassVar[str] = "membership"
-    scores: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Labels(Answer):
-    """For each released row a predicted class or domain, (R,) int64, with the number of classes."""
-
-    kind: ClassVar[str] = "labels"
-    predicted: Tensor
-    of: Literal["labels", "domains"]
-    classes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Proportions(Answer):
-    """What a client's images are of: an estimate of the shares, and the guess without the release, both (K,), summing to 1.
-
-    `of` says whether classes or domains are meant."""
-
-    kind: ClassVar[str] = "proportions"
-    estimate: Tensor
-    without: Tensor
-    of: Literal["labels", "domains"] = "labels"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Presence(Answer):
-    """For each class or domain a score, (K,): larger says that the client holds some of it."""
-
-    kind: ClassVar[str] = "presence"
-    scores: Tensor
-    of: Literal["labels", "domains"] = "labels"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recovered(Answer):
-    """For each record the recovered statistic, (R, D), and what the adversary would guess without the release, (D,)."""
-
-    kind: ClassVar[str] = "recovered"
-    statistic: Tensor
-    without: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reconstructions(Answer):
-    """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
-
-    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
-    another image of the same domain, B4 the generator fed noise. Where they are not `ordered`, nobody knows which row is of
-    which image, and the judge matches them, controls alike. `descriptive` ones are measured, but no evidence of a leak."""
-
-    kind: ClassVar[str] = "reconstructions"
-    images: Tensor
-    controls: Mapping[str, Tensor]
-    ordered: bool = True
-    descriptive: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class GeneratedSets(Answer):
-    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` says what made them."""
-
-    kind: ClassVar[str] = "generated sets"
-    images: Tensor
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction(Answer):
-    """A number that theory or the attack's own bookkeeping predicts: descriptive, never evidence."""
-
-    kind: ClassVar[str] = "prediction"
-    name: str
-    value: float
-    unit: str = ""
+    harm: Harm | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +153,7 @@ Guess = Sequence[Answer]
 class TargetFacts:
     """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows.
 
-    `pooled` says that a client's style is a mean over its images."""
+    `pooled` says that a client's style is a mean over its images; `rounds` is how many the run trains."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -244,6 +162,7 @@ class TargetFacts:
     profile: Literal["quick", "full"]
     knows: frozenset[str] = frozenset(KNOWLEDGE)
     pooled: bool = True
+    rounds: int = 0
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is one over clusters of them)."""

@@ -12,6 +12,7 @@ from fdgsec.errors import FdgsecError, UnseenError, UsageError
 from fdgsec.experiments.figures import figures_of
 from fdgsec.experiments.instruments import Cases
 from fdgsec.experiments.scene import Scene
+from fdgsec.intruders import Forges
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.groups import unavailable
 from fdgsec.metrics.judge import Judge, NullRow
@@ -126,6 +127,8 @@ def obstacle(observer: Observer, target: str, kinds: frozenset[str], adversary: 
     """Say why an attack cannot even be asked: nothing to read, or too little known; empty where it can."""
     if not observer.reads & kinds:
         return f"reads {', '.join(sorted(observer.reads))}; {target} releases {', '.join(sorted(kinds))}"
+    if isinstance(observer, Forges) and not any(party.startswith("client:") for party in adversary.parties):
+        return f"a client forges what it sends; the adversary {adversary.name} is none: give --adversary client"
     lacking = observer.needs - set(adversary.knows)
     if lacking:
         return f"needs {', '.join(sorted(lacking))}; the adversary {adversary.name} does not know that"

@@ -47,6 +47,10 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
     "generator-leakage": (*RATES, *CLASSES, "reference_accuracy", *PICTURES),
     "model-membership": RATES,
     "gradient-inversion": (*PICTURES, *CLASSES, "mae", "top1", "top5", "gradient_distance"),
+    "poisoning": (
+        "refused", "ended", "not_finite", "honest_accuracy_drop", "accuracy", "displacement", "forger_weight",
+        "picked_share", "picked_in_cluster",
+    ),
 }  # fmt: skip
 """What reports call the rows of each attack; docs/metrics.md says what they are."""
 SECTIONS = ("Threat model", "What success means, and what not", "Cost")

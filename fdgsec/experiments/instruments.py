@@ -3,7 +3,7 @@
 The laboratory (fdgsec.experiments.laboratory) hands these instruments to the modules that make cases."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -36,7 +36,9 @@ class Instruments:
     """One target on one federation, watched by one adversary.
 
     `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
-    `encoder` names whose statistics the styles are, and `reading` says of which of them releases are means."""
+    `encoder` names whose statistics the styles are, and `reading` says of which of them releases are means. The run trains
+    `rounds` rounds; `initial` draws the model that a run of another seed begins with, and `unseen` are the images that a
+    trained model is measured on."""
 
     method: Method
     roles: Roles
@@ -51,6 +53,9 @@ class Instruments:
     run: Observed | None = None
     model: GlobalModel | None = None
     reading: Reading = field(default_factory=PooledStyles)
+    rounds: int = 0
+    initial: Callable[[int], GlobalModel] | None = None
+    unseen: DomainDataset | None = None
 
     def coins(self, *names: str | int) -> torch.Generator:
         """The random stream of one draw."""

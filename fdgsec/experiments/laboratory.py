@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fdgsec.experiments.hostile_runs import breakdown, hostile
 from fdgsec.experiments.instruments import Cases, Instruments
 from fdgsec.experiments.redrawn_runs import cohorts, halves, mixtures, resampled_clients, rounds
 from fdgsec.experiments.released_runs import add_one_record, as_if_released, released
@@ -22,6 +23,8 @@ KINDS: Mapping[RequestKind, Callable[[Instruments, Request], Cases]] = {
     "cohorts": cohorts,
     "trained": trained,
     "single_step": single_step,
+    "hostile": hostile,
+    "breakdown": breakdown,
 }
 
 

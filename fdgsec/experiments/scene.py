@@ -1,7 +1,7 @@
 """Everything that one report's attacks share: the adversary, what it knows, and the laboratory that runs for it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fdgsec.adversaries import ADVERSARIES, Adversary, Knowledge
 from fdgsec.artifacts import Amplitudes
@@ -12,7 +12,7 @@ from fdgsec.data.roles import Roles
 from fdgsec.defending import Shield
 from fdgsec.experiments.laboratory import Laboratory
 from fdgsec.experiments.observed import Observed
-from fdgsec.experiments.world import World
+from fdgsec.experiments.world import World, model_of
 from fdgsec.features import encoder_named, introduce, statistics
 from fdgsec.federation import Client, GlobalModel, Method, SharesDistributions, TrainsByPlan
 from fdgsec.metrics.extractors import INCEPTION
@@ -89,7 +89,8 @@ def scene_of(
     laboratory = Laboratory(
         method=method, roles=roles, sources=world.sources, clients=clients,
         adversary=adversary, encoder=eyes.encoder, style_size=eyes.style_size, seed=config.seed, run=observed,
-        model=model, reading=eyes.reading, shield=shield,
+        model=model, reading=eyes.reading, shield=shield, rounds=config.rounds, unseen=world.unseen(),
+        initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
     )  # fmt: skip
     knowledge = Knowledge(
         statistics=lambda dataset: statistics(eyes.encoder, dataset, size=eyes.style_size),
@@ -110,7 +111,7 @@ def scene_of(
     facts = TargetFacts(
         artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
-        pooled=target_named(config.target).pooled,
+        pooled=target_named(config.target).pooled, rounds=config.rounds,
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return Scene(

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fdgsec.harm import Harmed
 from fdgsec.metrics.extractors import Extractor
 from fdgsec.metrics.groups import Group, Reading, finite, grouped, median_row, row, unavailable
 from fdgsec.metrics.identification import accuracy, auc, balanced_accuracy, majority_share, roc_band, tpr_at_fpr
 from fdgsec.metrics.images import PerceptualDistance
 from fdgsec.metrics.intervals import Interval, balanced_accuracy_interval, cluster_auc_bootstrap, delong, wilson
 from fdgsec.metrics.judge_galleries import Galleries, Lineup
+from fdgsec.metrics.judge_harm import measure_harm
 from fdgsec.metrics.judge_images import measure_reconstructions
 from fdgsec.metrics.judge_nulls import NullRow, null_row
 from fdgsec.metrics.judge_properties import measure_presence, measure_proportions
@@ -113,6 +115,8 @@ class Judge:
             )
         if isinstance(answer, Prediction):
             return _prediction(group)
+        if isinstance(answer, Harmed):
+            return measure_harm(group, rng, repeats=repeats)
         if isinstance(answer, PoolAnswer):
             return measure_pool(group, rng, repeats=repeats)
         raise TypeError(f"no rule judges a {type(answer).__name__}; give one of the answers in fdgsec.threats.")

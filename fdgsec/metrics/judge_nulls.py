@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import shrunk
+from fdgsec.harm import Harmed
 from fdgsec.metrics.groups import Group, finite
 from fdgsec.metrics.identification import placements
 from fdgsec.metrics.inference import permutation_pvalue
@@ -34,7 +35,7 @@ class NullRow:
     """The permutation test of one slice: the statistic `value`, its one-sided `p_value`, over `n` rows.
 
     Names: `rank_percentile` (1 where the true candidate is always first, .5 by chance), `auc`, `balanced_accuracy`,
-    `relative_error` (geometric mean; here small is suspicious), `mae` (small is suspicious too), `psnr`."""
+    `relative_error` (geometric mean; here small is suspicious), `mae` (small is suspicious too), `psnr`, `differing_runs`."""
 
     name: str
     value: float
@@ -53,6 +54,8 @@ def null_row(group: Group, rng: torch.Generator, *, permutations: int) -> NullRo
     answer = group.entries[0].answer
     if isinstance(answer, Membership):
         return _membership_null(group, rng, permutations)
+    if isinstance(answer, Harmed):
+        return _harm_null(group, permutations)
     named = _scored(group)
     if named is None:
         return None
@@ -61,6 +64,22 @@ def null_row(group: Group, rng: torch.Generator, *, permutations: int) -> NullRo
     observed = sum(float(block.diagonal().sum()) for block in blocks) / n
     p_value, drawn = _tested(observed, lambda count, coins: _permuted(blocks, count, coins), rng, permutations)
     return NullRow(name=name, value=value_of(observed), p_value=p_value, n=n, slice=group.slice, permutations=drawn)
+
+
+def _harm_null(group: Group, permutations: int) -> NullRow | None:
+    """Compare runs with forgeries that change nothing: p is 1 where every pair is the same to the byte, else the least.
+
+    Nothing is left to chance between two such runs, so one that differs is a fault, however little it does."""
+    found = [entry.truth.harm for entry in group.of(Harmed)]
+    harms = [harm for harm in found if harm is not None]
+    if not harms or len(harms) < len(found):
+        return None
+    same = sum(harm.none for harm in harms)
+    p_value = 1.0 if same == len(harms) else 1 / (permutations + 1)
+    return NullRow(
+        name="differing_runs", value=1 - same / len(harms), p_value=p_value, n=len(harms), slice=group.slice,
+        permutations=permutations,
+    )  # fmt: skip
 
 
 def _tested(

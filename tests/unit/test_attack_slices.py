@@ -51,8 +51,8 @@ ATTACKS: Mapping[str, tuple[Observer, frozenset[str]]] = {
     "reidentification": (Reidentification(gallery=20, per_class=1), ROWS),
     "style-inversion": (StyleInversion(losses=("mse",), priors=("intra", "inter"), size=8), ROWS),
 }  # fmt: skip
-TRAINED = {"generator-leakage", "gradient-inversion", "model-membership"}
-"""These read trained runs and one slice each; their own tests run them."""
+TRAINED = {"generator-leakage", "gradient-inversion", "model-membership", "poisoning"}
+"""These read trained runs and one slice each, or (poisoning) read nothing; their own tests run them."""
 ADVERSARY = {"inter-client": "client"}
 PAIRED = {"interpolation-leakage", "linkage"}  # slices tell which cases are two sessions or halves of one
 RENAMED = {"photo": "painting", "painting": "cartoon", "cartoon": "photo"}

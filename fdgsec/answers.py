@@ -1,0 +1,111 @@
+"""What attacks may answer: one record for each kind of question, judged by fdgsec.metrics.judge.
+
+Everything here can be had from fdgsec.threats too."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an attack says about one case (`case` indexes the cases); `slice` adds to the case's own."""
+
+    kind: ClassVar[str] = "answer"
+    case: int
+    slice: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Answer):
+    """For each released row a distance to each candidate, (R, G): the smallest is the best guess.
+
+    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains"."""
+
+    kind: ClassVar[str] = "ranking"
+    distances: Tensor
+    of: Literal["rows", "partner"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership(Answer):
+    """For each candidate a score, (G,): larger says member."""
+
+    kind: ClassVar[str] = "membership"
+    scores: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Answer):
+    """For each released row a predicted class or domain, (R,) int64, with the number of classes."""
+
+    kind: ClassVar[str] = "labels"
+    predicted: Tensor
+    of: Literal["labels", "domains"]
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proportions(Answer):
+    """What a client's images are of: an estimate of the shares, and the guess without the release, both (K,), summing to 1.
+
+    `of` says whether classes or domains are meant."""
+
+    kind: ClassVar[str] = "proportions"
+    estimate: Tensor
+    without: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presence(Answer):
+    """For each class or domain a score, (K,): larger says that the client holds some of it."""
+
+    kind: ClassVar[str] = "presence"
+    scores: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Answer):
+    """For each record the recovered statistic, (R, D), and what the adversary would guess without the release, (D,)."""
+
+    kind: ClassVar[str] = "recovered"
+    statistic: Tensor
+    without: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstructions(Answer):
+    """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
+
+    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
+    another image of the same domain, B4 the generator fed noise. Where they are not `ordered`, nobody knows which row is of
+    which image, and the judge matches them, controls alike. `descriptive` ones are measured, but no evidence of a leak."""
+
+    kind: ClassVar[str] = "reconstructions"
+    images: Tensor
+    controls: Mapping[str, Tensor]
+    ordered: bool = True
+    descriptive: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSets(Answer):
+    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` says what made them."""
+
+    kind: ClassVar[str] = "generated sets"
+    images: Tensor
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Answer):
+    """A number that theory or the attack's own bookkeeping predicts: descriptive, never evidence."""
+
+    kind: ClassVar[str] = "prediction"
+    name: str
+    value: float
+    unit: str = ""
