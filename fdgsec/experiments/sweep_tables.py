@@ -17,6 +17,8 @@ from fdgsec.experiments.bench_tables import mean_of
 from fdgsec.reports import BOUNDED
 
 Row = Mapping[str, Any]
+NEAREST_ROW = "nearest row"
+"""Linkage by the two most alike rows, which are compared through the defense's noise."""
 SPREAD = "between_client_sd"
 """The row of linkage that says how far clients lie apart."""
 FACTOR = 2.0
@@ -146,9 +148,10 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
     """The row of the same name and slice in another point's report.
 
     Where linkage could weigh a pair of releases by what the defense's noise is like, that distance is read: nobody who
-    knows the defense would use another, and without one there is nothing to weigh."""
+    knows the defense would use another, and without one there is nothing to weigh. The nearest row has weighed it already."""
     weighed, same, _ = kin(row["name"], row["slice"])
-    found = _found(point, attack, weighed) or _found(point, attack, same)
+    by_row = row["slice"].get("distance") == NEAREST_ROW
+    found = (None if by_row else _found(point, attack, weighed)) or _found(point, attack, same)
     return None if found is None else {key: found[key] for key in ("value", "low", "high", "chance", "n", "verdict")}
 
 

@@ -33,6 +33,18 @@ def test_a_row_is_followed_by_name_and_slice_to_every_value_and_by_the_likelihoo
     assert [point["rows"]["linkage"]["value"] for point in found["privacy"]] == [0.9, 0.5]
 
 
+def test_rows_of_single_images_are_followed_by_the_nearest_which_weighs_the_noise_itself():
+    bare = private(None, measured("linkage", [row("top1", 0.5, distance="nearest row")]))
+    noisy = private(
+        1.0,
+        measured("linkage", [row("top1", 0.1, distance="likelihood ratio"), row("top1", 0.4, distance="nearest row")]),
+    )
+
+    found = summary([noisy, bare])
+
+    assert [point["rows"]["linkage"]["value"] for point in found["privacy"]] == [0.5, 0.4]
+
+
 def test_what_an_attack_could_not_measure_is_missing_and_not_zero():
     failed = private(1.0, measured("linkage", [], status="skipped", reason="a defense kept it away"))
 
