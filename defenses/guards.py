@@ -184,19 +184,21 @@ def _finite(value: Tensor) -> bool:
 def _check_slots(uploads: Sequence[Upload]) -> None:
     """Raise ArtifactError for a client that leaves out what most send, or sends what most do not.
 
-    Of two forms that are equally frequent the one with more slots is taken for right: what is missing cannot be used."""
+    Where two forms are equally frequent nobody can say who is right, and all are named (as in fdgsec.replies)."""
     own = [upload for upload in uploads if upload.sender != CLIENTS]
     forms = Counter(tuple(sorted(upload.artifacts)) for upload in own)
     if len(forms) < 2:
         return
-    usual, count = max(forms.items(), key=lambda form: (form[1], len(form[0])))
-    for upload in own:
-        lacking, foreign = sorted(set(usual) - upload.artifacts.keys()), sorted(upload.artifacts.keys() - set(usual))
-        if lacking or foreign:
-            what = f"did not send {lacking[0]!r}" if lacking else f"sent {foreign[0]!r}"
-            raise ArtifactError(
-                f"{upload.sender} {what} (round {upload.round}, {upload.stage}), unlike {count} of {len(own)} clients."
-            )
+    (usual, count), (_, second) = forms.most_common(2)
+    if count == second:
+        said = "; ".join(f"{upload.sender}: {', '.join(sorted(upload.artifacts)) or 'nothing'}" for upload in own)
+        raise ArtifactError(f"clients sent different things (round {own[0].round}, {own[0].stage}): {said}.")
+    upload = next(upload for upload in own if tuple(sorted(upload.artifacts)) != usual)
+    lacking, foreign = sorted(set(usual) - upload.artifacts.keys()), sorted(upload.artifacts.keys() - set(usual))
+    what = f"did not send {lacking[0]!r}" if lacking else f"sent {foreign[0]!r}"
+    raise ArtifactError(
+        f"{upload.sender} {what} (round {upload.round}, {upload.stage}), unlike {count} of {len(own)} clients."
+    )
 
 
 def _check_weights(slot: Slot) -> None:

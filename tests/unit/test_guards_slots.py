@@ -18,7 +18,7 @@ STYLE = StyleStatistics(mean=torch.zeros(2), std=torch.ones(2))
     [
         ([{"a", "b"}, {"a"}, {"a", "b"}], "client:1 did not send 'b' .round 0, share., unlike 2 of 3 clients"),
         ([{"a"}, {"a", "b"}, {"a"}], "client:1 sent 'b' .round 0, share., unlike 2 of 3 clients"),
-        ([set(), {"a"}], "client:0 did not send 'a' .round 0, share., unlike 1 of 2 clients"),
+        ([set(), {"a"}], "different things .round 0, share.: client:0: nothing; client:1: a"),
     ],
 )
 def test_who_leaves_something_out_is_named(slots: list[set[str]], said: str):
