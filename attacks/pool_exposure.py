@@ -21,6 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fdgsec.answers import Exposure, InferredSize, Palettes
 from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import Pixels
 from fdgsec.metrics.groups import unavailable
@@ -28,7 +29,6 @@ from fdgsec.metrics.palettes import gaussian_palettes, palette_distances, palett
 from fdgsec.models import IMAGENET_MEAN, IMAGENET_STD
 from fdgsec.planted_pools import PixelStatistics, PublishesShare, coloured_images, pool_of
 from fdgsec.planting import upload
-from fdgsec.pool_answers import Exposure, InferredSize, Palettes
 from fdgsec.privacy.row_order import beside, lag_correlation
 from fdgsec.reports import Measurement
 from fdgsec.rng import child, derangement

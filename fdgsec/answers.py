@@ -1,6 +1,6 @@
 """What attacks may answer: one record for each kind of question, judged by fdgsec.metrics.judge.
 
-Everything here can be had from fdgsec.threats too."""
+What every attack may need can be had from fdgsec.threats too; the last three are about pools of per-image rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -109,3 +109,35 @@ class Prediction(Answer):
     name: str
     value: float
     unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure(Answer):
+    """Which candidates had a row published, as the adversary says, (G,) bool, of the `images` that the client holds."""
+
+    kind: ClassVar[str] = "exposure"
+    published: Tensor
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredSize(Answer):
+    """How many images a client holds, and what the adversary would guess without that client's release."""
+
+    kind: ClassVar[str] = "inferred size"
+    images: float
+    without: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Palettes(Answer):
+    """For each released row the image's colours, (R, 3, Q) in [0, 1], and the guess without a release, (3, Q).
+
+    A palette is three quantile functions: the value of red, green and blue at Q evenly spaced shares of the pixels."""
+
+    kind: ClassVar[str] = "palettes"
+    palettes: Tensor
+    without: Tensor
+
+
+PoolAnswer = Exposure | InferredSize | Palettes

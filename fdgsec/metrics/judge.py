@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fdgsec.answers import PoolAnswer
 from fdgsec.harm import Harmed
 from fdgsec.metrics.extractors import Extractor
 from fdgsec.metrics.groups import Group, Reading, finite, grouped, median_row, row, unavailable
@@ -26,7 +27,6 @@ from fdgsec.metrics.judge_sets import measure_sets
 from fdgsec.metrics.judge_strata import cluster_size_rows
 from fdgsec.metrics.pools import measure_pool
 from fdgsec.metrics.resampling import unseen_bounds
-from fdgsec.pool_answers import PoolAnswer
 from fdgsec.reports import Measurement
 from fdgsec.rng import child
 from fdgsec.threats import (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fdgsec.answers import Palettes
 from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.groups import Entry, Group, Reading, constant, finite, row, unavailable
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
-from fdgsec.pool_answers import Palettes
 from fdgsec.reports import Measurement
 from fdgsec.rng import child, derangement
 

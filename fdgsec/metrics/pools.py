@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
+from fdgsec.answers import Exposure, InferredSize
 from fdgsec.metrics.groups import Group, Reading, median_row, row, unavailable
 from fdgsec.metrics.intervals import Interval, cluster_bootstrap, wilson
 from fdgsec.metrics.palettes import measure_palettes
-from fdgsec.pool_answers import Exposure, InferredSize
 from fdgsec.reports import Measurement
 
 SIZE = "n_per_client"
@@ -15,7 +15,7 @@ SIZE = "n_per_client"
 
 
 def measure_pool(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
-    """Judge one group of answers of fdgsec.pool_answers."""
+    """Judge one group of answers of fdgsec.answers."""
     answer = group.entries[0].answer
     if isinstance(answer, Exposure):
         return _exposure(group, rng, repeats)

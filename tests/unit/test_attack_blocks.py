@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from fdgsec.answers import Exposure
 from fdgsec.artifacts import ImageStyles
 from fdgsec.attacks import linkage, pool_exposure
 from fdgsec.attacks.differencing import Differencing
 from fdgsec.attacks.linkage import Linkage
 from fdgsec.data.domains import DomainDataset
 from fdgsec.planting import upload
-from fdgsec.pool_answers import Exposure
 from fdgsec.rng import stream
 from fdgsec.styles import Moments
 from fdgsec.threats import Case, Knowledge, Ranking

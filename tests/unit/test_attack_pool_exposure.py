@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fdgsec.answers import Exposure, InferredSize, Palettes
 from fdgsec.artifacts import ImageStyles
 from fdgsec.attacks.pool_exposure import PoolExposure
 from fdgsec.data.domains import DomainDataset
@@ -16,7 +17,6 @@ from fdgsec.methods.fedalign import FedAlign
 from fdgsec.metrics.controls import negative_controls, positive_control
 from fdgsec.metrics.judge import Judge
 from fdgsec.planting import upload
-from fdgsec.pool_answers import Exposure, InferredSize, Palettes
 from fdgsec.reports import Measurement
 from fdgsec.rng import stream
 from fdgsec.styles import Moments

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy.stats import wasserstein_distance
 
+from fdgsec.answers import Exposure, InferredSize, Palettes
 from fdgsec.metrics.judge import Judge
 from fdgsec.metrics.palettes import gaussian_palettes, palette_distances, palettes_of
-from fdgsec.pool_answers import Exposure, InferredSize, Palettes
 from fdgsec.privacy.row_order import beside, lag_correlation
 from fdgsec.rng import stream
 from fdgsec.threats import Truth
