@@ -22,6 +22,7 @@ Seeds = Annotated[
 Limit = Annotated[
     int | None, typer.Option("--limit", min=0, help="Stop after so many runs (0: only show); a later call goes on.")
 ]
+Workers = Annotated[int, typer.Option("--workers", min=1, help="Runs trained at once; memory permitting.")]
 Baseline = Annotated[
     str, typer.Option("--baseline", help="The arm that others are compared with; default: the protocol's.")
 ]
@@ -35,6 +36,7 @@ def command(
     domains: Domains = None,
     seeds: Seeds = None,
     limit: Limit = None,
+    workers: Workers = 1,
     baseline: Baseline = "",
     data_root: o.DataRoot = None,
     encoder: o.Encoder = None,
@@ -66,7 +68,7 @@ def command(
     )  # fmt: skip
     folder = out or Path("runs") / f"bench-{ablation or protocol}-{dataset}"
     with progress_bars() as progress:
-        found = bench(request, data_root=data_root, out=folder, progress=progress, limit=limit)
+        found = bench(request, data_root=data_root, out=folder, progress=progress, limit=limit, workers=workers)
     typer.echo(json.dumps(found, indent=1) if as_json else f"{markdown(found)}\n{folder}/bench.md, .csv, .tex, .json")
     return 0
 

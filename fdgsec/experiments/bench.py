@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from fdgsec.experiments.train import train
 from fdgsec.experiments.world import load_world
 from fdgsec.reports import AttackReport
 from fdgsec.runs import environment
+from fdgsec.workers import computed
 
 SCHEMA = 1
 RESULTS = "results.json"
@@ -55,23 +57,27 @@ class BenchRequest:
 
 
 def bench(
-    request: BenchRequest, *, data_root: Path | None, out: Path, progress: Progressive, limit: int | None = None
+    request: BenchRequest,
+    *,
+    data_root: Path | None,
+    out: Path,
+    progress: Progressive,
+    limit: int | None = None,
+    workers: int = 1,
 ) -> dict[str, object]:
-    """Run what is missing of the table (at most `limit` cells), write results, csv, Markdown and LaTeX, give the summary.
+    """Run what is missing of the table (at most `limit` cells, `workers` at once), write results, csv, Markdown and LaTeX.
 
-    Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another kind."""
+    Gives the summary. Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another kind."""
     table = request.table()
     planned = plan(request, table, data_root=data_root)
     done = stored(out / RESULTS)
-    missing = [(cell, config) for cell, config in planned if cell.key not in done]
-    for number, (cell, config) in enumerate(missing[:limit]):
-        progress.update("cells", number, len(missing[:limit]))
-        started = time.monotonic()
-        report = train(config, data_root=data_root, out=None, progress=Silent())
-        done[cell.key] = row_of(cell, config, report, time.monotonic() - started)
+    missing = [(cell, config) for cell, config in planned if cell.key not in done][:limit]
+    progress.update("cells", 0, len(missing))
+    for number, ((cell, _), row) in enumerate(computed(partial(compute, data_root), missing, workers=workers), 1):
+        done[cell.key] = row
         write_atomic(out / RESULTS, json.dumps({"schema": SCHEMA, "cells": list(done.values())}, indent=1) + "\n")
         _write_tables(table, request, planned, done, out)
-        progress.update("cells", number + 1, len(missing[:limit]))
+        progress.update("cells", number, len(missing))
     return _write_tables(table, request, planned, done, out)
 
 
@@ -118,6 +124,13 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
     if document.get("schema") != SCHEMA:
         raise DataError(f"{path} has schema {document.get('schema')!r}; this version reads {SCHEMA}.")
     return cells
+
+
+def compute(data_root: Path | None, planned: tuple[Cell, RunConfig]) -> dict[str, Any]:
+    """Train one cell."""
+    started = time.monotonic()
+    report = train(planned[1], data_root=data_root, out=None, progress=Silent())
+    return row_of(*planned, report, time.monotonic() - started)
 
 
 def row_of(cell: Cell, config: RunConfig, report: AttackReport, seconds: float) -> dict[str, Any]:

@@ -5,10 +5,9 @@ training on the unseen domain under a protocol of `fdgsec bench`, at fewer value
 which everything is compared with. Each finished point is written at once."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -28,6 +27,7 @@ from fdgsec.experiments.train import train
 from fdgsec.experiments.world import load_world, method_of
 from fdgsec.registry import resolve, target_named
 from fdgsec.runs import environment
+from fdgsec.workers import computed
 
 RESULTS = "points.json"
 ATTACKS = ("linkage", "membership", "label-inference")
@@ -127,7 +127,8 @@ def sweep(
     planned = plan(request, data_root=data_root)
     done = stored(out / RESULTS)
     missing = [point for point in planned if point.key not in done][:limit]
-    for number, (point, found) in enumerate(_computed(missing, data_root, request.workers), 1):
+    finished = computed(partial(compute, data_root), missing, workers=request.workers)
+    for number, (point, found) in enumerate(finished, 1):
         done[point.key] = found
         store(out / RESULTS, _kept(planned, done))
         progress.update("points", number, len(missing))
@@ -182,20 +183,7 @@ def _unseen(config: RunConfig, data_root: Path | None) -> str:
     return load_world(small, data_root=data_root, progress=Silent()).target_name
 
 
-def _computed(points: Sequence[Point], data_root: Path | None, workers: int) -> Iterator[tuple[Point, dict[str, Any]]]:
-    if workers == 1:
-        yield from ((point, compute(point, data_root)) for point in points)
-        return
-    threads = max(1, torch.get_num_threads() // workers)
-    with ProcessPoolExecutor(
-        workers, mp_context=get_context("spawn"), initializer=torch.set_num_threads, initargs=(threads,)
-    ) as pool:
-        asked: dict[Future[dict[str, Any]], Point] = {pool.submit(compute, point, data_root): point for point in points}
-        for future in as_completed(asked):
-            yield asked[future], future.result()
-
-
-def compute(point: Point, data_root: Path | None) -> dict[str, Any]:
+def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
     """Run one point and keep what the tables and figures need of its report."""
     if point.kind == "accuracy":
         report = train(point.config, data_root=data_root, out=None, progress=Silent()).document()

@@ -4,11 +4,13 @@ import csv
 import io
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
@@ -228,3 +230,35 @@ def test_another_baseline_is_compared_with_and_must_be_in_the_table(trained: lis
     assert not shown["arms"]["ccst-overall"]["difference"]
     with pytest.raises(UsageError, match="unknown baseline 'mixstyle'"):
         bench(replace(REQUEST, baseline="mixstyle"), data_root=None, out=tmp_path, progress=Silent())
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """As many threads here as each worker has, so that sums are made in the same order."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.slow  # two processes that import everything anew
+def test_workers_fill_the_table_that_one_process_fills(tmp_path: Path, one_thread: None):
+    request = replace(
+        REQUEST, arms=("fedavg", "mixstyle"), domains=(), seeds=(0,),
+        given={"per_domain": 28, "rounds": 1, "image_size": 16, "backbone": "tiny", "pretrained": False},
+    )  # fmt: skip
+
+    one = bench(request, data_root=None, out=tmp_path / "one", progress=Silent())
+    two = bench(request, data_root=None, out=tmp_path / "two", progress=Silent(), workers=2)
+
+    assert one["finished"] == one["planned"] == 8
+    assert timeless(one) == timeless(two)
+    first, second = (json.loads((tmp_path / name / "results.json").read_text())["cells"] for name in ("one", "two"))
+    assert {cell["key"]: cell["transcript_sha256"] for cell in first} == {
+        cell["key"]: cell["transcript_sha256"] for cell in second
+    }
+
+
+def timeless(found: Mapping[str, Any]) -> str:
+    """A summary without seconds."""
+    return json.dumps({name: {**arm, "seconds_per_run": None} for name, arm in found["arms"].items()})

@@ -127,7 +127,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Stand in for runs, which end at once."""
     seen: list[str] = []
 
-    def compute(point: Point, data_root: Path | None) -> dict[str, Any]:
+    def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
         seen.append(point.key)
         return finished(point, data_root)
 
