@@ -20,10 +20,11 @@ import torch
 
 from benchmarks.dp_attacks import loss_membership, style_membership
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protocol_of
-from benchmarks.dp_tables import table
+from benchmarks.dp_tables import learnt, table
 from fdgsec.cache import write_atomic
 from fdgsec.config import RunConfig
 from fdgsec.console import Silent
+from fdgsec.data.domains import DomainDataset
 from fdgsec.driver import Driver, RoundReport
 from fdgsec.engines.local import LocalEngine
 from fdgsec.experiments.evaluation import accuracy_document
@@ -91,7 +92,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     steps = sum(engine.steps)
     return {
         **asdict(cell),
-        "accuracy": accuracy_document(final, world.unseen(), {}),
+        "accuracy": accuracy_document(final, world.unseen(), by_domain(strangers)),
         "guarantees": guarantee_documents(wire.ledger, shield, method, delta=protocol.delta),
         "defenses": list(config.defenses),
         "cpu_seconds_per_step": sum(engine.seconds) / max(steps, 1),
@@ -116,6 +117,11 @@ def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, 
     final = driver.run(model)
     assert final is not None
     return final
+
+
+def by_domain(images: DomainDataset) -> dict[str, DomainDataset]:
+    """Held-out images of the domains that clients hold: what a rate may be chosen on, and whether anything was learnt."""
+    return {str(images.domain_names[int(index)]): images.of_domain(int(index)) for index in images.domains.unique()}
 
 
 def stored(path: Path) -> list[dict[str, object]]:
@@ -143,6 +149,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data-root", type=Path, help="folder or .zip of the dataset (default: $FDGSEC_DATA)")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/dp-runs.json"))
     parser.add_argument("--methods", nargs="+", choices=list(SUBJECTS), default=list(SUBJECTS))
+    parser.add_argument("--arms", nargs="+", choices=("plain", "private"), default=["plain", "private"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--backbone")
     parser.add_argument("--rounds", type=int)
@@ -158,7 +165,8 @@ def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     protocol = protocol_of(given)
-    cells = [Cell(method=m, private=p, seed=s) for s in given.seeds for m in given.methods for p in (False, True)]
+    arms = [arm == "private" for arm in ("plain", "private") if arm in given.arms]
+    cells = [Cell(method=m, private=p, seed=s) for s in given.seeds for m in given.methods for p in arms]
     for cell in cells:
         if found_in(stored(given.results), cell, protocol) is not None:
             continue
@@ -166,7 +174,7 @@ def main() -> None:
         row = run(cell, protocol, data_root=given.data_root)
         rows = [*stored(given.results), row]  # read again: another process may have worked on other methods
         write_atomic(given.results, json.dumps({"schema": SCHEMA, "cells": rows}, indent=1) + "\n")
-        print(f"  {float(str(row['seconds'])):.0f} s", flush=True)
+        print(f"  {float(str(row['seconds'])):.0f} s, {learnt(row)} right on held-out images", flush=True)
     found = [found_in(stored(given.results), cell, protocol) for cell in cells]
     print(table([row for row in found if row is not None]))
 

@@ -11,9 +11,8 @@ Row = Mapping[str, object]
 def table(rows: Sequence[Row]) -> str:
     """A Markdown table with a line per method and seed whose two runs are finished, and the promises below it."""
     names = ["method", "seed"]
-    names += [
-        f"{what} {arm}" for what in ("accuracy", "style AUC", "model AUC", "CPU s/step") for arm in ("plain", "private")
-    ]
+    figures = ("accuracy", "held-out accuracy", "style AUC", "model AUC", "CPU s/step")
+    names += [f"{what} {arm}" for what in figures for arm in ("plain", "private")]
     lines = [f"| {' | '.join([*names, 'ratio'])} |", "|---" * (len(names) + 1) + "|"]
     said = []
     plain = {(row["method"], row["seed"]): row for row in rows if not row["private"]}
@@ -23,13 +22,21 @@ def table(rows: Sequence[Row]) -> str:
             continue
         slow, quick = (float(str(one["cpu_seconds_per_step"])) for one in (row, before))
         cells = [
-            str(row["method"]), str(row["seed"]), _accuracy(before), _accuracy(row), _styles(before), _styles(row),
-            _model(before), _model(row), f"{quick:.3f}", f"{slow:.3f}", f"{slow / quick:.1f}",
+            str(row["method"]), str(row["seed"]), _accuracy(before), _accuracy(row), learnt(before), learnt(row),
+            _styles(before), _styles(row), _model(before), _model(row), f"{quick:.3f}", f"{slow:.3f}", f"{slow / quick:.1f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
         promises = cast(Sequence[Mapping[str, object]], row["guarantees"])
         said += [f"{row['method']}, seed {row['seed']}: {spoken(one)}" for one in promises]
     return "\n".join([*lines, "", *said])
+
+
+def learnt(row: Row) -> str:
+    """The accuracy on held-out images of the clients' own domains, each image counting once; a dash where not measured."""
+    accuracy = cast(Mapping[str, object], row["accuracy"])
+    domains = list(cast(Mapping[str, Mapping[str, float]], accuracy["per_domain"]).values())
+    n = sum(one["n"] for one in domains)
+    return f"{sum(one['value'] * one['n'] for one in domains) / n:.3f}" if n else "-"
 
 
 def style_auc(row: Row) -> tuple[float, float, float, int] | None:
