@@ -27,8 +27,9 @@ from fdgsec.encoders import Pixels
 from fdgsec.metrics.groups import unavailable
 from fdgsec.metrics.palettes import gaussian_palettes, palette_distances, palettes_of
 from fdgsec.models import IMAGENET_MEAN, IMAGENET_STD
-from fdgsec.planted_pools import PixelStatistics, PublishesShare, coloured_images, pool_of
+from fdgsec.planted_pools import PixelStatistics, PublishesShare, coloured_images, planted_client, pool_of
 from fdgsec.planting import upload
+from fdgsec.privacy.row_metric import RowMetric, row_metric
 from fdgsec.privacy.row_order import beside, lag_correlation
 from fdgsec.reports import Measurement
 from fdgsec.rng import child, derangement
@@ -87,9 +88,10 @@ class PoolExposure:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
         """Say which images were published, how many there are, which colours they have, and whether order tells."""
-        exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge)]
+        metric = _metric(knowledge)
+        exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge, metric)]
         sizes = _sizes(cases, _publishing(knowledge, child(rng, "simulated")))
-        looked_up = _looked_up(cases, knowledge, None)
+        looked_up = _looked_up(cases, knowledge, metric, None)
         return [*exposures, *sizes, *looked_up, *_orders(cases, child(rng, "orders"))]
 
     def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
@@ -98,14 +100,14 @@ class PoolExposure:
 
         Sizes stay out: clients of one slice hold equally many images, and their exchange would change nothing."""
         answers: list[Answer] = []
-        told = _told(cases)
+        told, metric = _told(cases), _metric(knowledge)
         for where in dict.fromkeys(_population(cases[number]) for number in told):
             same = [number for number in told if _population(cases[number]) == where]
             for here, there in zip(same, derangement(len(same), rng).tolist(), strict=True):
                 foreign = replace(cases[here], views=cases[same[there]].views, victim=cases[same[there]].victim)
-                published = _published(foreign, knowledge)[0].to(torch.float64)
+                published = _published(foreign, knowledge, metric)[0].to(torch.float64)
                 answers.append(Membership(case=here, scores=published, slice={"rounds": len(foreign.views)}))
-        lookups = _looked_up(cases, knowledge, child(rng, "rows"))
+        lookups = _looked_up(cases, knowledge, metric, child(rng, "rows"))
         return [*answers, *(answer for answer in lookups if isinstance(answer, Ranking))]
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
@@ -134,7 +136,7 @@ class PoolExposure:
         pairs = []
         for number, size in enumerate(sizes):
             candidates = asked.subset(2 * sum(sizes[:number]) + torch.randperm(2 * size, generator=rng))
-            pairs.append(_planted_client(candidates, f"client:{number}", ratio=ratio, rounds=4, rng=rng))
+            pairs.append(planted_client(candidates, f"client:{number}", ratio=ratio, rounds=4, rng=rng))
         bright = PixelStatistics()(inside).mean.sum(1).argsort()
         case = Case(
             request="as_if_released", views=(upload(pool_of(inside.subset(bright))),), victim="client:0",
@@ -150,23 +152,6 @@ class PoolExposure:
             cases=[case for case, _ in pairs], truths=[truth for _, truth in pairs], knowledge=planted,
             measurement="exposed_fraction", at_least=0.75,
         )  # fmt: skip
-
-
-def _planted_client(
-    candidates: DomainDataset, name: str, *, ratio: float, rounds: int, rng: torch.Generator
-) -> tuple[Case, Truth]:
-    """A client that holds half of the candidates, and publishes rows of a share `ratio` of these in every exchange."""
-    size = len(candidates) // 2
-    own = torch.randperm(2 * size, generator=rng)[:size]
-    drawn = [own[torch.randperm(size, generator=rng)[: int(ratio * size)]] for _ in range(rounds)]
-    members = torch.zeros(2 * size, dtype=torch.bool)
-    members[torch.cat(drawn)] = True
-    case = Case(
-        request="rounds", views=tuple(upload(pool_of(candidates.subset(rows)), sender=name) for rows in drawn),
-        victim=name, records=size, domain="planted", slice={"domain": "planted", "n_per_client": size},
-        candidates=candidates,
-    )  # fmt: skip
-    return case, Truth(members=members)
 
 
 def _of(cases: Sequence[Case], request: str) -> list[int]:
@@ -187,29 +172,40 @@ def _styles(images: DomainDataset, knowledge: Knowledge) -> Tensor:
     return torch.cat(knowledge.statistics(images).style(unbiased=True), dim=1)
 
 
-def _published(case: Case, knowledge: Knowledge) -> tuple[Tensor, int]:
-    """Which candidates (G,) the distinct rows are nearest to, every coordinate by its spread; how many there are."""
+def _metric(knowledge: Knowledge) -> RowMetric | None:
+    """What a defense does to rows, where there is one."""
+    return None if knowledge.defended is None else row_metric(knowledge, knowledge.public_images())
+
+
+def _published(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tuple[Tensor, int]:
+    """Which candidates (G,) the distinct rows are nearest to, and how many there are.
+
+    Every coordinate counts by its spread, behind a defense by the noise on it."""
     assert case.candidates is not None
     known = _styles(case.candidates, knowledge)
     rows = [torch.cat(case.released(run), dim=1) for run in range(len(case.views))]
     distinct: Tensor = torch.cat(rows).unique(dim=0)
     published = torch.zeros(len(known), dtype=torch.bool)
     scale = known.std(0, correction=0).clamp_min(1e-9)
-    for part in (distinct / scale).split(AT_ONCE):
-        published[torch.cdist(part, known / scale).argmin(1)] = True
+    placed, seen = (
+        (known / scale, distinct / scale) if metric is None else (metric.placed(known), metric.seen(distinct))
+    )
+    for part in seen.split(AT_ONCE):
+        published[torch.cdist(part, placed).argmin(1)] = True
     return published, len(distinct)
 
 
-def _exposed(number: int, case: Case, knowledge: Knowledge) -> list[Answer]:
-    """The images that were published, and what share of them was to be expected."""
+def _exposed(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | None) -> list[Answer]:
+    """The images that were published, and the share to be expected; behind a defense copies of a row differ."""
     assert case.records is not None
-    published, distinct = _published(case, knowledge)
+    published, distinct = _published(case, knowledge, metric)
     where, times = {"rounds": len(case.views)}, len(case.views)
     expected = 1 - (1 - len(case.released()[0]) / case.records) ** times
+    told = {"expected_exposed_fraction": expected}
+    told |= {"distinct_fraction": distinct / case.records} if metric is None else {}
     return [
         Exposure(case=number, published=published, images=case.records, slice=where),
-        Prediction(case=number, name="expected_exposed_fraction", value=expected, slice=where),
-        Prediction(case=number, name="distinct_fraction", value=distinct / case.records, slice=where),
+        *(Prediction(case=number, name=name, value=value, slice=where) for name, value in told.items()),
     ]
 
 
@@ -244,8 +240,12 @@ def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> lis
     ]  # fmt: skip
 
 
-def _looked_up(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Answer]:
-    """Compare rows with candidates, by palette and by their neighbours; with `ring` rows of a case are exchanged first."""
+def _looked_up(
+    cases: Sequence[Case], knowledge: Knowledge, metric: RowMetric | None, ring: torch.Generator | None
+) -> list[Answer]:
+    """Compare rows with candidates, by palette and by their neighbours; with `ring` rows of a case are exchanged first.
+
+    Behind a defense a palette is that of the likeliest row."""
     answers: list[Answer] = []
     galleries: dict[int, Tensor] = {}  # clients of one run share theirs
     blind: dict[str | None, Tensor] = {}
@@ -255,14 +255,17 @@ def _looked_up(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generato
         rows = rows if ring is None or not len(rows) else rows[derangement(len(rows), ring)]
         kind = {"rows": case.request.replace("_", " ")}
         if knowledge.encoder == Pixels.name and len(rows):
-            palettes, gallery = gaussian_palettes(*_colours(rows)), case.candidates
+            likely = (
+                rows if metric is None else metric.likely(rows, _styles(_public(case.domain, knowledge), knowledge))
+            )
+            palettes, gallery = gaussian_palettes(*_colours(likely)), case.candidates
             if gallery is not None:
                 if id(gallery) not in galleries:
                     galleries[id(gallery)] = palettes_of(gallery)
                 apart = palette_distances(palettes, galleries[id(gallery)])
                 answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "palette"}))
             if case.domain not in blind:
-                blind[case.domain] = _public_palette(case.domain, knowledge)
+                blind[case.domain] = palettes_of(_public(case.domain, knowledge)).quantile(0.5, dim=0)
             answers.append(Palettes(case=number, palettes=palettes, without=blind[case.domain], slice=kind))
         # among candidates of several domains neighbours would tell the domain, and not the order
         if case.request == "as_if_released" and case.candidates is not None and len(rows) > 2:
@@ -278,12 +281,11 @@ def _colours(rows: Tensor) -> tuple[Tensor, Tensor]:
     return mean * scale + torch.tensor(IMAGENET_MEAN, dtype=torch.float64), std * scale
 
 
-def _public_palette(domain: str | None, knowledge: Knowledge) -> Tensor:
-    """The palette (3, Q) nearest to all of the public images, those of the victim's domain where it is known."""
+def _public(domain: str | None, knowledge: Knowledge) -> DomainDataset:
+    """The public images, those of the victim's domain where it is known."""
     images = knowledge.public_images()
-    if domain is not None and domain in images.domain_names and len(images.of_domain(domain)):
-        images = images.of_domain(domain)
-    return palettes_of(images).quantile(0.5, dim=0)
+    known = domain is not None and domain in images.domain_names and len(images.of_domain(domain)) > 0
+    return images.of_domain(domain) if known and domain is not None else images
 
 
 def _orders(cases: Sequence[Case], rng: torch.Generator) -> list[Prediction]:

@@ -11,6 +11,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.encoders import Pixels, image_moments
 from fdgsec.planting import upload
 from fdgsec.styles import Moments
+from fdgsec.threats import Case, Truth
 
 SIDE = 16  # pixels; the smallest that encoders take
 
@@ -59,3 +60,20 @@ def coloured_images(count: int, rng: torch.Generator) -> DomainDataset:
         name="planted", store=store, rows=torch.arange(count), labels=nothing, domains=nothing,
         ids=tuple(f"planted/{number}" for number in range(count)), class_names=("any",), domain_names=("planted",),
     )  # fmt: skip
+
+
+def planted_client(
+    candidates: DomainDataset, name: str, *, ratio: float, rounds: int, rng: torch.Generator
+) -> tuple[Case, Truth]:
+    """A client that holds half of the candidates, and publishes rows of a share `ratio` of these in every exchange."""
+    size = len(candidates) // 2
+    own = torch.randperm(2 * size, generator=rng)[:size]
+    drawn = [own[torch.randperm(size, generator=rng)[: int(ratio * size)]] for _ in range(rounds)]
+    members = torch.zeros(2 * size, dtype=torch.bool)
+    members[torch.cat(drawn)] = True
+    case = Case(
+        request="rounds", views=tuple(upload(pool_of(candidates.subset(rows)), sender=name) for rows in drawn),
+        victim=name, records=size, domain="planted", slice={"domain": "planted", "n_per_client": size},
+        candidates=candidates,
+    )  # fmt: skip
+    return case, Truth(members=members)

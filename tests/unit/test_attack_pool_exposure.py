@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fdgsec.adversaries import View
 from fdgsec.answers import Exposure, InferredSize, Palettes
 from fdgsec.artifacts import ImageStyles
 from fdgsec.attacks.pool_exposure import PoolExposure
@@ -21,6 +22,7 @@ from fdgsec.reports import Measurement
 from fdgsec.rng import stream
 from fdgsec.styles import Moments
 from fdgsec.threats import ADVERSARIES, Case, Guess, Knowledge, Plant, Prediction, Ranking, TargetFacts, Truth
+from tests.noisy_styles import Noise
 
 
 def nothing(dataset: DomainDataset) -> Moments:
@@ -222,3 +224,33 @@ def test_a_truth_about_pools_without_images_is_unavailable():
 
     assert "no true image" in str(rows["palette_emd", "as if released"].unavailable)
     assert isinstance(truths[-1], Truth)
+
+
+def behind(plant: Plant, noise: Noise) -> Plant:
+    """The same rows with noise on them, and an adversary who knows of it."""
+
+    def worn(number: int, run: int, view: View) -> View:
+        sent = view.latest(ImageStyles)
+        assert sent is not None
+        coins = stream(0, "secret", number, run)
+        return replace(view, messages=(replace(view.messages[0], artifact=noise.on(sent, coins)),))
+
+    cases = [
+        replace(case, views=tuple(worn(number, run, view) for run, view in enumerate(case.views)))
+        for number, case in enumerate(plant.cases)
+    ]
+    return replace(plant, cases=cases, knowledge=replace(plant.knowledge, defended=noise))
+
+
+def test_behind_noise_rows_are_compared_in_its_metric():
+    noisy = behind(planted(), Noise(scale=0.3))
+    found = {}
+    for name, knowledge in (("aware", noisy.knowledge), ("not", replace(noisy.knowledge, defended=None))):
+        found[name] = measured(ATTACK.run(noisy.cases, knowledge, stream(0, "attack")), noisy)
+    for size in ("20", "40"):
+        exposed = {name: rows["exposed_fraction", size, "4"].value for name, rows in found.items()}
+        assert (exposed["aware"] or 0) > (exposed["not"] or 0) + 0.05
+    emd = {name: rows["palette_emd", "as if released"].value for name, rows in found.items()}
+    assert (emd["aware"] or 0) < (emd["not"] or 0)
+    assert "distinct_fraction" in {key[0] for key in found["not"]}
+    assert "distinct_fraction" not in {key[0] for key in found["aware"]}  # noise tells copies of a row apart
