@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.adversaries import View
-from fdgsec.artifacts import Artifact, InterpolationStyle, StyleBank
+from fdgsec.artifacts import Artifact, ImageStyles, InterpolationStyle, StyleBank
 from fdgsec.attacks.inter_client import InterClient
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.errors import UsageError
@@ -17,6 +17,7 @@ from fdgsec.rng import stream
 from fdgsec.styles import Moments
 from fdgsec.threats import Answer, Case, GeneratedSets, Knowledge, Labels, Plant, Ranking, Reconstructions, TargetFacts
 from fdgsec.wire import SERVER, Message
+from tests.noisy_styles import Noise
 
 
 def nothing(dataset: DomainDataset) -> Moments:
@@ -180,7 +181,7 @@ def test_the_set_of_own_images_is_what_the_client_holds():
 def test_without_a_decoder_the_missing_sets_say_why(monkeypatch: pytest.MonkeyPatch):
     plant = planted()
     encoder = type("Silent", (), {"has_decoder": False})()
-    monkeypatch.setattr("fdgsec.attacks.inter_client.encoder_named", lambda name: encoder)
+    monkeypatch.setattr("fdgsec.curious_client.encoder_named", lambda name: encoder)
 
     answers = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
     (row,) = ATTACK.missing(plant.cases, plant.knowledge)
@@ -195,3 +196,30 @@ def test_a_client_without_images_is_refused():
 
     with pytest.raises(UsageError, match="at least 2"):
         ATTACK.run(plant.cases, replace(plant.knowledge, own=None), stream(0, "attack"))
+
+
+def behind(plant: Plant, noise: Noise) -> Plant:
+    """The same bank with noise on its rows, and a client that knows of it."""
+    bank = plant.cases[0].views[0].latest(StyleBank)
+    assert bank is not None
+    sent = noise.on(ImageStyles(mean=bank.mean, std=bank.std), stream(0, "secret"))
+    assert isinstance(sent, ImageStyles)
+    case = received(plant.cases[0], replace(bank, mean=sent.mean, std=sent.std))
+    return replace(plant, cases=[case], knowledge=replace(plant.knowledge, defended=noise))
+
+
+def test_who_knows_of_noise_learns_from_noisy_rows_and_compares_in_its_metric():
+    gains = []
+    for seed in range(3):
+        noisy, found = behind(planted(seed), Noise(scale=0.8)), {}
+        for name, knowledge in (("aware", noisy.knowledge), ("not", replace(noisy.knowledge, defended=None))):
+            rows = measured(list(ATTACK.run(noisy.cases, knowledge, stream(seed, "attack"))), noisy)
+            found[name] = {
+                (row.name, row.slice.get("drawn")): row.value or 0.0 for row in rows if "over" not in row.slice
+            }
+        gains.append({key: found["aware"][key] - found["not"][key] for key in found["not"]})
+    gain = {key: sum(each[key] for each in gains) / len(gains) for key in gains[0]}
+
+    assert gain["top5", None] > 0.1  # by its style, of 60 candidates
+    assert gain["psnr", "mean colour"] > 1.0
+    assert gain["balanced_accuracy", None] > -0.05
