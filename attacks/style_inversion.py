@@ -30,7 +30,7 @@ from fdgsec.inversion import Schedule
 from fdgsec.inversion_answers import Drawing, drawing, generated
 from fdgsec.inversion_gan import Contest
 from fdgsec.inversion_priors import prior_images
-from fdgsec.inversion_rows import Rows, populations
+from fdgsec.inversion_rows import ALONE, Rows, populations
 from fdgsec.inversion_workshop import LOSSES, Effort, Workshop, loss_named
 from fdgsec.planting import upload
 from fdgsec.reports import Measurement
@@ -226,7 +226,7 @@ class StyleInversion:
         """Answer one population with every prior and loss."""
         answers: list[Answer] = []
         for kind in self.priors:
-            prior = workshop.prior(kind, rows.domain)
+            prior = workshop.prior(kind, rows.domain, single=rows.kind in ALONE)
             if prior is None:
                 continue
             named = "own" if kind == "inter" and rows.domain is None else kind

@@ -54,16 +54,20 @@ class Workshop:
     drawers: dict[tuple[str, str], Drawer] = field(default_factory=dict)
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
 
-    def prior(self, kind: str, domain: str | None) -> Prior | None:
-        """The training set of `kind` against `domain`, encoded, or None where the data are missing."""
+    def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
+        """The training set of `kind` against `domain`, encoded, or None where the data are missing.
+
+        For rows of `single` images it is learnt from behind the defense, where there is one."""
         found = prior_images(kind, domain, self.knowledge)
         if isinstance(found, str):
             return None
         name, images = found
+        behind = self.knowledge if single and self.knowledge.defended is not None else None
+        name = name if behind is None else f"{name}, noisy"
         if name not in self.priors:
             self.priors[name] = encoded(
                 name, images, self.knowledge.statistics, size=self.size, crops=self.effort.crops,
-                limit=self.effort.images, rng=child(self.rng, "variants", name),
+                limit=self.effort.images, rng=child(self.rng, "variants", found[0]), behind=behind,
             )  # fmt: skip
         return self.priors[name]
 

@@ -56,6 +56,14 @@ class RowBlur:
         centre = rows.mean(0)
         return self.shift + centre + self.gain * (rows - centre)
 
+    def likely(self, rows: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+        """What was behind received rows (n, D), by coordinate: the mean of a Gaussian image given its row.
+
+        Images have mean `centre` and variance `spread` (D,)."""
+        drowned = self.gain**2 * spread + self.variance
+        kept = torch.where(drowned > 0, self.gain * spread / drowned, 1.0)
+        return centre + kept * (rows - self.shift - centre)
+
     def whitening(self, between: Whitening) -> Whitening:
         """The metric in which the candidate whose row is nearest is the likeliest: noise counts, and a little of how
         images differ (`between`), which is what is left to go by where a defense leaves rows as they are."""
@@ -141,20 +149,20 @@ def styles_read(artifact: Artifact) -> Tensor:
 
 
 def noisy_rows(
-    knowledge: Knowledge, images: DomainDataset, mean: Tensor, std: Tensor, rng: torch.Generator
+    knowledge: Knowledge, images: DomainDataset, mean: Tensor, std: Tensor, rng: torch.Generator, copies: int = COPIES
 ) -> tuple[Tensor, Tensor, int]:
-    """Give COPIES versions of single images' styles (n, C) as they would be released, and how many; else them alone.
+    """Give `copies` versions of single images' styles (n, C) as they would be released, and how many; else them alone.
 
     Images of one domain are released together, as by one client."""
     if knowledge.defended is None:
         return mean, std, 1
-    copies = []
-    for number in range(COPIES):
+    made = []
+    for number in range(copies):
         rows = torch.cat([mean, std], dim=1)
         for domain in images.domains.unique():
             mine = images.domains == domain
             given = ImageStyles(mean=mean[mine].float(), std=std[mine].float())
             rows[mine] = styles_read(knowledge.defended(given, images.subset(mine), child(rng, number, int(domain))))
-        copies.append(rows)
-    found = torch.cat(copies).chunk(2, dim=1)
-    return found[0], found[1], COPIES
+        made.append(rows)
+    found = torch.cat(made).chunk(2, dim=1)
+    return found[0], found[1], copies

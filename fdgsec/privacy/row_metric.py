@@ -30,15 +30,11 @@ class RowMetric:
         return self.whiten(rows if self.blur is None else self.blur.placed(rows))
 
     def likely(self, rows: Tensor, images: Tensor) -> Tensor:
-        """What was behind received rows (R, D), by coordinate: drawn towards `images` (n, D) by the share of noise.
-
-        That is the mean of a Gaussian image given its row; without a defense it is the row."""
+        """What was behind received rows (R, D), drawn towards `images` (n, D) by the share of noise; without a
+        defense the rows themselves."""
         if self.blur is None:
             return rows
-        centre, spread, gain = images.mean(0), images.var(0, correction=0), self.blur.gain
-        drowned = gain**2 * spread + self.blur.variance
-        kept = torch.where(drowned > 0, gain * spread / drowned, 1.0)
-        return centre + kept * (rows - self.blur.shift - centre)
+        return self.blur.likely(rows, images.mean(0), images.var(0, correction=0))
 
 
 def row_metric(knowledge: Knowledge, images: DomainDataset, whiten: Whitening | None = None) -> RowMetric:

@@ -1,9 +1,11 @@
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
 from torch.nn import functional
 
+from fdgsec.artifacts import ImageStyles
 from fdgsec.attacks.style_inversion import StyleInversion
 from fdgsec.inversion import (
     style_features,
@@ -12,9 +14,12 @@ from fdgsec.inversion import (
 from fdgsec.inversion_priors import mirrored
 from fdgsec.inversion_rows import populations
 from fdgsec.metrics.judge import Judge
+from fdgsec.planting import upload
 from fdgsec.reports import Measurement
+from fdgsec.rng import stream
 from fdgsec.styles import linear_statistic
 from fdgsec.threats import Plant
+from tests.noisy_styles import Noise
 from tests.quadrants import (
     AUXILIARY,
     INTRA,
@@ -144,3 +149,20 @@ def test_a_released_std_is_read_as_unbiased():
     expected = style_features(*quadrant_statistics(victim).style(unbiased=False))
 
     assert torch.allclose(rows.features, expected, atol=1e-5)  # float32 release; HW / (HW - 1) would be 8e-3 off
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: float):
+    attack, plant, _ = planted()
+    noise = Noise(scale=scale)
+    mean, std = plant.cases[0].released()
+    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
+    case = replace(plant.cases[0], views=(upload(sent),))
+    alone, gains = replace(attack, losses=("mse",)), {}
+    for name, defended in (("aware", noise), ("not", None)):
+        guess = alone.run([case], replace(plant.knowledge, defended=defended), coins(1))
+        rows = Judge(bootstrap_repeats=100).measure(guess, [case], plant.truths, coins(2))
+        gains[name] = next(r.value or 0.0 for r in rows if r.name == "psnr_gain" and r.slice["over"] == "B0")
+
+    assert gains["aware"] > gains["not"] + 0.7
+    assert gains["aware"] > -0.5  # nothing to be read: the mean image

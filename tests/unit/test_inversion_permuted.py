@@ -33,7 +33,7 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
     plant = attack.plant(SERVER, child(ROOT, "plant"))
     (rows,) = populations(plant.cases, plant.knowledge)
     workshop = attack.workshop(plant.knowledge, child(ROOT, "train"))
-    prior = workshop.prior("intra", "planted")
+    prior = workshop.prior("intra", "planted", single=True)
     assert prior is not None
     drawer = workshop.drawer(prior, "mse")
     assert drawer is not None
