@@ -30,10 +30,11 @@ from fdgsec.errors import UsageError
 from fdgsec.features import encoder_named, statistics
 from fdgsec.inversion import style_features
 from fdgsec.inversion_answers import Drawing, parts
-from fdgsec.inversion_rows import Rows, populations
+from fdgsec.inversion_rows import ALONE, Rows, populations
 from fdgsec.matching import Matched, Matching, match, seen_side
 from fdgsec.metrics.groups import unavailable
 from fdgsec.planting import upload
+from fdgsec.privacy.blur import RowBlur, blur_of_styles
 from fdgsec.reports import Measurement
 from fdgsec.rng import child, derangement
 from fdgsec.threats import Answer, Case, Guess, Plant, Prediction, Request, TargetFacts, Truth
@@ -125,7 +126,7 @@ class OptimisationInversion:
             if len(rows.features) > 1:
                 coins = child(rng, rows.kind, *rows.cases)
                 order = derangement(len(rows.features), child(coins, "exchange"))
-                drawn = self._matched(_plain(rows.features[order]), ground, coins, restarts=1)
+                drawn = self._matched(ground.likely(rows)[order], ground, coins, restarts=1)
                 alone = Drawing(rows=rows, images=drawn.best(), controls={})
                 answers += alone.reconstructions({"rows": rows.kind, "restarts": "best"})
         return answers
@@ -183,7 +184,7 @@ class OptimisationInversion:
         most = self._most(knowledge)
         asked = [rows for rows in populations(cases, knowledge) if rows.kind == "difference" or max(rows.sizes) <= most]
         side = self.side or self.PROFILES[self.profile].side
-        return [(rows, _ground(knowledge, rows.domain, side)) for rows in asked]
+        return [(rows, _ground(knowledge, rows, side)) for rows in asked]
 
     def _matched(self, targets: Tensor, ground: "_Ground", rng: torch.Generator, *, restarts: int) -> Matched:
         options = Matching(
@@ -198,7 +199,7 @@ class OptimisationInversion:
     def _drawn(self, rows: Rows, ground: "_Ground", rng: torch.Generator) -> list[Answer]:
         """Draw rows and controls at once, then give every case its own answers and bookkeeping."""
         count = len(rows.features)
-        targets = torch.cat([_plain(rows.features), ground.noise(child(rng, "noise"))])
+        targets = torch.cat([ground.likely(rows), ground.noise(child(rng, "noise"))])
         if count == 1:  # there is no other row: the style of a public image stands in
             targets = torch.cat([targets, ground.any_style(child(rng, "other"))])
         drawn = self._matched(targets, ground, rng, restarts=self.restarts or self.PROFILES[self.profile].restarts)
@@ -233,6 +234,15 @@ class _Ground:
     spread: Tensor
     images: Tensor
     features: Tensor
+    blur: RowBlur | None
+
+    def likely(self, rows: Rows) -> Tensor:
+        """The styles (R, 2C) that are aimed at: behind a defense what single images' rows probably were before it."""
+        targets = _plain(rows.features)
+        if self.blur is None:
+            return targets
+        known = _plain(self.features)
+        return self.blur.likely(targets, known.mean(0), known.var(0, correction=0))
 
     def noise(self, rng: torch.Generator) -> Tensor:
         """Styles drawn statistic by statistic from the public ones' mean and spread: no image's."""
@@ -252,8 +262,8 @@ class _Ground:
         return ((_plain(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
 
 
-def _ground(knowledge: Knowledge, domain: str | None, side: int) -> _Ground:
-    public, encoder = knowledge.public_images(), encoder_named(knowledge.encoder)
+def _ground(knowledge: Knowledge, rows: Rows, side: int) -> _Ground:
+    domain, public, encoder = rows.domain, knowledge.public_images(), encoder_named(knowledge.encoder)
     features = style_features(*knowledge.statistics(public).style(unbiased=False))
     deviation = _plain(features).std(0, correction=0)
     spread = deviation + FLOOR * deviation.mean() if float(deviation.max()) > 0 else torch.ones_like(deviation)
@@ -264,7 +274,8 @@ def _ground(knowledge: Knowledge, domain: str | None, side: int) -> _Ground:
     seen = seen_side(encoder, int(knowledge.statistics(public.subset(own[:1])).count[0]))
     size = min(side or seen, seen)
     images = shrunk(public.subset(own), (size, size))
-    return _Ground(encoder=encoder, spread=spread, images=images, features=features[own])
+    blur = blur_of_styles(knowledge, public) if rows.kind in ALONE else None
+    return _Ground(encoder=encoder, spread=spread, images=images, features=features[own], blur=blur)
 
 
 def _plain(features: Tensor) -> Tensor:

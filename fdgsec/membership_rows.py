@@ -9,7 +9,7 @@ from torch import Tensor
 from fdgsec.adversaries import Knowledge
 from fdgsec.data.domains import DomainDataset
 from fdgsec.errors import UsageError
-from fdgsec.privacy.blur import blur_of_rows, styles_made, styles_read
+from fdgsec.privacy.blur import blur_of_styles, styles_made, styles_read
 from fdgsec.privacy.populations import different
 from fdgsec.privacy.row_matching import ROUNDING, nearest_row, random_crops
 from fdgsec.privacy.tracing import fit_whitening
@@ -68,7 +68,7 @@ def _look(knowledge: Knowledge, least: float | None) -> _Look:
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return nearest_row
     images, coins = knowledge.public_images(), stream(0, "attack", "blur of rows")  # says what noise is like, no secret
-    blur = blur_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
+    blur = blur_of_styles(knowledge, images)
     assert blur is not None
     rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
     if least is None:

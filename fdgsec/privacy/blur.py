@@ -18,7 +18,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.privacy.populations import pooled_release
 from fdgsec.privacy.tracing import Whitening
 from fdgsec.readings import MeanSpectra
-from fdgsec.rng import child
+from fdgsec.rng import child, stream
 
 DRAWS = 200
 """Passes of means through the defense: all victims of a size are read by one shift, whose error (1/200 of the noise's
@@ -146,6 +146,12 @@ def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
 def styles_read(artifact: Artifact) -> Tensor:
     """Mean beside std of each row, (n, 2C) float64."""
     return torch.cat([artifact.tensors()[name].double() for name in ("mean", "std")], dim=1)
+
+
+def blur_of_styles(knowledge: Knowledge, images: DomainDataset) -> RowBlur | None:
+    """What the defense does to single images' styles, (mean, std) side by side; None: nothing."""
+    coins = stream(0, "attack", "blur of rows")  # says what noise is like, nothing secret
+    return blur_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
 
 
 def noisy_rows(

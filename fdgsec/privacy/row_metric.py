@@ -7,9 +7,8 @@ from torch import Tensor
 
 from fdgsec.adversaries import Knowledge
 from fdgsec.data.domains import DomainDataset
-from fdgsec.privacy.blur import RowBlur, blur_of_rows, styles_made, styles_read
+from fdgsec.privacy.blur import RowBlur, blur_of_styles
 from fdgsec.privacy.tracing import Whitening, fit_whitening
-from fdgsec.rng import stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,10 +38,7 @@ class RowMetric:
 
 def row_metric(knowledge: Knowledge, images: DomainDataset, whiten: Whitening | None = None) -> RowMetric:
     """Make the metric from the adversary's `images`; `whiten` (by how these differ within a domain) may be given."""
-    blur = blur_of_rows(
-        knowledge, images, made=styles_made(knowledge), read=styles_read,
-        rng=stream(0, "attack", "blur of rows"),  # says what noise is like, nothing secret
-    )  # fmt: skip
+    blur = blur_of_styles(knowledge, images)
     if whiten is None:
         rows = torch.cat(knowledge.statistics(images).style(unbiased=True), dim=1)
         for domain in images.domains.unique():
