@@ -131,7 +131,7 @@ def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
     for value in sorted(by_value, key=lambda each: (each is not None, each or 0.0)):
         scores = by_value[value]
         both = [scores[seed] - bare[seed] for seed in sorted(scores) if seed in bare]
-        score = mean_of([scores[seed] for seed in sorted(scores)]).document()
+        score = _possible(mean_of([scores[seed] for seed in sorted(scores)]).document())
         if len(scores) == 1:
             score |= {"low": alone[value].get("low"), "high": alone[value].get("high")}
         found.append(
@@ -142,6 +142,12 @@ def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return found
+
+
+def _possible(score: dict[str, Any]) -> dict[str, Any]:
+    """The interval of an accuracy without what none can be: Student's t of few seeds knows of no 0 and 1."""
+    limits = {end: min(max(score[end], 0.0), 1.0) for end in ("low", "high") if score.get(end) is not None}
+    return {**score, **limits}
 
 
 def _same(point: Row, attack: str, row: Row) -> Row | None:

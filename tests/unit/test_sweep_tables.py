@@ -68,7 +68,7 @@ def test_clients_are_hidden_where_the_isotonic_fit_of_falling_linkage_is_under_t
 
 
 def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_several_as_their_spread():
-    alone, both = trained(None, 0, 0.5), [trained(1.0, 0, 0.4), trained(1.0, 1, 0.6)]
+    alone, both = trained(None, 0, 0.5), [trained(1.0, 0, 0.49), trained(1.0, 1, 0.51)]
     alone["accuracy"] |= {"low": 0.45, "high": 0.55}
 
     points = [private(None, measured("linkage", [row("top1", 0.9)])), alone, *both]
@@ -77,8 +77,16 @@ def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_seve
     one, two = (point["score"] for point in found["accuracy"])
     assert (one["value"], one["low"], one["high"], one["n"]) == (0.5, 0.45, 0.55, 1)
     assert two["value"] == pytest.approx(0.5)
-    assert two["low"] == pytest.approx(0.5 - 12.706 * 0.1, abs=1e-3)  # t with one degree of freedom
+    assert two["low"] == pytest.approx(0.5 - 12.706 * 0.01, abs=1e-4)  # t with one degree of freedom
     assert "one seed has the 95% interval over its test images" in markdown(found)
+
+
+def test_an_interval_over_seeds_holds_no_accuracy_below_0_or_above_1():
+    found = curve({None: 1.0, 1.0: 0.5}, {None: [0.1, 0.3], 1.0: [0.7, 0.9]})
+
+    wide, other = (point["score"] for point in found["accuracy"])
+    assert (wide["value"], wide["low"]) == (pytest.approx(0.2), 0.0)
+    assert (other["value"], other["high"]) == (pytest.approx(0.8), 1.0)
 
 
 def test_of_epsilon_the_largest_that_hides_is_the_mildest():
