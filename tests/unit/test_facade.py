@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
 
 
-def finished(point: Point, _: Path | None) -> dict[str, Any]:
+def finished(_: Path | None, point: Point) -> dict[str, Any]:
     """A privacy point whose linkage halves with every value, in place of a run."""
     found = private(point.value, measured("linkage", [row("top1", 1 / (1 + 10 * (point.value or 0.0)))]))
     return {**found, "guarantees": guarantee(None)}

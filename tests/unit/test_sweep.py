@@ -110,7 +110,7 @@ def test_what_cannot_run_is_refused_before_anything_is_computed(changes: dict[st
         plan(replace(REQUEST, **changes), data_root=None)
 
 
-def finished(point: Point, _: Path | None) -> dict[str, Any]:
+def finished(_: Path | None, point: Point) -> dict[str, Any]:
     """What a point gives: linkage halves with every value, accuracy falls by a tenth; nothing is run."""
     value = point.value or 0.0
     rows = [row("top1", 1 / (1 + 10 * value)), row("auc", 0.9, chance=0.5)]
@@ -129,7 +129,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
         seen.append(point.key)
-        return finished(point, data_root)
+        return finished(data_root, point)
 
     monkeypatch.setattr(verb, "compute", compute)
     return seen

@@ -118,7 +118,7 @@ REQUEST = SweepRequest(
 )  # fmt: skip
 
 
-def finished(point: Point, _: Path | None = None) -> dict[str, Any]:
+def finished(_: Path | None, point: Point) -> dict[str, Any]:
     return {**whole(point.value), "settings": point.config.sha256, "guarantees": guarantee(None)}
 
 
@@ -127,7 +127,7 @@ def test_a_sweep_writes_what_it_needs_and_slims_an_older_file_that_it_goes_on_wi
 ):
     monkeypatch.setattr(verb, "compute", finished)
     planned = plan(REQUEST, data_root=None)
-    older = {point.key: finished(point) for point in planned[:3]}
+    older = {point.key: finished(None, point) for point in planned[:3]}
     foreign = {"privacy/none/7/of another sweep": whole(None)}
     store(tmp_path / "older" / "points.json", {**older, **foreign})
 
