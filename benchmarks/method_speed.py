@@ -38,9 +38,9 @@ from fdgsec.federation import Blueprint, Client, GlobalModel, Reply, Request, St
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.models import Classifier
+from fdgsec.precision import precision_of
 from fdgsec.rng import stream
 from fdgsec.runs import environment
-from fdgsec.training import precision_of
 from fdgsec.wire import Message, Wire
 
 TARGET = 1.15

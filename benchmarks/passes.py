@@ -19,8 +19,9 @@ from fdgsec.models import Classifier
 from fdgsec.networks.attention import HighlightedClassifier
 from fdgsec.networks.perturbation import PerturbationNetwork, perturbation_network
 from fdgsec.plans import Plan, optimiser_of
+from fdgsec.precision import Precision, autocast
 from fdgsec.rng import stream
-from fdgsec.training import Precision, autocast, prepared
+from fdgsec.training import prepared
 
 INTENSITY, MARGIN, FOLLOWS, META_STEP = 0.3, 0.1, 0.99, 1e-3  # of FedDAG's eqs. (1) and (2), its teacher, and FedDG
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError, unknown_name
 from fdgsec.models import Classifier
-from fdgsec.training import autocast, precision_of
+from fdgsec.precision import autocast, precision_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.models import Classifier
 from fdgsec.networks.attention import HighlightedClassifier, class_partners
 from fdgsec.plans import Plan
-from fdgsec.training import precision_of
+from fdgsec.precision import precision_of
 
 
 def alone(labels: Tensor) -> Tensor:

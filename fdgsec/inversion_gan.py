@@ -20,8 +20,8 @@ from torch.nn import functional
 from fdgsec.inversion import LinearInverse, Loss, TrainingSet, followed, over_linear
 from fdgsec.networks.style_discriminator import StyleDiscriminator, StylePredictor
 from fdgsec.networks.style_generator import GeneratorShape, StyleGenerator
+from fdgsec.precision import Precision, autocast
 from fdgsec.rng import child
-from fdgsec.training import Precision, autocast
 
 CODE = 64  # components of a style that the networks see, at most, and one per `RECORDS` images
 RECORDS = 4

@@ -19,6 +19,7 @@ from fdgsec import __version__
 from fdgsec.cache import cache_root
 from fdgsec.errors import UsageError
 from fdgsec.federation import State
+from fdgsec.precision import capabilities, table_rows
 from fdgsec.wire import Transcript
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
@@ -47,6 +48,8 @@ def environment() -> dict[str, object]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": f"{platform.system()} {platform.machine()}",
+        "processor": str(capabilities().get("cpu_name", "")),
+        "precision": table_rows(),
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count() or 0,
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
@@ -54,8 +57,8 @@ def environment() -> dict[str, object]:
 
 
 def run_key(*parts: str) -> str:
-    """The name of a stored run: settings, data, weights and code, hashed."""
-    return hashlib.sha256("\n".join([*parts, code_sha256(), torch.__version__]).encode()).hexdigest()
+    """The name of a stored run: settings, data, weights, number format and code, hashed."""
+    return hashlib.sha256("\n".join([*parts, table_rows(), code_sha256(), torch.__version__]).encode()).hexdigest()
 
 
 def stored_run(key: str) -> Path:

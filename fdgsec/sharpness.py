@@ -17,7 +17,8 @@ from fdgsec.errors import UsageError
 from fdgsec.federation import GlobalModel
 from fdgsec.models import Classifier
 from fdgsec.plans import Plan
-from fdgsec.training import Objective, autocast, logits, prepared
+from fdgsec.precision import autocast
+from fdgsec.training import Objective, logits, prepared
 
 STATISTICS = ("running_mean", "running_var")
 """What the names of entries end with that no gradient moves."""

@@ -1,9 +1,8 @@
 """The only training loop, and evaluation by domain."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,37 +12,7 @@ from fdgsec.batches import Batch, TrainingSet, epoch_of_batches
 from fdgsec.data.domains import as_float
 from fdgsec.models import Classifier
 from fdgsec.plans import Plan, optimiser_of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """Number format and memory layout of one network on one kind of device."""
-
-    dtype: Literal["float32", "bfloat16"]
-    channels_last: bool
-
-    @property
-    def layout(self) -> torch.memory_format:
-        """The layout as torch names it."""
-        return torch.channels_last if self.channels_last else torch.contiguous_format
-
-
-# Measured offline with benchmarks/training_speed.py; never decided by a timing at run time (DESIGN 6.2).
-PRECISION: Mapping[tuple[str, str], Precision] = {
-    ("cpu", "resnet18"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "resnet50"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "densenet121"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "mobilenet_v3_large"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "squeezenet1_0"): Precision(dtype="float32", channels_last=True),
-    ("cpu", "tiny"): Precision(dtype="float32", channels_last=True),
-    ("cuda", "*"): Precision(dtype="bfloat16", channels_last=True),
-}
-
-
-def precision_of(device: torch.device, backbone: str) -> Precision:
-    """Look up the table; what it does not name runs in float32, contiguous."""
-    fallback = PRECISION.get((device.type, "*"), Precision(dtype="float32", channels_last=False))
-    return PRECISION.get((device.type, backbone), fallback)
+from fdgsec.precision import Precision, autocast, precision_of
 
 
 class Objective(Protocol):
@@ -106,11 +75,6 @@ def prepared(model: Classifier, plan: Plan) -> tuple[torch.device, Precision]:
     return device, precision
 
 
-def autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
-    """The context in which forward passes of this precision run."""
-    return torch.autocast(device.type, torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext()
-
-
 def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
     """Take one step down `loss`, with the plan's bound on the gradient's norm.
 
@@ -165,14 +129,16 @@ def predictions(model: Classifier, images: Tensor, *, batch_size: int = 128) -> 
 
 
 def logits(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
-    """Give the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode."""
+    """Give the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode.
+
+    In float32 whatever a network trains in: losses of single images are compared by peers and by attacks."""
     device = next(model.parameters()).device
-    precision = precision_of(device, model.backbone)
-    model.to(memory_format=precision.layout)  # outside inference mode, or its parameters could not be trained again
+    layout = precision_of(device, model.backbone).layout
+    model.to(memory_format=layout)  # outside inference mode, or its parameters could not be trained again
     model.eval()
     parts = []
-    with torch.inference_mode(), autocast(device, precision):
+    with torch.inference_mode():
         for chunk in images.split(batch_size):
-            given = model(as_float(chunk.to(device)).contiguous(memory_format=precision.layout))
+            given = model(as_float(chunk.to(device)).contiguous(memory_format=layout))
             parts.append(given.float().cpu())
     return torch.cat(parts) if parts else torch.zeros(0, model.classes)

@@ -36,10 +36,11 @@ from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.models import Classifier, Normalisation
 from fdgsec.networks.perturbation import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.plans import Plan, optimiser_of
+from fdgsec.precision import Precision, autocast
 from fdgsec.rng import child, stream
 from fdgsec.server_needs import ServerNeeds
 from fdgsec.sharpness import gradient_of
-from fdgsec.training import Precision, autocast, prepared, stepped
+from fdgsec.training import prepared, stepped
 
 TEACHER = "teacher/"
 GENERATOR = "generator/"

@@ -34,9 +34,10 @@ from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.joint_steps import Gradients, joint_training
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, follow
+from fdgsec.precision import Precision, autocast
 from fdgsec.private_training import PrivateTrainer
 from fdgsec.sharpness import losses_with
-from fdgsec.training import Precision, autocast, prepared
+from fdgsec.training import prepared
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -27,8 +27,9 @@ from fdgsec.errors import UsageError
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.models import Classifier
+from fdgsec.precision import autocast, precision_of
 from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import Objective, autocast, precision_of
+from fdgsec.training import Objective
 
 SLOT = "gradient"
 """Where head gradients lie on both ways."""

@@ -37,6 +37,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.model_encoder import introduced_layers
 from fdgsec.models import Between, Classifier
 from fdgsec.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
+from fdgsec.precision import precision_of
 from fdgsec.restyling import (
     StyleLaws,
     batch_styles,
@@ -50,7 +51,7 @@ from fdgsec.restyling import (
 )
 from fdgsec.rng import child, derangement
 from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import Objective, precision_of
+from fdgsec.training import Objective
 
 STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
 PHI = ("mean", "std", "mean_spread", "std_spread")  # eq. (3)

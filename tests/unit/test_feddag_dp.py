@@ -19,10 +19,10 @@ from fdgsec.methods.feddag import FedDAG, Networks
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.networks.perturbation import perturbation_network
 from fdgsec.plans import Plan
+from fdgsec.precision import Precision
 from fdgsec.private_training import PrivateTrainer, uses_of
 from fdgsec.rng import stream
 from fdgsec.sharpness import validation_losses
-from fdgsec.training import Precision
 from tests.round_loop import four_clients
 from tests.single_records import drawn, federated, same, start
 

@@ -17,8 +17,8 @@ from fdgsec.methods.feddag import FedDAG, Generated, Networks, discrepancy, foll
 from fdgsec.models import Norm
 from fdgsec.networks.perturbation import PerturbationNetwork, perturbation_network
 from fdgsec.plans import Plan
+from fdgsec.precision import Precision
 from fdgsec.rng import stream
-from fdgsec.training import Precision
 from tests.round_loop import four_clients
 from tests.watched import equal, start
 

@@ -13,10 +13,10 @@ from fdgsec.console import Silent
 from fdgsec.data.domains import as_float
 from fdgsec.errors import UsageError
 from fdgsec.experiments.train import train
-from fdgsec.models import BACKBONES, Classifier, build_classifier
+from fdgsec.models import Classifier, build_classifier
 from fdgsec.plans import Plan
 from fdgsec.rng import stream
-from fdgsec.training import PRECISION, CrossEntropy, Precision, epochs, precision_of, predictions
+from fdgsec.training import CrossEntropy, epochs, predictions
 
 PLAIN = Plan(batch_size=4, crop=None, flip=0.0)
 
@@ -237,16 +237,6 @@ def test_augmentation_draws_from_its_stream_alone():
     first, again = (augment(images, Plan(), stream(0, "world", "t")) for _ in range(2))
 
     assert torch.equal(first, again)
-
-
-@pytest.mark.parametrize("backbone", BACKBONES)
-def test_every_backbone_has_a_row_for_the_cpu(backbone: str):
-    assert precision_of(torch.device("cpu"), backbone) == PRECISION["cpu", backbone]
-
-
-def test_what_the_table_does_not_name_runs_in_plain_float32_and_cuda_has_one_row_for_all():
-    assert precision_of(torch.device("cpu"), "unheard") == Precision(dtype="float32", channels_last=False)
-    assert precision_of(torch.device("cuda"), "unheard") == PRECISION["cuda", "*"]
 
 
 def test_predictions_are_those_of_a_plain_loop_over_single_images():
