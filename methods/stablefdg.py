@@ -3,7 +3,7 @@
 Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227. Section 3.1 is the style half: sharing (step 1, eqs. 1 to 3),
 selective shifting (step 2), feature-level oversampling (step 3, appendix G), exploration (step 4, eqs. 4 and 5) and MixStyle
 (step 5). Section 3.2 is the attention half (eqs. 6 to 8), made in fdgsec/networks/attention.py; the operations on a batch
-of maps are in fdgsec/restyling.py, images drawn by class in fdgsec/class_draws.py. Extends methods/fedavg.py.
+of maps are in fdgsec/restyling.py, images drawn by class in fdgsec/class_draws.py. Extends methods/style_sharing.py, which is step 1.
 
 Shares, every round, before training: each participant sends the four vectors Phi_n of eq. (3), computed by the current
 global model up to `stage`; the server gives each participant those of `received` others, unattributed. A single participant
@@ -18,7 +18,6 @@ through the new ones, models are averaged uniformly. What that code does against
 together by the preset `stablefdg-released`. Of it are not reproduced: all clients send their styles, also those that do
 not take part; the last short batch is dropped; the class-balanced batch is drawn once per epoch."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, cast
@@ -27,20 +26,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import Artifact, StyleDistribution
-from fdgsec.batches import Batch, TrainingSet, batches_in_order, epoch_of_batches
+from fdgsec.batches import Batch, TrainingSet
 from fdgsec.class_draws import BalancedPass, ClassDraws
 from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.features import statistics
 from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
-from fdgsec.methods.fedavg import FedAvg
-from fdgsec.model_encoder import introduced_layers
+from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
 from fdgsec.models import Between, Classifier
 from fdgsec.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
-from fdgsec.precision import precision_of
 from fdgsec.restyling import (
     StyleLaws,
-    batch_styles,
     explored,
     greedy_seeds,
     instance_statistics,
@@ -49,25 +43,20 @@ from fdgsec.restyling import (
     oversampled_rows,
     restyled,
 )
-from fdgsec.rng import child, derangement
-from fdgsec.server_needs import ServerNeeds
+from fdgsec.rng import child
 from fdgsec.training import Objective
 
-STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
-PHI = ("mean", "std", "mean_spread", "std_spread")  # eq. (3)
-DISTRIBUTION = "distribution"
-OWN_VARIANCES = "own_variances"
+__all__ = ["DISTRIBUTION", "NEGATIVE_STDS", "LocalLearning", "Passage", "StableFDG"]
+
 NEGATIVE_STDS = "negative_stds"
 """The entry of a client's state that counts its last round's explored stds: those below 0, and all of them, (2,) int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StableFDG(FedAvg):
+class StableFDG(StyleSharing):
     """StableFDG with its options; those of the optimiser are in the preset `stablefdg-paper`.
 
-    `style` and `attention` switch the two halves. Step 1: statistics are taken at the end of `stage`, in evaluation mode on
-    plain images unless `statistics_training_mode` and `statistics_augmented` say otherwise; `spread` is sent of them;
-    `received` distributions come from random other participants or from the farthest (`sharing`). Step 2 starts in round
+    `style` and `attention` switch the two halves; step 1 and its options are those of `StyleSharing`. Step 2 starts in round
     `shift_from`; half a batch keeps its style, chosen by `selection` ("centroids": its first half, which takes the styles of
     cluster centres, as released). `probability` is that of step 2 and, at each stage of `explore_at`, of steps 3 to 5.
     `oversampling` counts batches, `oversample` says which rows; `exploration` is alpha, about `explore_centre` (the batch
@@ -80,18 +69,8 @@ class StableFDG(FedAvg):
     replace its own."""
 
     weights: Literal["size", "uniform"] = "uniform"
-    style: bool = True
     attention: bool = True
-    unbiased: bool = True
-    eps: float = 1e-6
-    stage: str = "stage1"
-    spread: Literal["variance", "std"] = "variance"
-    statistics_training_mode: bool = False
-    statistics_augmented: bool = False
-    received: int = 1
-    sharing: Literal["random", "farthest"] = "random"
     shift_from: int = 0
-    shift_law: Literal["normal", "printed"] = "normal"
     selection: Literal["k-means++", "random", "centroids"] = "k-means++"
     probability: float = 0.5
     explore_at: tuple[str, ...] = ("stage1", "stage2", "stage3")
@@ -111,32 +90,19 @@ class StableFDG(FedAvg):
     singletons: Literal["extra", "self", "released"] = "extra"
 
     def __post_init__(self) -> None:
-        if not {self.stage, *self.explore_at} <= set(STAGES):
+        super().__post_init__()
+        if not set(self.explore_at) <= set(STAGES):
+            raise UsageError(f"stablefdg acts at {', '.join(STAGES)}; got explore_at = {self.explore_at!r}.")
+        if not 0 <= self.probability <= 1 or min(self.oversampling, self.shift_from) < 0:
             raise UsageError(
-                f"stablefdg acts at {', '.join(STAGES)}; got stage = {self.stage!r}, explore_at = {self.explore_at!r}."
+                "stablefdg needs probability in [0, 1], and oversampling, shift_from of at least 0; got "
+                f"{self.probability}, {self.oversampling}, {self.shift_from}."
             )
-        if not 0 <= self.probability <= 1 or min(self.received, self.oversampling, self.shift_from) < 0:
+        if self.embedding < 1 or (self.mix_alpha is not None and self.mix_alpha <= 0):
             raise UsageError(
-                "stablefdg needs probability in [0, 1], and received, oversampling, shift_from of at least 0; got "
-                f"{self.probability}, {self.received}, {self.oversampling}, {self.shift_from}."
+                "stablefdg needs embedding >= 1 and mix_alpha > 0 (or none: no MixStyle); got "
+                f"{self.embedding}, {self.mix_alpha}."
             )
-        if self.eps <= 0 or self.embedding < 1 or (self.mix_alpha is not None and self.mix_alpha <= 0):
-            raise UsageError(
-                "stablefdg needs eps > 0, embedding >= 1 and mix_alpha > 0 (or none: no MixStyle); got "
-                f"{self.eps}, {self.embedding}, {self.mix_alpha}."
-            )
-
-    @property
-    def shares(self) -> Literal["never", "once", "every"]:
-        """Style information, every round, unless nobody is to receive any."""
-        return "every" if self.style and self.received else "never"
-
-    @property
-    def server_needs(self) -> ServerNeeds:
-        """Who sent which distribution, unless none is shared."""
-        if self.shares == "never":
-            return super().server_needs
-        return ServerNeeds(uploads="named", because="each client receives another one's styles, never its own")
 
     def check(self, clients: int) -> None:
         """Raise UsageError for a local method on top, which would not be heard."""
@@ -152,83 +118,6 @@ class StableFDG(FedAvg):
             network, embedding=self.embedding, cosine=self.cosine, bias=self.attention_bias,
             unused=self.unused_parameters, rng=rng,
         )  # fmt: skip
-
-    def share(
-        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
-    ) -> tuple[Inbox, State]:
-        """Step 1: send Phi_n, centre and spread of the client's image styles under the current model (eqs. 2 and 3).
-
-        Raises UsageError for a client without images, and where no model was received."""
-        if self.shares == "never":
-            return {}, state
-        if model is None:
-            raise UsageError(
-                "stablefdg shares styles of the current model, and got none; give the run a model, or set received to 0."
-            )
-        if not len(client.data):
-            raise UsageError(f"{client.name} has no images; a style needs at least one. Use fewer clients.")
-        mean, std = self.image_styles(client, model, rng)
-        if self.shift_law == "printed":
-            own = torch.stack([mean.var(0, correction=0), std.var(0, correction=0)]).float()
-            state = {**state, OWN_VARIANCES: own}
-        return {DISTRIBUTION: self.distribution(mean, std)}, state
-
-    def image_styles(self, client: Client, model: GlobalModel, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Give mu(s_i) and sigma(s_i) of each image's maps at the end of `stage` (eq. 1), two (n, C) float64.
-
-        Nothing behind that stage runs. In float32 whatever the device trains in. Where these layers are an encoder that
-        somebody introduced, what it has seen once is not seen again."""
-        alone = not (self.statistics_training_mode or self.statistics_augmented)
-        encoder = introduced_layers(model, stage=self.stage) if alone else None
-        if encoder is not None:
-            return statistics(encoder, client.data).style(unbiased=self.unbiased, eps=self.eps)
-        network = model.module().train(self.statistics_training_mode)
-        device = network.head.weight.device
-        layout = precision_of(device, network.backbone).layout
-        if self.statistics_augmented:
-            dealt = epoch_of_batches(TrainingSet.of(client.data), self.plan, rng, device=device, layout=layout)
-        else:
-            dealt = batches_in_order(client.data, self.plan.batch_size, device=device, layout=layout)
-        return batch_styles(network, dealt, stage=self.stage, eps=self.eps, unbiased=self.unbiased)
-
-    def distribution(self, mean: Tensor, std: Tensor) -> StyleDistribution:
-        """Give Phi_n of eq. (3) for image styles (n, C): averages, and variances about them (eq. 2).
-
-        With `spread` "std" the latter are sqrt(variance + eps) with n - 1 in the denominator, as released."""
-        correction = 1 if self.spread == "std" and len(mean) > 1 else 0
-        spreads = [values.var(0, correction=correction) for values in (mean, std)]
-        if self.spread == "std":
-            spreads = [(variance + self.eps).sqrt() for variance in spreads]
-        return StyleDistribution(
-            mean=mean.mean(0).float(), std=std.mean(0).float(),
-            mean_spread=spreads[0].float(), std_spread=spreads[1].float(),
-        )  # fmt: skip
-
-    def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
-    ) -> tuple[Mapping[str, Inbox], State]:
-        """Step 1: give each participant `received` others' information, nobody's to two in one turn and nobody its own.
-
-        With fewer participants each receives what all others sent; one alone receives nothing."""
-        if self.shares == "never" or len(shared) < 2:
-            return {}, server
-        sent = [inbox[DISTRIBUTION] for inbox in shared.values()]
-        received = zip(shared, self._givers(sent, rng).tolist(), strict=True)
-        return {
-            name: {f"{DISTRIBUTION}.{turn}": sent[giver] for turn, giver in enumerate(givers)}
-            for name, givers in received
-        }, server
-
-    def _givers(self, sent: Sequence[Artifact], rng: torch.Generator) -> Tensor:
-        """Say whose information each participant receives, (participants, min(`received`, participants - 1))."""
-        turns = min(self.received, len(sent) - 1)
-        if self.sharing == "farthest":  # appendix E.1
-            vectors = torch.stack([torch.cat(list(phi.tensors().values())) for phi in sent]).double()
-            return torch.cdist(vectors, vectors).fill_diagonal_(-1).topk(turns, dim=1).indices
-        steps = [derangement(len(sent), rng)]  # one cycle through all, on which `turns` steps do not come round
-        while len(steps) < turns:
-            steps.append(steps[0][steps[-1]])
-        return torch.stack(steps, 1)
 
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
@@ -249,24 +138,6 @@ class StableFDG(FedAvg):
             styles=self.new_styles(inbox, state) if shifting else None,
             negative_stds=state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)),
         )  # fmt: skip
-
-    def new_styles(self, inbox: Inbox, state: State) -> StyleLaws | None:
-        """Make the laws of step 2 from what was received, or None where nothing was.
-
-        Raises TypeError for an artifact of another kind."""
-        received = [inbox[slot] for slot in sorted(inbox) if slot.startswith(DISTRIBUTION)]
-        if not received:
-            return None
-        phis = [phi for phi in received if isinstance(phi, StyleDistribution)]
-        if len(phis) < len(received):
-            kinds = ", ".join(artifact.kind for artifact in received)
-            raise TypeError(f"stablefdg shifts to a StyleDistribution; received {kinds}.")
-        vectors = [torch.stack([phi.tensors()[name] for phi in phis]) for name in PHI]
-        spreads = torch.stack(vectors[2:])
-        scales = spreads.sqrt() if self.spread == "variance" else spreads
-        if self.shift_law == "printed":  # eps Sigma_n'(.) with eps ~ N(0, Sigma_n(.)), n being the receiver
-            scales = scales.square() * state[OWN_VARIANCES].sqrt().unsqueeze(1)
-        return StyleLaws(mean=vectors[0], std=vectors[1], mean_scale=scales[0], std_scale=scales[1])
 
     def shifted(self, maps: Tensor, styles: StyleLaws, rng: torch.Generator) -> Tensor:
         """Step 2: half of the maps (B, C, H, W) keep their style, the others get new ones.
