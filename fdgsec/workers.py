@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from fdgsec.errors import UsageError
+from fdgsec.heap import keep_freed_memory
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -25,9 +26,8 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
         return
     threads = max(1, torch.get_num_threads() // workers)
     pool = ProcessPoolExecutor(
-        min(workers, max(len(tasks), 1)), mp_context=get_context("spawn"), initializer=torch.set_num_threads,
-        initargs=(threads,),
-    )  # fmt: skip
+        min(workers, max(len(tasks), 1)), mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)
+    )
     failure: BaseException | None = None
     try:
         asked: dict[Future[Result], Task] = {pool.submit(work, task): task for task in tasks}
@@ -48,3 +48,8 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
         ) from failure
     if failure is not None:
         raise failure
+
+
+def _begin(threads: int) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(threads)

@@ -27,6 +27,7 @@ from fdgsec.cli import (
     weights,
 )
 from fdgsec.errors import FdgsecError
+from fdgsec.heap import keep_freed_memory
 
 app = typer.Typer(
     name="fdgsec", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -67,6 +68,8 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code: 0 done, 1 a run failed, 2 bad input, 3 a resource is missing."""
+    if arguments is None:  # a process of its own, not a caller's
+        keep_freed_memory()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [item for item in given if item != "--debug"]
