@@ -22,7 +22,8 @@ Command = Sequence[str]
 FULL: Mapping[str, Command] = {
     "training": (
         "training_speed.py", "--part", "both", "--loop", "tiny:64:8", "resnet18:64:3", "--modes", "float32", "table",
-        "bfloat16", "--precision", "tiny:64", "squeezenet1_0:64", "resnet18:64", "mobilenet_v3_large:64",
+        "bfloat16", "--precision", "tiny:64", "squeezenet1_0:64", "squeezenet1_0:128", "resnet18:64", "resnet50:64",
+        "densenet121:64", "mobilenet_v3_large:64",
     ),
     "methods": ("method_speed.py",),
     "metrics": ("metric_speed.py", "--extractors", "mini:96", "squeezenet:96", "inception:32", "--repeats", "5"),
