@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fdgsec.cache import write_atomic
+from fdgsec.runtime.files import write_atomic
 
 HERE = Path(__file__).parent
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.adversaries import View
-from fdgsec.artifacts import Artifact, ImageStyles, StyleStatistics
-from fdgsec.attacks.differencing import Differencing
-from fdgsec.attacks.domain_inference import DomainInference
-from fdgsec.attacks.inter_client import InterClient
-from fdgsec.attacks.interpolation_leakage import InterpolationLeakage
-from fdgsec.attacks.label_inference import LabelInference
-from fdgsec.attacks.linkage import Linkage
-from fdgsec.attacks.membership import Membership
-from fdgsec.attacks.pool_exposure import PoolExposure
-from fdgsec.attacks.property_inference import PropertyInference
-from fdgsec.attacks.reidentification import Reidentification
+from fdgsec.attacks.attribute_inference.domains import DomainInference
+from fdgsec.attacks.attribute_inference.labels import LabelInference
+from fdgsec.attacks.attribute_inference.properties import PropertyInference
+from fdgsec.attacks.differencing.attack import Differencing
+from fdgsec.attacks.inter_client.attack import InterClient
+from fdgsec.attacks.interpolation_leakage.attack import InterpolationLeakage
+from fdgsec.attacks.interpolation_leakage.control import PlantedMethod
+from fdgsec.attacks.linkage.attack import Linkage
+from fdgsec.attacks.membership.attack import Membership
+from fdgsec.attacks.pool_exposure.attack import PoolExposure
+from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.data.domains import DomainDataset
-from fdgsec.planted_cohorts import PlantedMethod
-from fdgsec.planting import PlantedStatistics, planted_images, planted_moments, upload
-from fdgsec.rng import stream
-from fdgsec.threats import Case, Guess, Knowledge, Observer, RequestKind
-from fdgsec.wire import SERVER
+from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
+from fdgsec.federation.wire import SERVER
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Case, Guess, Knowledge, Observer, RequestKind
+from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 CLASSES, DOMAINS = 7, 3
 RECORDS = 130

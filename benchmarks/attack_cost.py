@@ -20,10 +20,10 @@ import torch
 
 from benchmarks.attack_cases import QUESTIONS, RECORDS, Size, records
 from benchmarks.inversion_steps import adversarial_step, matching_step, regression_step
-from fdgsec.cache import write_atomic
-from fdgsec.planting import planted_moments
-from fdgsec.privacy.row_matching import nearest_row
-from fdgsec.privacy.tracing import fit_whitening, likelihood_ratio
+from fdgsec.attacks.membership.image_styles import nearest_row
+from fdgsec.attacks.statistics.tracing import fit_whitening, likelihood_ratio
+from fdgsec.runtime.files import write_atomic
+from fdgsec.threats.planted import planted_moments
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["benchmarks.inversion_steps"])

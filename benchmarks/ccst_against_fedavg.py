@@ -22,19 +22,19 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fdgsec.cache import write_atomic
-from fdgsec.config import RunConfig
-from fdgsec.console import Silent
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.conducting import federate
-from fdgsec.experiments.evaluation import accuracy_document
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.setup.evaluation import accuracy_document
+from fdgsec.experiments.setup.run_federation import federate
+from fdgsec.experiments.setup.world import load_world, model_of
 from fdgsec.experiments.train import split_sources
-from fdgsec.experiments.world import load_world, model_of
-from fdgsec.features import encoder_named
+from fdgsec.federation.run_folder import environment
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.plans import Plan
-from fdgsec.runs import environment
+from fdgsec.nn.styles.image_styles import encoder_named
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Silent
 
 SCHEMA = 1
 

@@ -16,14 +16,14 @@ from method_cases import CASES, PLAN
 from method_speed import surroundings
 from training_speed import CLASSES, Setting, images_of, setting_of
 
-from fdgsec.artifacts import ModelState
-from fdgsec.cache import write_atomic
-from fdgsec.driver import Driver
-from fdgsec.engines.local import LocalEngine
-from fdgsec.federation import Blueprint, Client, GlobalModel
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.method import Blueprint, Client, GlobalModel
+from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import detached
-from fdgsec.rng import stream
-from fdgsec.wire import Message, Wire
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.random_streams import stream
 
 ROUNDS = 2
 SLACK_MIB = 32.0

@@ -8,12 +8,12 @@ import torch
 
 import fdgsec
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of
-from fdgsec.batches import TrainingSet
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation import GlobalModel
-from fdgsec.metrics.identification import auc
+from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.sharpness_aware import validation_losses
 from fdgsec.metrics.intervals import delong
-from fdgsec.sharpness import validation_losses
+from fdgsec.metrics.roc import auc
+from fdgsec.nn.training.batches import TrainingSet
 
 
 def loss_membership(

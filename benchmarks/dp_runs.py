@@ -21,20 +21,21 @@ import torch
 from benchmarks.dp_attacks import loss_membership, style_membership
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protocol_of
 from benchmarks.dp_tables import learnt, table
-from fdgsec.cache import write_atomic
-from fdgsec.config import RunConfig
-from fdgsec.console import Silent
 from fdgsec.data.domains import DomainDataset
-from fdgsec.driver import Driver, RoundReport
-from fdgsec.engines.local import LocalEngine
-from fdgsec.experiments.evaluation import accuracy_document
-from fdgsec.experiments.shielding import guarantee_documents, shield_of
-from fdgsec.experiments.world import clients_of, load_world, method_of, model_of, roles_of, with_validation
-from fdgsec.federation import GlobalModel, Method, Reply, Request, Step
-from fdgsec.plans import Plan
-from fdgsec.rng import stream
-from fdgsec.runs import environment
-from fdgsec.wire import Wire, keeps_artifacts
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.evaluation import accuracy_document
+from fdgsec.experiments.setup.guarantees import guarantee_documents
+from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, roles_of, with_validation
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.method import GlobalModel, Method, Reply, Request, Step
+from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.run_folder import environment
+from fdgsec.federation.wire import Wire, keeps_artifacts
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.random_streams import stream
 
 SCHEMA = 1
 

@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from fdgsec.artifacts import StyleBank
-from fdgsec.cache import write_atomic
-from fdgsec.config import RunConfig, resolve_settings
-from fdgsec.console import Silent
-from fdgsec.engines.flower.loopback import loopback
-from fdgsec.engines.flower.processes import simulate, submit
-from fdgsec.experiments.conducting import Federation, Trained, federate
-from fdgsec.experiments.flower_jobs import FlowerFederation, Job
-from fdgsec.experiments.shielding import shield_of
+from fdgsec.experiments.config import RunConfig, resolve_settings
+from fdgsec.experiments.flower.jobs import FlowerFederation, Job
+from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
+from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
-from fdgsec.experiments.world import load_world, method_of, model_of
-from fdgsec.runs import environment
+from fdgsec.federation.artifacts import StyleBank
+from fdgsec.federation.engines.flower.loopback import loopback
+from fdgsec.federation.engines.flower.processes import simulate, submit
+from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Silent
 
 METHODS = ("ccst", "fisc", "stablefdg", "feddag", "fedalign")
 

@@ -16,17 +16,17 @@ from typing import Any
 
 import torch
 
-from fdgsec.cache import write_atomic
-from fdgsec.config import resolve_settings
-from fdgsec.console import Silent
-from fdgsec.engines.flower.certificates import create_node_key
-from fdgsec.engines.flower.connection import Connection
-from fdgsec.engines.flower.loopback import loopback
-from fdgsec.engines.flower.processes import submit
-from fdgsec.errors import FdgsecError
-from fdgsec.experiments.flower_jobs import FlowerFederation
-from fdgsec.experiments.world import method_of
-from fdgsec.runs import environment
+from fdgsec.experiments.config import resolve_settings
+from fdgsec.experiments.flower.jobs import FlowerFederation
+from fdgsec.experiments.setup.world import method_of
+from fdgsec.federation.engines.flower.certificates import create_node_key
+from fdgsec.federation.engines.flower.connection import Connection
+from fdgsec.federation.engines.flower.loopback import loopback
+from fdgsec.federation.engines.flower.processes import submit
+from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Silent
 
 FAULTS = ("none", "nan", "wrong shape", "missing key", "bad weight", "exception", "sleep", "sigkill")
 TIMEOUT = 30.0

@@ -5,13 +5,13 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.attack_cases import Size
-from fdgsec.encoders import load_encoder
-from fdgsec.inversion import Schedule, TrainingSet, fit_generator, fit_linear
-from fdgsec.inversion_gan import Contest, fit_adversarial
-from fdgsec.inversion_workshop import loss_named
-from fdgsec.matching import Matching, match
-from fdgsec.networks.style_generator import adversarial_shape, small_shape
-from fdgsec.rng import stream
+from fdgsec.attacks.style_inversion.inverter import Schedule, TrainingSet, fit_generator, fit_linear
+from fdgsec.attacks.style_inversion.inverter_cache import loss_named
+from fdgsec.attacks.style_inversion.inverter_gan import Contest, fit_adversarial
+from fdgsec.attacks.style_inversion.style_matching import Matching, match
+from fdgsec.nn.networks.style_generator import adversarial_shape, small_shape
+from fdgsec.nn.styles.encoders import load_encoder
+from fdgsec.runtime.random_streams import stream
 
 IMAGES = 60
 NUMBERS = 512

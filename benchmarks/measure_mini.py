@@ -27,9 +27,9 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.encoders import MiniStyle, StyleEncoder, image_moments, load_encoder
-from fdgsec.rng import stream
-from fdgsec.styles import adain, moments, style_of
+from fdgsec.nn.styles.channel_statistics import adain, moments, style_of
+from fdgsec.nn.styles.encoders import MiniStyle, StyleEncoder, image_moments, load_encoder
+from fdgsec.runtime.random_streams import stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import torch
 from passes import Adversary, Bare, Passage, adversarial, enlarged, episodes, views
 from training_speed import Job
 
-from fdgsec.augmix import AugMix
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.dsu import DSU
 from fdgsec.methods.fedalign import FedAlign
@@ -20,7 +19,8 @@ from fdgsec.methods.fisc import FISC
 from fdgsec.methods.fpl import FPL
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.stablefdg import StableFDG
-from fdgsec.plans import Plan
+from fdgsec.nn.training.augmix import AugMix
+from fdgsec.nn.training.plan import Plan
 
 PLAN = Plan(batch_size=32, learning_rate=1e-4, momentum=0.9)
 

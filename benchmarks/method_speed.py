@@ -29,19 +29,19 @@ from method_cases import CASES, PLAN, Observed
 from passes import Bare, exploration_shares, passage_of, watch
 from training_speed import CLASSES, CPU, Job, Setting, Timing, images_of, interleaved, processor_name, setting_of
 
-from fdgsec.artifacts import ModelState
-from fdgsec.cache import write_atomic
-from fdgsec.driver import Driver
-from fdgsec.engines.local import LocalEngine
-from fdgsec.engines.state import MemoryStates
-from fdgsec.federation import Blueprint, Client, GlobalModel, Reply, Request, State, Step
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.engines.state import MemoryStates
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Reply, Request, State, Step
+from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.run_folder import environment
+from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.stablefdg import StableFDG
-from fdgsec.models import Classifier
-from fdgsec.precision import precision_of
-from fdgsec.rng import stream
-from fdgsec.runs import environment
-from fdgsec.wire import Message, Wire
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.precision import precision_of
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.random_streams import stream
 
 TARGET = 1.15
 MEASURED = "client:0"

@@ -28,15 +28,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training_speed import Job, interleaved, processor_name
 
-from fdgsec import weights
-from fdgsec.cache import write_atomic
 from fdgsec.data.domains import DomainDataset
-from fdgsec.encoders import MiniStyle, SqueezeStyle, load_encoder
-from fdgsec.metrics.extraction import extracted, feature_statistics
-from fdgsec.metrics.extractors import INCEPTION_SIDE, EncoderExtractor, Extractor, InceptionExtractor, extractor_named
-from fdgsec.models import Normalisation
-from fdgsec.rng import stream
-from fdgsec.runs import environment
+from fdgsec.federation.run_folder import environment
+from fdgsec.metrics.feature_extraction import extracted, feature_statistics
+from fdgsec.metrics.feature_extractors import (
+    INCEPTION_SIDE,
+    EncoderExtractor,
+    Extractor,
+    InceptionExtractor,
+    extractor_named,
+)
+from fdgsec.nn.networks import weights
+from fdgsec.nn.networks.classifiers import Normalisation
+from fdgsec.nn.styles.encoders import MiniStyle, SqueezeStyle, load_encoder
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.random_streams import stream
 
 TARGET = 0.9
 STORED_IMAGES = 64  # a dataset may name a stored image any number of times

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fdgsec.models import Classifier
-from fdgsec.networks.attention import HighlightedClassifier
-from fdgsec.networks.perturbation import PerturbationNetwork, perturbation_network
-from fdgsec.plans import Plan, optimiser_of
-from fdgsec.precision import Precision, autocast
-from fdgsec.rng import stream
-from fdgsec.training import prepared
+from fdgsec.nn.networks.attention import HighlightedClassifier
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
+from fdgsec.nn.training.loop import prepared
+from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.runtime.random_streams import stream
 
 INTENSITY, MARGIN, FOLLOWS, META_STEP = 0.3, 0.1, 0.99, 1e-3  # of FedDAG's eqs. (1) and (2), its teacher, and FedDG
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 from torch import Tensor
 
-from fdgsec.rng import integer_seed, stream
+from fdgsec.runtime.random_streams import integer_seed, stream
 
 Picture = NDArray[np.floating]  # (H, W, 3) in [0, 1]
 Colour = tuple[int, int, int]

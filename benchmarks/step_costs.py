@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from fdgsec.heap import keep_freed_memory
+from fdgsec.runtime.processes import keep_freed_memory
 
 KEPT = keep_freed_memory()  # before torch takes any memory
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.training_speed import CPU, bare, setting_of
-from fdgsec.plans import Plan
-from fdgsec.precision import precision_of
-from fdgsec.restyling import instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
+from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.precision import precision_of
 
 Style = tuple[Tensor, Tensor]
 

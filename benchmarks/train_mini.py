@@ -30,9 +30,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.networks.style_codec import MiniDecoder, MiniEncoder, MiniShape
-from fdgsec.rng import stream
-from fdgsec.styles import style_of
+from fdgsec.nn.networks.adain_codec import MiniDecoder, MiniEncoder, MiniShape
+from fdgsec.nn.styles.channel_statistics import style_of
+from fdgsec.runtime.random_streams import stream
 
 STYLE_NORM = 400.0  # about the median norm of a relu4_1 style of the AdaIN encoder; a convention, not a finding
 STATISTICS_EPS = 1e-6  # features are near unit scale here; the shipped ones are about 20 times larger, with eps 1e-5

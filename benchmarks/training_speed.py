@@ -3,9 +3,9 @@
 Part "loop": one client epoch (`training.epochs` on uint8 images with augmentation; and FedAvg's whole `fit`, which also
 builds the network) against forward, cross-entropy, backward and step on one float batch that lies in memory, with the same
 network, batch size, optimiser, precision and layout. The target is 90 % of the bare speed. Precision and layout are those
-of the table `fdgsec.precision.PRECISION` and, where `--modes` says so, others in its place on both sides.
+of the table `fdgsec.nn.training.precision.PRECISION` and, where `--modes` says so, others in its place on both sides.
 Part "precision": a bare step in float32 and bfloat16, contiguous and channels_last, against the table
-`fdgsec.precision.PRECISION`.
+`fdgsec.nn.training.precision.PRECISION`.
 
 Jobs take turns in one process. Seconds are processor seconds of this process, so that other processes on the machine
 change them little; wall seconds stand beside them. Numbers are medians over the repeats, shares are medians of shares."""
@@ -25,18 +25,18 @@ from unittest.mock import patch
 import torch
 from torch.nn import functional
 
-from fdgsec.artifacts import ModelState
-from fdgsec.batches import TrainingSet
-from fdgsec.cache import write_atomic
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.run_folder import environment
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.plans import Plan
-from fdgsec.precision import Precision, precision_of, processor_of
-from fdgsec.rng import stream
-from fdgsec.runs import environment
-from fdgsec.training import CrossEntropy, epochs
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.loop import CrossEntropy, epochs
+from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.precision import Precision, precision_of, processor_of
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.random_streams import stream
 
 CPU = torch.device("cpu")
 CLASSES = 7
@@ -147,7 +147,7 @@ def measure_loop(setting: Setting, *, repeats: int, mode: str = "table") -> dict
     """Time the loop and give the share of the bare speed that `epochs` and `fit` reach."""
     plan = Plan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
     precision = MODES[mode] or precision_of(CPU, setting.backbone)
-    with patch.dict("fdgsec.precision.PRECISION", {(processor_of(CPU), setting.backbone): precision}):
+    with patch.dict("fdgsec.nn.training.precision.PRECISION", {(processor_of(CPU), setting.backbone): precision}):
         timings = interleaved(loop_jobs(setting, plan), repeats=repeats)
     images = setting.batch * setting.steps
     row: dict[str, object] = {**asdict(setting), "mode": mode, **asdict(precision)}

@@ -16,18 +16,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import ModelState, Scores
-from fdgsec.defending import Outgoing, Protected, Sender
-from fdgsec.errors import UsageError
-from fdgsec.federation import NUMBERS, GlobalModel, Method
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.defense import Outgoing, Protected, Sender
+from fdgsec.federation.local_methods import Stacked
+from fdgsec.federation.method import NUMBERS, GlobalModel, Method
+from fdgsec.federation.reply_slots import Slot
+from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.wire import CLIENTS, Receipt, Upload
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.gaussian import multiplier_per_release, noise_multiplier
-from fdgsec.privacy.promises import Promise
-from fdgsec.registry import name_of
-from fdgsec.server_needs import needs_of
-from fdgsec.slots import Slot
-from fdgsec.stacking import Stacked
-from fdgsec.wire import CLIENTS, Receipt, Upload
+from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.mechanisms import multiplier_per_release, noise_multiplier
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.registry import name_of
 
 SLOT = "model"
 PUBLIC_WEIGHT = 1.0

@@ -1,6 +1,6 @@
 """DP-SGD in every client: what its model learned hides each of its images.
 
-Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, by fdgsec.private_training (per-record gradients by Opacus);
+Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, by fdgsec.privacy.dp_sgd (per-record gradients by Opacus);
 accounted over all rounds by fdgsec.privacy.accounting. What a method needs so that the promise is about its own objective
 is in docs/defenses/dp-sgd.md, method by method."""
 
@@ -11,16 +11,16 @@ from functools import lru_cache
 
 import torch
 
-from fdgsec.artifacts import GeneratorState, ModelState
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import NUMBERS, Client, Clock, Method, TrainsByPlan, TrainsThroughTrainer
-from fdgsec.plans import Plan
+from fdgsec.federation.artifacts import GeneratorState, ModelState
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.local_methods import Stacked
+from fdgsec.federation.method import NUMBERS, Client, Clock, Method, TrainsByPlan, TrainsThroughTrainer
+from fdgsec.nn.training.plan import Plan
 from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
-from fdgsec.privacy.promises import Promise
-from fdgsec.private_training import PrivateTrainer, uses_of
-from fdgsec.registry import name_of
-from fdgsec.stacking import Stacked
+from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
+from fdgsec.privacy.guarantees import Promise
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.registry import name_of
 
 PUBLIC = frozenset({"steps"})
 """Metrics that no image decides."""

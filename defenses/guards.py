@@ -1,7 +1,7 @@
 """Guards: what every receiver checks before it uses a message, and how a server outvotes hostile clients.
 
 Centres: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498), Krum (Blanchard
-et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.robust holds the mathematics. They act on what the server
+et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.federation.robust_statistics holds the mathematics. They act on what the server
 received, so they hide nothing from it."""
 
 import math
@@ -13,14 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import KINDS, HeadGradient, ModelState, Scores
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.federation import NUMBERS, Method
-from fdgsec.replies import HEAVIEST
-from fdgsec.robust import distance_z, krum, median, trimmed_mean, winsorised
-from fdgsec.slots import ROWS, Slot, remade
-from fdgsec.wire import CLIENTS, Message, Receipt, Upload
+from fdgsec.federation.artifacts import KINDS, HeadGradient, ModelState, Scores
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import NUMBERS, Method
+from fdgsec.federation.reply_checks import HEAVIEST
+from fdgsec.federation.reply_slots import ROWS, Slot, remade
+from fdgsec.federation.robust_statistics import distance_z, krum, median, trimmed_mean, winsorised
+from fdgsec.federation.wire import CLIENTS, Message, Receipt, Upload
+from fdgsec.runtime.errors import ArtifactError, UsageError
 
 MODELS = (ModelState, HeadGradient)
 SLOT = "model"
@@ -184,7 +184,7 @@ def _finite(value: Tensor) -> bool:
 def _check_slots(uploads: Sequence[Upload]) -> None:
     """Raise ArtifactError for a client that leaves out what most send, or sends what most do not.
 
-    Where two forms are equally frequent nobody can say who is right, and all are named (as in fdgsec.replies)."""
+    Where two forms are equally frequent nobody can say who is right, and all are named (as in fdgsec.federation.reply_checks)."""
     own = [upload for upload in uploads if upload.sender != CLIENTS]
     forms = Counter(tuple(sorted(upload.artifacts)) for upload in own)
     if len(forms) < 2:

@@ -13,11 +13,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics, renumbered
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UnseenError, UsageError
-from fdgsec.federation import SHARED_ROWS, Method
-from fdgsec.privacy.promises import Mixing
+from fdgsec.federation.artifacts import (
+    Amplitudes,
+    Artifact,
+    ImageStyles,
+    StyleDistribution,
+    StyleStatistics,
+    renumbered,
+)
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import SHARED_ROWS, Method
+from fdgsec.privacy.guarantees import Mixing
+from fdgsec.runtime.errors import UnseenError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

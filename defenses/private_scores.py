@@ -12,13 +12,13 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from fdgsec.artifacts import Scores
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import Method
+from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import Method
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.gaussian import noise_multiplier
-from fdgsec.privacy.promises import Promise
+from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.mechanisms import noise_multiplier
+from fdgsec.runtime.errors import UsageError
 
 
 @runtime_checkable

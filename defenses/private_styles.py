@@ -4,7 +4,7 @@ Of a release that is a mean over images (CCST's eq. 8, StableFDG's eq. 3) every 
 about the mean of public images, t~ = c + (t - c) min(1, C / |t - c|), Gaussian noise goes on the mean of the n images, and
 what the method sends is made of that. Of a release of single images (CCST's eq. 7, FedAlign's pool) every row is. With
 `unit="client"` everything that a client sends is one value. Noise: Balle & Wang, ICML 2018, Theorem 8
-(fdgsec.privacy.gaussian). Sensitivities: fdgsec/privacy/clipping.py. Public images: fdgsec/privacy/public_reference.py.
+(fdgsec.privacy.mechanisms). Sensitivities: fdgsec/privacy/clipping.py. Public images: fdgsec/federation/public_clip_bounds.py.
 
 A method that shares every round composes: noise grows with the root of the number of rounds, so that the whole run meets
 epsilon. The page docs/defenses/private-styles.md says what is promised and what is not."""
@@ -18,22 +18,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.defending import Look, Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import Method
-from fdgsec.privacy.accounting import Relation, Unit, Use
-from fdgsec.privacy.clipping import (
-    Region,
-    count_weight,
-    sensitivity_of_client,
-    sensitivity_of_mean,
-    sensitivity_of_rows,
-    sensitivity_of_sum_and_count,
-)
-from fdgsec.privacy.gaussian import noise_multiplier
-from fdgsec.privacy.promises import Promise
-from fdgsec.privacy.public_reference import (
+from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics
+from fdgsec.federation.defense import Look, Outgoing, Protected
+from fdgsec.federation.method import Method
+from fdgsec.federation.public_clip_bounds import (
     Frame,
     Reference,
     client_region,
@@ -43,6 +31,18 @@ from fdgsec.privacy.public_reference import (
     shared_rows,
     with_rows,
 )
+from fdgsec.privacy.accounting import Relation, Unit, Use
+from fdgsec.privacy.clipping import (
+    Region,
+    count_weight,
+    sensitivity_of_client,
+    sensitivity_of_mean,
+    sensitivity_of_rows,
+    sensitivity_of_sum_and_count,
+)
+from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.mechanisms import noise_multiplier
+from fdgsec.runtime.errors import UsageError
 
 T = TypeVar("T")
 STYLES = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)

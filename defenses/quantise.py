@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics, renumbered
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import Method
+from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics, renumbered
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import Method
+from fdgsec.runtime.errors import UsageError
 
 Quantised = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Amplitudes, Artifact, GeneratorState, ModelState, Scores, StyleStatistics
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UnseenError, UsageError
-from fdgsec.federation import NUMBERS, Method
-from fdgsec.server_needs import needs_of
-from fdgsec.wire import CLIENTS, Policy, Upload, number_of
+from fdgsec.federation.artifacts import Amplitudes, Artifact, GeneratorState, ModelState, Scores, StyleStatistics
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import NUMBERS, Method
+from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.wire import CLIENTS, Policy, Upload, number_of
+from fdgsec.runtime.errors import UnseenError, UsageError
 
 Sum = Callable[[Sequence[Artifact], Tensor], Artifact]
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fdgsec.artifacts import Amplitudes, Artifact
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import Method
-from fdgsec.server_needs import needs_of
-from fdgsec.wire import ANONYMOUS, Policy, Upload, number_of
+from fdgsec.federation.artifacts import Amplitudes, Artifact
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import Method
+from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.wire import ANONYMOUS, Policy, Upload, number_of
+from fdgsec.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import (
+from fdgsec.federation.artifacts import (
     Amplitudes,
     Artifact,
     ImageStyles,
@@ -24,9 +24,9 @@ from fdgsec.artifacts import (
     StyleStatistics,
     renumbered,
 )
-from fdgsec.defending import Outgoing, Protected
-from fdgsec.errors import UsageError
-from fdgsec.federation import Method
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import Method
+from fdgsec.runtime.errors import UsageError
 
 Noised = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 Derived = Noised | StyleBank | InterpolationStyle

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:
-    from fdgsec.reports import AttackReport
+from fdgsec.runtime.version import __version__ as __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from fdgsec.experiments.report.schema import AttackReport
 
 
 def attack(
@@ -31,12 +31,12 @@ def attack(
 ) -> "AttackReport":
     """Run (or reuse) a target, run every applicable attack, and give the report.
 
-    `settings` are further fields of `fdgsec.config.RunConfig` (per_domain, encoder, rounds, ...), `assignments` the
+    `settings` are further fields of `fdgsec.experiments.config.RunConfig` (per_domain, encoder, rounds, ...), `assignments` the
     command line's --set items ("method.k=2"). With `out` the run directory is written, else nothing is.
-    Raises the errors of `fdgsec.errors`."""
-    from fdgsec.config import attack_settings
-    from fdgsec.console import Silent
-    from fdgsec.experiments.attack import attack as experiment
+    Raises the errors of `fdgsec.runtime.errors`."""
+    from fdgsec.experiments.attack.verb import attack as experiment
+    from fdgsec.experiments.config import attack_settings
+    from fdgsec.runtime.progress import Silent
 
     given = {
         "dataset": dataset, "attacks": tuple(attacks), "adversary": adversary, "seed": seed, **(settings or {}),
@@ -58,9 +58,9 @@ def train(
     assignments: Sequence[str] = (),
 ) -> "AttackReport":
     """Train a method and give the report with its accuracy on the unseen domain; arguments as in `attack`."""
-    from fdgsec.config import resolve_settings
-    from fdgsec.console import Silent
+    from fdgsec.experiments.config import resolve_settings
     from fdgsec.experiments.train import train as experiment
+    from fdgsec.runtime.progress import Silent
 
     given = {"dataset": dataset, "rounds": rounds, "seed": seed, **(settings or {})}
     defaults = {"method": method, "target": method, "rounds": 10, "profile": "full"}
@@ -95,11 +95,11 @@ def sweep(
     from tempfile import TemporaryDirectory
     from typing import cast, get_args
 
-    from fdgsec.config import Profile
-    from fdgsec.console import Silent
-    from fdgsec.errors import unknown_name
-    from fdgsec.experiments.sweep import ATTACKS, SweepRequest
-    from fdgsec.experiments.sweep import sweep as experiment
+    from fdgsec.experiments.config import Profile
+    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest
+    from fdgsec.experiments.sweep.verb import sweep as experiment
+    from fdgsec.runtime.errors import unknown_name
+    from fdgsec.runtime.progress import Silent
 
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
@@ -136,9 +136,9 @@ def audit(
     """Attack the guarantee of one of `defenses` and give audit.json: `found["exceeded"]` says that the claim has failed.
 
     With `out` the document is written there, else nothing is. The rest is as in `attack`; docs/audit.md says what a bound is."""
-    from fdgsec.console import Silent
-    from fdgsec.experiments.audit import AuditPlan, audit_settings
-    from fdgsec.experiments.audit import audit as experiment
+    from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
+    from fdgsec.experiments.audit.verb import audit as experiment
+    from fdgsec.runtime.progress import Silent
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary
@@ -165,9 +165,9 @@ def attack_run(
 ) -> "AttackReport":
     """Attack what a finished run recorded, as `fdgsec attack --run`; `target` and `seed` default to the run's own.
 
-    `report.environment["notes"]` says what could not be made again. Raises the errors of `fdgsec.errors`."""
-    from fdgsec.console import Silent
-    from fdgsec.experiments.recorded_attack import RecordedRequest, attack_recorded
+    `report.environment["notes"]` says what could not be made again. Raises the errors of `fdgsec.runtime.errors`."""
+    from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
+    from fdgsec.runtime.progress import Silent
 
     request = RecordedRequest(
         run=Path(run), target=target, adversary=adversary, attacks=tuple(attacks), profile=profile, seed=seed,
@@ -194,10 +194,10 @@ def attack_vectors(
 ) -> "AttackReport":
     """Attack vectors of one's own, as `fdgsec attack --artifacts`; `dataset` are the adversary's public images.
 
-    Guesses are written with the report, under `out`. Raises the errors of `fdgsec.errors`."""
-    from fdgsec.console import Silent
-    from fdgsec.experiments.vectors_attack import VectorsRequest
-    from fdgsec.experiments.vectors_attack import attack_vectors as experiment
+    Guesses are written with the report, under `out`. Raises the errors of `fdgsec.runtime.errors`."""
+    from fdgsec.experiments.attack_vectors.verb import VectorsRequest
+    from fdgsec.experiments.attack_vectors.verb import attack_vectors as experiment
+    from fdgsec.runtime.progress import Silent
 
     request = VectorsRequest(
         artifacts=Path(artifacts), encoder=encoder, truth=truth, dataset=dataset, per_domain=per_domain,

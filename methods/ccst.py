@@ -24,18 +24,18 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
-from fdgsec.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
-from fdgsec.batches import TrainingSet
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.errors import UsageError
-from fdgsec.features import encoder_named, resized, statistics
-from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.style_banks import attributed
+from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.spectra import amplitudes, attributed, exchanged, window
-from fdgsec.style_transfer import pictures, style_transfer
-from fdgsec.styles import Moments
-from fdgsec.wire import number_of
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged, window
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.runtime.errors import UsageError
 
 STYLISED_AT_ONCE = 32
 Bank = StyleBank | Amplitudes

@@ -23,13 +23,9 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Artifact, ModelState, Scores
-from fdgsec.batches import TrainingSet
-from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.methods.fedavg import FedAvg, averaged
-from fdgsec.models import Classifier
-from fdgsec.peer_scores import (
+from fdgsec.federation.artifacts import Artifact, ModelState, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.peer_review import (
     KEPT,
     PastModel,
     evaluations,
@@ -40,8 +36,12 @@ from fdgsec.peer_scores import (
     weights_of,
     worth_keeping,
 )
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.sharpness import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
+from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.sharpness_aware import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
+from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.runtime.errors import ArtifactError, UsageError
 
 
 def within_client(current: PastModel, past: Sequence[PastModel], k: int) -> PastModel:

@@ -16,12 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fdgsec.between import PLACES, BetweenStages, check_places
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.restyling import instance_statistics, restyled
-from fdgsec.training import Objective
+from fdgsec.nn.styles.feature_styles import PLACES, BetweenStages, check_places, instance_statistics, restyled
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 EPS = 1e-6
 

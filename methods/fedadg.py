@@ -25,16 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional, init
 
-from fdgsec.artifacts import Artifact, GeneratorState, ModelState, Scores
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
-from fdgsec.models import Classifier
-from fdgsec.plans import Plan, optimiser_memory, optimiser_of, remember
-from fdgsec.rng import child, stream
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import Objective, stepped
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective, stepped
+from fdgsec.nn.training.plan import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, stream
 
 GENERATOR = "generator"
 DISCRIMINATOR = "discriminator"

@@ -2,8 +2,8 @@
 
 Gupta, Sutar, Singh & Sethi, CVPR Workshops 2025, https://arxiv.org/abs/2501.15486. Algorithm 1 is the round, eq. (3) the
 two views, eqs. (5) and (6) their features and predictions, Algorithm 2 MixCluster on the pool of eqs. (9) and (10),
-Algorithm 3 AugMix (fdgsec/augmix.py), eqs. (11) to (14) the domain discriminator, (15) to (22) the alignment of
-features, (23) that of predictions (fdgsec/contrast.py), (24) their sum. Extends methods/fedccrl.py, which holds what both
+Algorithm 3 AugMix (fdgsec/nn/training/augmix.py), eqs. (11) to (14) the domain discriminator, (15) to (22) the alignment of
+features, (23) that of predictions (fdgsec/nn/training/losses.py), (24) their sum. Extends methods/fedccrl.py, which holds what both
 papers have: the pool, the views' frame, contrast.
 
 Shares: exactly what FedCCRL shares, the colour statistics of a share r of the images each round, to everybody else.
@@ -30,17 +30,17 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 from torch.nn import functional, init
 
-from fdgsec.artifacts import StyleBank
-from fdgsec.batches import Batch
-from fdgsec.contrast import inconsistency
 from fdgsec.data.domains import as_float
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import StyleBank
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalised
-from fdgsec.models import Classifier
-from fdgsec.plans import optimiser_memory, optimiser_of, remember
-from fdgsec.rng import child, integer_seed
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.losses import inconsistency
+from fdgsec.nn.training.plan import optimiser_memory, optimiser_of, remember
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, integer_seed
 
 HIDDEN = (1024, 512)
 """Widths of the discriminator's two hidden layers (the authors' code)."""

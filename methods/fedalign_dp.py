@@ -29,9 +29,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import StyleBank
-from fdgsec.errors import UsageError
+from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign
+from fdgsec.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,14 +14,14 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fdgsec.artifacts import ModelState, Scores
-from fdgsec.batches import TrainingSet
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.models import Classifier
-from fdgsec.plans import Plan, optimiser_memory, optimiser_of, remember
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import CrossEntropy, Objective, predictions
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
+from fdgsec.nn.training.plan import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.runtime.errors import UsageError
 
 KEPT = "kept/"
 """What the names of model entries that stay with their client begin with in its state."""

@@ -20,13 +20,13 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fdgsec.artifacts import ModelState, Scores
-from fdgsec.batches import TrainingSet
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import KEPT, FedAvg
-from fdgsec.models import Classifier
-from fdgsec.server_needs import ServerNeeds
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.runtime.errors import UsageError
 
 
 def norm_entries(network: nn.Module, *, by: Literal["type", "bn-substring"] = "type") -> frozenset[str]:

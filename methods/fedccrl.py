@@ -13,7 +13,7 @@ Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, 
 is plain; the loss is as that code adds it up, the sum of three cross-entropies and a tenth of each alignment term
 (`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the code);
 mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code cuts off and lets values outside
-wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/models.py)."""
+wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/nn/networks/classifiers.py)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,20 +24,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import ImageStyles, StyleBank
-from fdgsec.augmix import AugMix, dirichlet
-from fdgsec.batches import Batch
-from fdgsec.contrast import jensen_shannon, supervised_contrastive
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import ImageStyles, StyleBank
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import IMAGENET_MEAN, IMAGENET_STD, Classifier
-from fdgsec.restyling import instance_statistics, restyled
-from fdgsec.rng import child
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.styles import Moments, concatenated, moments
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
+from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
+from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
+from fdgsec.nn.training.augmix import AugMix, dirichlet
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.losses import jensen_shannon, supervised_contrastive
+from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.random_streams import child
 
 EPS = 1e-6
 """Inside the root of every sigma."""

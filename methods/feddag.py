@@ -27,20 +27,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.artifacts import Artifact, GeneratorState, ModelState
-from fdgsec.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.sharpness_aware import gradient_of
 from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached
-from fdgsec.models import Classifier, Normalisation
-from fdgsec.networks.perturbation import GeneratorName, PerturbationNetwork, perturbation_network
-from fdgsec.plans import Plan, optimiser_of
-from fdgsec.precision import Precision, autocast
-from fdgsec.rng import child, stream
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.sharpness import gradient_of
-from fdgsec.training import prepared, stepped
+from fdgsec.nn.networks.classifiers import Classifier, Normalisation
+from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
+from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.nn.training.loop import prepared, stepped
+from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, stream
 
 TEACHER = "teacher/"
 GENERATOR = "generator/"

@@ -7,7 +7,7 @@ the data, and everything that leaves is made of what they learn.
 
 Shares: what FedDAG shares, less a client's loss on its own images and what perturbing did to it.
 Differs from FedDAG:
-* Algorithm 1, lines 3 and 4: under a private trainer (fdgsec/joint_steps.py) the generator's and the student's gradients of
+* Algorithm 1, lines 3 and 4: under a private trainer (fdgsec/federation/dp_sgd_joint.py) the generator's and the student's gradients of
   a record, both at the weights before the step, are clipped, summed and noised side by side, as one release: lines 3 and 4
   see the same sample. The generator's goes through the student that noisy steps made; the student that the plain data made
   exists nowhere. In warm-up rounds the student has the whole bound.
@@ -28,16 +28,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.artifacts import Scores
-from fdgsec.batches import Batch, TrainingSet
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.joint_steps import Gradients, joint_training
+from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.dp_sgd_joint import Gradients, joint_training
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.sharpness_aware import losses_with
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, follow
-from fdgsec.precision import Precision, autocast
-from fdgsec.private_training import PrivateTrainer
-from fdgsec.sharpness import losses_with
-from fdgsec.training import prepared
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.loop import prepared
+from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.privacy.dp_sgd import PrivateTrainer
+from fdgsec.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -2,7 +2,7 @@
 
 Liu, Chen, Qin, Dou & Heng, CVPR 2021, https://arxiv.org/abs/2103.06030; as CCST (WACV 2023, section 4.2) and StableFDG
 use it for classification. Amplitude spectra go into a bank that all clients receive; a client mixes those of other
-clients into its images (continuous frequency space interpolation, fdgsec/spectra.py), takes one gradient step on the
+clients into its images (continuous frequency space interpolation, fdgsec/nn/styles/amplitude_spectra.py), takes one gradient step on the
 originals, and asks that the model after that step also fits the mixed images (episodic learning). Extends
 methods/fedavg.py.
 
@@ -23,16 +23,17 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from fdgsec.artifacts import Amplitudes
-from fdgsec.batches import Batch
 from fdgsec.data.domains import as_float
-from fdgsec.errors import UsageError
-from fdgsec.federation import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import Amplitudes
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.style_banks import attributed, spectra_in
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.spectra import amplitudes, attributed, exchanged, spectra_in, window
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged, window
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 SLOT = "amplitudes"
 """Where spectra lie on both ways."""
@@ -106,7 +107,7 @@ def _with_gradient(losses: Tensor, weights: Mapping[str, Tensor], gradients: Map
 
 @dataclass(frozen=True, kw_only=True)
 class FedDG(FedAvg):
-    """FedDG with its options; on top of another method (fdgsec/stacking.py) its spectra travel beside that one's own.
+    """FedDG with its options; on top of another method (fdgsec/federation/local_methods.py) its spectra travel beside that one's own.
 
     `share_of_images` go into the bank (at least one per client). `low_frequency` is L of b = floor(L min(h, w)), which
     is at least `least_window`; `ratios` are those of which lambda is drawn (A' = lambda A + (1 - lambda) A_other).

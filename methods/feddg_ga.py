@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import Scores
-from fdgsec.batches import TrainingSet
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg, averaged
-from fdgsec.models import Classifier
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import logits
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.loop import logits
+from fdgsec.runtime.errors import UsageError
 
 OWN = "own_metric"
 """The entry of a client's state that holds its own model's metric before aggregation, on validation images."""

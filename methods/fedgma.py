@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Scores
-from fdgsec.errors import UsageError
-from fdgsec.federation import GlobalModel, State, Update
+from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.method import GlobalModel, State, Update
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg, averaged
-from fdgsec.server_needs import ServerNeeds
+from fdgsec.runtime.errors import UsageError
 
 
 def agreement(changes: Sequence[Tensor]) -> Tensor:

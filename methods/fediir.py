@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import HeadGradient, Scores
-from fdgsec.batches import Batch
 from fdgsec.data.domains import as_float
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import HeadGradient, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier
-from fdgsec.precision import autocast, precision_of
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.precision import autocast, precision_of
+from fdgsec.runtime.errors import UsageError
 
 SLOT = "gradient"
 """Where head gradients lie on both ways."""

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier
-from fdgsec.networks.linear import drawn_linear
-from fdgsec.rng import stream
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.group_norm_linear import drawn_linear
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
 
 REFERENCE = ("reference_mean", "reference_spread", "scale")
 """The entries r_mu, r_sigma (before softplus) and C of the network's state."""

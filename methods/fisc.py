@@ -29,22 +29,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.batches import Batch, TrainingSet, augment
-from fdgsec.clustering import cluster_means, finch
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.errors import UsageError
-from fdgsec.features import encoder_named, resized, statistics
-from fdgsec.federation import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier, Normalisation
-from fdgsec.networks.linear import drawn_linear
-from fdgsec.plans import Plan
-from fdgsec.rng import child
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.style_transfer import pictures, style_transfer
-from fdgsec.styles import EPS, Moments, concatenated, moments
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier, Normalisation
+from fdgsec.nn.networks.group_norm_linear import drawn_linear
+from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
+from fdgsec.nn.styles.finch import cluster_means, finch
+from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
+from fdgsec.nn.training.batches import Batch, TrainingSet, augment
+from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
 
 Partition = Literal["first", "last"]
 Median = Literal["lower", "mean_of_middle"]

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fisc import FISC, Contrast, positives, triplet_losses, wide
-from fdgsec.models import Classifier
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 Negative = Literal["patches", "none"]
 

@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.artifacts import Prototypes, Scores
-from fdgsec.batches import Batch, TrainingSet
-from fdgsec.clustering import finch
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.artifacts import Prototypes, Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier
-from fdgsec.server_needs import ServerNeeds
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.styles.finch import finch
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 SLOT = "prototypes"
 """Where prototypes lie on both ways, and (with the ending below) in the server's memory."""

@@ -2,7 +2,7 @@
 
 Zhou, Yang, Qiao & Xiang, ICLR 2021, https://arxiv.org/abs/2104.02008. While training, feature maps of one image take a
 style mixed from its own and another's: means and stds mixed with lambda ~ Beta(alpha, alpha) per image, then AdaIN to
-them. Extends methods/fedavg.py; the operation is fdgsec.restyling.mixed_styles.
+them. Extends methods/fedavg.py; the operation is fdgsec.nn.styles.feature_styles.mixed_styles.
 
 Shares: what FedAvg shares.
 Differs from the paper: partners are drawn by a random permutation inside the client's own batch (the paper's variant
@@ -15,12 +15,11 @@ from functools import partial
 
 import torch
 
-from fdgsec.between import BetweenStages, check_places
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.restyling import mixed_styles
-from fdgsec.training import Objective
+from fdgsec.nn.styles.feature_styles import BetweenStages, check_places, mixed_styles
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

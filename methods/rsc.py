@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.models import Classifier
-from fdgsec.training import Objective
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
 
 CHANNELS_DROPPED = 3.2  # the authors' code drops a third of the positions, but 1 / 3.2 of the channels
 SMALLEST_FALL = 1e-4  # confidence that must be lost at least, in the authors' code

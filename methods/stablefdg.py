@@ -2,8 +2,8 @@
 
 Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227. Section 3.1 is the style half: sharing (step 1, eqs. 1 to 3),
 selective shifting (step 2), feature-level oversampling (step 3, appendix G), exploration (step 4, eqs. 4 and 5) and MixStyle
-(step 5). Section 3.2 is the attention half (eqs. 6 to 8), made in fdgsec/networks/attention.py; the operations on a batch
-of maps are in fdgsec/restyling.py, images drawn by class in fdgsec/class_draws.py. Extends methods/style_sharing.py, which is step 1.
+(step 5). Section 3.2 is the attention half (eqs. 6 to 8), made in fdgsec/nn/networks/attention.py; the operations on a batch
+of maps are in fdgsec/nn/styles/feature_styles.py, images drawn by class in fdgsec/nn/training/class_balanced_batches.py. Extends methods/style_sharing.py, which is step 1.
 
 Shares, every round, before training: each participant sends the four vectors Phi_n of eq. (3), computed by the current
 global model up to `stage`; the server gives each participant those of `received` others, unattributed. A single participant
@@ -26,14 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch, TrainingSet
-from fdgsec.class_draws import BalancedPass, ClassDraws
-from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
-from fdgsec.models import Between, Classifier
-from fdgsec.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
-from fdgsec.restyling import (
+from fdgsec.nn.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
+from fdgsec.nn.networks.classifiers import Between, Classifier
+from fdgsec.nn.styles.feature_styles import (
     StyleLaws,
     explored,
     greedy_seeds,
@@ -43,8 +40,11 @@ from fdgsec.restyling import (
     oversampled_rows,
     restyled,
 )
-from fdgsec.rng import child
-from fdgsec.training import Objective
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.class_balanced_batches import BalancedPass, ClassDraws
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.random_streams import child
 
 __all__ = ["DISTRIBUTION", "NEGATIVE_STDS", "LocalLearning", "Passage", "StableFDG"]
 

@@ -32,17 +32,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import StyleDistribution
-from fdgsec.augmix import dirichlet
-from fdgsec.batches import Batch
-from fdgsec.errors import ArtifactError, UsageError
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import StyleDistribution
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
-from fdgsec.models import Between, Classifier
-from fdgsec.networks.attention import HighlightedClassifier
-from fdgsec.restyling import StyleLaws, explored, instance_statistics, restyled
-from fdgsec.rng import child
-from fdgsec.training import Objective
+from fdgsec.nn.networks.attention import HighlightedClassifier
+from fdgsec.nn.networks.classifiers import Between, Classifier
+from fdgsec.nn.styles.feature_styles import StyleLaws, explored, instance_statistics, restyled
+from fdgsec.nn.training.augmix import dirichlet
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.random_streams import child
 
 CENTRE = "centre"
 """The slot in which a participant receives its own released Phi_n."""

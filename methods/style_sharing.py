@@ -10,17 +10,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import Artifact, StyleDistribution
-from fdgsec.batches import TrainingSet, batches_in_order, epoch_of_batches
-from fdgsec.errors import UsageError
-from fdgsec.features import statistics
-from fdgsec.federation import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import Artifact, StyleDistribution
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.model_encoder import introduced_layers
+from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.model_encoder import introduced_layers
-from fdgsec.precision import precision_of
-from fdgsec.restyling import StyleLaws, batch_styles
-from fdgsec.rng import derangement
-from fdgsec.server_needs import ServerNeeds
+from fdgsec.nn.styles.feature_styles import StyleLaws, batch_styles
+from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.nn.training.batches import TrainingSet, batches_in_order, epoch_of_batches
+from fdgsec.nn.training.precision import precision_of
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import derangement
 
 STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
 PHI = ("mean", "std", "mean_spread", "std_spread")  # eq. (3)

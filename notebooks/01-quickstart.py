@@ -26,7 +26,7 @@ import torch
 import fdgsec
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.reports import AttackReport
+from fdgsec.experiments.report.schema import AttackReport
 
 DATASET = "shapes"
 SETTINGS = {"per_domain": 210}

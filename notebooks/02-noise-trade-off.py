@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
-from fdgsec.console import Silent
-from fdgsec.experiments.sweep import SweepRequest, sweep
-from fdgsec.experiments.sweep_plots import figures
-from fdgsec.experiments.sweep_tables import named, shown, verdict
+from fdgsec.experiments.sweep.plots import figures
+from fdgsec.experiments.sweep.tables import named, shown, verdict
+from fdgsec.experiments.sweep.verb import SweepRequest, sweep
+from fdgsec.runtime.progress import Silent
 
 DATASET = "shapes"
 SMALL = {"per_domain": 84, "image_size": 32}

@@ -25,18 +25,18 @@ import matplotlib.pyplot as plt
 import torch
 
 import fdgsec
-from fdgsec.config import build
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.dp_sgd import DPSGD
-from fdgsec.errors import UsageError
-from fdgsec.models import build_classifier
-from fdgsec.plans import Plan
+from fdgsec.experiments.config import build
+from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.training.plan import Plan
 from fdgsec.privacy.accounting import epsilon
+from fdgsec.privacy.dp_sgd import uses_of
 from fdgsec.privacy.ledger import spoken
-from fdgsec.private_training import uses_of
-from fdgsec.registry import METHODS, resolve
-from fdgsec.rng import stream
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import METHODS, resolve
 
 torch.set_num_threads(1)  # networks this small gain nothing by more
 
@@ -95,9 +95,9 @@ print(refusals["stablefdg"])
 # %%
 from opacus.validators import ModuleValidator
 
-from fdgsec.batches import Batch
-from fdgsec.models import Classifier
-from fdgsec.privacy.coupling import BatchCouplingError, check_independence
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.privacy.record_independence import BatchCouplingError, check_independence
 
 
 class Centred:

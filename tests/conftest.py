@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.local_site import Site, serving
+from tests.support.local_site import Site, serving
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # networks of several workers on all cores only wait for each other
     torch.set_num_threads(1)

@@ -12,8 +12,8 @@ def _spoil() -> None:
 
     import torch
 
-    from fdgsec.artifacts import ModelState
-    from fdgsec.engines.flower import handler
+    from fdgsec.federation.artifacts import ModelState
+    from fdgsec.federation.engines.flower import handler
 
     honest = handler.handle
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import click
 import typer
 
-from fdgsec import __version__
 from fdgsec.cli import (
     attack,
     audit,
@@ -26,8 +25,9 @@ from fdgsec.cli import (
     train,
     weights,
 )
-from fdgsec.errors import FdgsecError
-from fdgsec.heap import keep_freed_memory
+from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.processes import keep_freed_memory
+from fdgsec.runtime.version import __version__
 
 app = typer.Typer(
     name="fdgsec", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,

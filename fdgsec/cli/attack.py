@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import attack_settings
-from fdgsec.console import progress_bars
-from fdgsec.errors import UsageError
-from fdgsec.reports import AttackReport
-from fdgsec.tables import console, print_dry_run, print_report
+from fdgsec.cli.tables import console, print_dry_run, print_report
+from fdgsec.experiments.config import attack_settings
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import progress_bars
 
 if TYPE_CHECKING:
-    from fdgsec.experiments.reaching import Reach
+    from fdgsec.experiments.flower.engine_choice import Reach
 
 Target = Annotated[
     str | None,
@@ -84,7 +84,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and chance."""
-    from fdgsec.experiments.reaching import Reach
+    from fdgsec.experiments.flower.engine_choice import Reach
 
     reach = Reach(engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait)
     if (run is not None or artifacts is not None) and engine != "local":
@@ -166,8 +166,8 @@ class _Images:
 def _on_target(
     target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "Reach"
 ) -> int:
-    from fdgsec.experiments import attack as experiment
-    from fdgsec.experiments.reaching import flower_federation
+    from fdgsec.experiments.attack import verb as experiment
+    from fdgsec.experiments.flower.engine_choice import flower_federation
 
     given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
@@ -185,7 +185,7 @@ def _on_target(
 
 
 def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | None) -> int:
-    from fdgsec.experiments.recorded_attack import RecordedRequest, attack_recorded, dry_run_recorded
+    from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded, dry_run_recorded
 
     request = RecordedRequest(
         run=run, target=target, adversary=chosen.adversary, attacks=chosen.attacks, profile=chosen.profile,
@@ -201,7 +201,7 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
 
 
 def _on_vectors(file: Path, chosen: _Chosen, *, encoder: str | None, truth: Path | None, images: _Images) -> int:
-    from fdgsec.experiments.vectors_attack import VectorsRequest, attack_vectors
+    from fdgsec.experiments.attack_vectors.verb import VectorsRequest, attack_vectors
 
     if encoder is None:
         raise UsageError("--artifacts needs --encoder, the one that made the vectors (`fdgsec list encoders`).")

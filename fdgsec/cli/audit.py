@@ -7,8 +7,8 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.console import progress_bars
-from fdgsec.tables import print_audit
+from fdgsec.cli.tables import print_audit
+from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="Whose messages to audit (`fdgsec list targets`).")]
 Runs = Annotated[int, typer.Option("--runs", help="Messages with the canary, and as many without.")]
@@ -49,7 +49,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Audit a defense's guarantee: a lower bound on its epsilon. Ends with 1 where the claim has failed."""
-    from fdgsec.experiments.audit import AuditPlan, audit, audit_settings
+    from fdgsec.experiments.audit.verb import AuditPlan, audit, audit_settings
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses,

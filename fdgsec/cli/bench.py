@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.console import progress_bars
-from fdgsec.errors import UsageError
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import progress_bars
 
 Methods = Annotated[
     str | None, typer.Option("--methods", help="Arms or methods by name, comma-separated; default: the protocol's.")
@@ -53,8 +53,8 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Fill a paper's table, run by run; what is finished is kept, and a later call goes on from there."""
-    from fdgsec.experiments.bench import BenchRequest, bench
-    from fdgsec.experiments.bench_tables import markdown
+    from fdgsec.experiments.bench.tables import markdown
+    from fdgsec.experiments.bench.verb import BenchRequest, bench
 
     if rounds == 0:
         raise UsageError("a table of accuracies needs --rounds 1 or more.")

@@ -7,10 +7,10 @@ from typing import Annotated, cast, get_args
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import Profile
-from fdgsec.console import progress_bars
-from fdgsec.errors import unknown_name
-from fdgsec.tables import print_claims
+from fdgsec.cli.tables import print_claims
+from fdgsec.experiments.config import Profile
+from fdgsec.runtime.errors import unknown_name
+from fdgsec.runtime.progress import progress_bars
 
 Only = Annotated[list[str] | None, typer.Option("--claim", help="Only this claim (`fdgsec list claims`); repeatable.")]
 
@@ -31,7 +31,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Measure what the papers claim about privacy, and say of each claim whether it stands."""
-    from fdgsec.experiments.claims import ClaimsRequest, claims
+    from fdgsec.experiments.claims.verb import ClaimsRequest, claims
 
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from fdgsec.cli.options import AsJson
-from fdgsec.tables import HEADLINES, console, number, print_table
+from fdgsec.cli.tables import console, print_table
+from fdgsec.experiments.report.text import HEADLINES, number
 
 First = Annotated[Path, typer.Argument(help="A run's folder (or its report.json).", metavar="RUN")]
 Second = Annotated[Path, typer.Argument(help="Another one.", metavar="RUN")]

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
+from fdgsec.cli.listings import print_dataset, print_datasets
 from fdgsec.cli.options import AllowPartial, DataRoot
-from fdgsec.console import progress_bars
-from fdgsec.listings import print_dataset, print_datasets
+from fdgsec.runtime.progress import progress_bars
 
 app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Datasets: list the known ones, check yours, fetch."

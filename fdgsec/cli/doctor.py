@@ -1,6 +1,6 @@
 """`fdgsec doctor`: is this machine ready?"""
 
-from fdgsec.listings import print_doctor
+from fdgsec.cli.listings import print_doctor
 
 
 def command() -> int:

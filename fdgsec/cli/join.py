@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.engines.flower.versions import require_flower
-from fdgsec.errors import UsageError
+from fdgsec.federation.engines.flower.versions import require_flower
+from fdgsec.runtime.errors import UsageError
 
 Server = Annotated[str | None, typer.Option("--server", metavar="HOST:PORT", help="The server (`fdgsec serve`).")]
 Ca = Annotated[Path | None, typer.Option("--ca", metavar="FILE", help="The server's ca.crt, copied from there.")]
@@ -60,13 +60,13 @@ def command(
     """Take part in a federation with this machine's images, until interrupted."""
     require_flower(simulation=False)
     if new_key is not None:
-        from fdgsec.engines.flower.certificates import create_node_key
+        from fdgsec.federation.engines.flower.certificates import create_node_key
 
         typer.echo(create_node_key(new_key))
         return 0
     if server is None or partition is None or clients is None:
         raise UsageError("join needs --server HOST:PORT, --partition N and --of M (or --new-key FILE alone).")
-    from fdgsec.experiments.joining import Joining, join, join_commands
+    from fdgsec.experiments.flower.join import Joining, join, join_commands
 
     joining = Joining(
         server=server, partition=partition, clients=clients, state=state or Path(f"fdgsec-node-{partition}"), ca=ca,

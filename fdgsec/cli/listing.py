@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.errors import unknown_name
-from fdgsec.listings import LISTS, print_list
+from fdgsec.cli.listings import LISTS, print_list
+from fdgsec.runtime.errors import unknown_name
 
 What = Annotated[
     str,

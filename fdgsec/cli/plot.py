@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.cache import write_atomic
 from fdgsec.cli import options as o
-from fdgsec.console import progress_bars
-from fdgsec.errors import UsageError, unknown_name
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import progress_bars
 
 Kind = Annotated[str, typer.Argument(help="attention, tsne, loss-surface, domain-gap or style-histogram.")]
 Run = Annotated[Path, typer.Argument(help="A folder that `fdgsec train --out` wrote.")]
@@ -19,8 +19,8 @@ def command(kind: Kind, run: Run, data_root: o.DataRoot = None, out: Picture = N
     """Draw a figure from a finished run."""
     import io
 
-    from fdgsec.experiments.finished import finished
-    from fdgsec.experiments.plots import PLOTS
+    from fdgsec.experiments.attack_run.finished_run import finished
+    from fdgsec.experiments.paper_plots import PLOTS
 
     if kind not in PLOTS:
         raise unknown_name("plot", kind, PLOTS)

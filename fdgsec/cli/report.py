@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli.options import AsJson
-from fdgsec.tables import print_stored
+from fdgsec.cli.tables import print_stored
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders (or their report.json).")]
 

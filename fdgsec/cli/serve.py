@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.engines.flower.versions import require_flower
+from fdgsec.federation.engines.flower.versions import require_flower
 
 Folder = Annotated[Path, typer.Argument(help="Certificates, keys and logs; made the first time.")]
 Host = Annotated[
@@ -37,7 +37,7 @@ def command(
 ) -> int:
     """Serve a federation with TLS and node authentication, until interrupted."""
     require_flower(simulation=False)
-    from fdgsec.experiments.serving import Serving, serve, serve_commands
+    from fdgsec.experiments.flower.serve import Serving, serve, serve_commands
 
     serving = Serving(
         folder=folder, host=host, port=port, names=name or (), allowed=[*(register or ()), *(allow or ())], renew=renew,

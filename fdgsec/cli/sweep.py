@@ -6,10 +6,10 @@ from typing import Annotated, cast, get_args
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import Profile
-from fdgsec.console import progress_bars
-from fdgsec.errors import unknown_name
-from fdgsec.tables import print_sweep
+from fdgsec.cli.tables import print_sweep
+from fdgsec.experiments.config import Profile
+from fdgsec.runtime.errors import unknown_name
+from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
 Over = Annotated[
@@ -56,7 +56,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Attack and train a target at many values of a defense's option: the privacy-accuracy trade-off, with figures."""
-    from fdgsec.experiments.sweep import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
+    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
 
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))

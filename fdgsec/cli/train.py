@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.config import resolve_settings
-from fdgsec.console import progress_bars
-from fdgsec.errors import UsageError
-from fdgsec.tables import print_report, print_seeds
+from fdgsec.cli.tables import print_report, print_seeds
+from fdgsec.experiments.config import resolve_settings
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import progress_bars
 
 Method = Annotated[str, typer.Option("--method", help="A method by name (`fdgsec list methods`).")]
 Local = Annotated[
@@ -72,9 +72,9 @@ def command(
 ) -> int:
     """Train a method's rounds and measure accuracy on the domain that no client has."""
     from fdgsec.experiments import train as experiment
-    from fdgsec.experiments.leading import lead
-    from fdgsec.experiments.reaching import Reach, federation_of, flower_federation
-    from fdgsec.experiments.repeats import train_seeds
+    from fdgsec.experiments.bench.seeds import train_seeds
+    from fdgsec.experiments.flower.engine_choice import Reach, federation_of, flower_federation
+    from fdgsec.experiments.flower.train_remote import lead
 
     config = resolve_settings(
         {

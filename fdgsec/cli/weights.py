@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from fdgsec import weights
-from fdgsec.console import progress_bars
-from fdgsec.download import in_megabytes
-from fdgsec.listings import print_weights
+from fdgsec.cli.listings import print_weights
+from fdgsec.nn.networks import weights
+from fdgsec.runtime.download import in_megabytes
+from fdgsec.runtime.progress import progress_bars
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Weights: list, import, fetch, path.")
 Name = Annotated[str, typer.Argument(help="A name from `fdgsec weights list`.")]

@@ -12,19 +12,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fdgsec.cache import cache_root
-from fdgsec.data.apportion import apportion
+from fdgsec.data.csv_layouts import find_base
+from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.fetch import Archive, fetch_dataset
-from fdgsec.data.folder import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.data.folder_layouts import scan
 from fdgsec.data.hub import COLUMNS
-from fdgsec.data.layouts import scan
-from fdgsec.data.lazy import LazyPixels
-from fdgsec.data.leaf import read_leaf
-from fdgsec.data.listings import find_base
-from fdgsec.data.specs import FolderSpec, ListSpec, PatchSpec
-from fdgsec.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
-from fdgsec.rng import child, stream
+from fdgsec.data.lazy_pixels import LazyPixels
+from fdgsec.data.leaf_json import read_leaf
+from fdgsec.data.sampling import apportion
+from fdgsec.data.sources import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
+from fdgsec.runtime.files import cache_root
+from fdgsec.runtime.random_streams import child, stream
 
 LAZY_ABOVE = 100_000
 """Sets of more images are decoded when they are asked for, smaller ones at once."""

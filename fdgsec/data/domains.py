@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fdgsec.data.lazy import LazyPixels
-from fdgsec.errors import DataError
+from fdgsec.data.lazy_pixels import LazyPixels
+from fdgsec.runtime.errors import DataError
 
 
 def as_float(pixels: Tensor) -> Tensor:
@@ -144,3 +144,8 @@ def shrunk(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
         for rows in torch.arange(len(images)).split(256)
     ]
     return torch.cat(parts) if len(images) else torch.empty(0, 3, *size)
+
+
+def shares_of(kinds: Tensor, count: int) -> Tensor:
+    """Count which share of each row of `kinds` (..., n) is of each kind: (..., count)."""
+    return torch.nn.functional.one_hot(kinds, count).to(torch.float64).mean(-2)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fdgsec.data.hub import COLUMNS, write_hub_copy
 from fdgsec.data.unpack import TAR_SUFFIXES, inner_path, unpack_tar, whole_folder
-from fdgsec.download import DownloadError, download, in_megabytes
-from fdgsec.errors import DataError, DatasetNotFoundError
+from fdgsec.runtime.download import DownloadError, download, in_megabytes
+from fdgsec.runtime.errors import DataError, DatasetNotFoundError
 
 Progress = Callable[[str, int, int], None]  # (what, done, in all)
 

@@ -14,10 +14,10 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
-from fdgsec.data.folder import printable
+from fdgsec.data.sources import printable
 from fdgsec.data.unpack import inner_path
-from fdgsec.download import DownloadError, Progress, reach
-from fdgsec.errors import DataError, MissingResourceError
+from fdgsec.runtime.download import DownloadError, Progress, reach
+from fdgsec.runtime.errors import DataError, MissingResourceError
 
 COLUMNS = ("domain", "label")
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg"}

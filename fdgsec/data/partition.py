@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
-from fdgsec.errors import UsageError, unknown_name
-from fdgsec.rng import child, integer_seed
+from fdgsec.data.sampling import apportion
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.random_streams import child, integer_seed
 
 Scheme = Literal["domain", "single-domain", "dirichlet", "lambda"]
 _Counts = npt.NDArray[np.int64]

@@ -13,11 +13,11 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from fdgsec.data.apportion import apportion
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.lazy import LazyPixels
-from fdgsec.errors import UsageError
-from fdgsec.rng import child
+from fdgsec.data.lazy_pixels import LazyPixels
+from fdgsec.data.sampling import apportion
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
 
 FRACTIONS = (0.70, 0.15, 0.15)
 THRESHOLD = 0.02

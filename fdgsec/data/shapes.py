@@ -12,8 +12,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes_render import cartoon, painting, photo, sketch
 from fdgsec.data.shapes_scene import SILHOUETTES, TEXTURES, Scenes
-from fdgsec.errors import UsageError
-from fdgsec.rng import stream
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
 
 CLASSES = tuple(SILHOUETTES)
 PAINTERS: Mapping[str, Callable[[Scenes, int], Tensor]] = {

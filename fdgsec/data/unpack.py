@@ -13,8 +13,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import HeaderError, ReadError
 
-from fdgsec.data.folder import printable
-from fdgsec.errors import DataError, MissingResourceError
+from fdgsec.data.sources import printable
+from fdgsec.runtime.errors import DataError, MissingResourceError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _EVERY = 256  # members between two progress reports

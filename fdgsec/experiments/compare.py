@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fdgsec.data.catalog import DATASETS
-from fdgsec.errors import DataError, UsageError
+from fdgsec.runtime.errors import DataError, UsageError
 
 SCHEMA = 1
 Row = dict[str, Any]

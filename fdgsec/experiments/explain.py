@@ -8,14 +8,14 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Literal, cast
 
-from fdgsec.adversaries import ADVERSARIES
-from fdgsec.defending import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
-from fdgsec.errors import FdgsecError, UsageError
-from fdgsec.ledger import Claim, ledger
-from fdgsec.registry import TARGETS, Target, names, resolve
-from fdgsec.threats import Observer, TargetFacts
-from fdgsec.verdicts import Criterion, margin_of
-from fdgsec.wire import Filter
+from fdgsec.experiments.claims.catalogue import Claim, ledger
+from fdgsec.experiments.claims.verdicts import Criterion, margin_of
+from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
+from fdgsec.federation.wire import Filter
+from fdgsec.runtime.errors import FdgsecError, UsageError
+from fdgsec.runtime.registry import TARGETS, Target, names, resolve
+from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.attack import Observer, TargetFacts
 
 PICTURES = (
     "psnr", "psnr_gain", "ssim", "ssim_gain", "perceptual_mini", "perceptual_mini_gain",

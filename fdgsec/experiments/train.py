@@ -7,16 +7,15 @@ from pathlib import Path
 
 import torch
 
-from fdgsec.adaptation import Tent, adaptation_named, tented
-from fdgsec.config import RunConfig
-from fdgsec.console import Progressive
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.official import official, require_official
-from fdgsec.errors import UsageError
-from fdgsec.experiments.conducting import Federation, Trained, federate
-from fdgsec.experiments.evaluation import accuracy_document, adapted_document
-from fdgsec.experiments.shielding import defense_documents, shield_of
-from fdgsec.experiments.world import (
+from fdgsec.data.official_splits import official, require_official
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.setup.defenses import defense_documents, shield_of
+from fdgsec.experiments.setup.evaluation import accuracy_document, adapted_document
+from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
+from fdgsec.experiments.setup.world import (
     World,
     artifact_rows,
     clients_of,
@@ -27,10 +26,11 @@ from fdgsec.experiments.world import (
     roles_of,
     with_validation,
 )
-from fdgsec.federation import Client, GlobalModel
-from fdgsec.html import render
-from fdgsec.reports import AttackReport
-from fdgsec.runs import check_replaceable, environment, new_folder
+from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.run_folder import check_replaceable, environment, new_folder
+from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, tented
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import Progressive
 
 MODEL = "model.safetensors"
 """The kept model's file in a run's folder."""

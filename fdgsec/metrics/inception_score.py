@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.frechet import Band, checked, student
+from fdgsec.metrics.frechet_distance import Band, checked, student
 
 REPEATS = 200
 CUSTOMARY_SPLIT = 5000  # images to a split in the paper: 50,000 in 10

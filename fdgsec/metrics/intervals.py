@@ -13,8 +13,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from fdgsec.metrics.identification import Labels, Numbers, labels, placements, recalls, sample
-from fdgsec.metrics.resampling import (
+from fdgsec.metrics.bootstrap import (
     Bounds,
     Statistic,
     bca_bounds,
@@ -24,6 +23,7 @@ from fdgsec.metrics.resampling import (
     jackknife,
     unseen_bounds,
 )
+from fdgsec.metrics.roc import Labels, Numbers, labels, placements, recalls, sample
 
 Method = Literal[
     "wilson", "clopper-pearson", "bootstrap", "paired-bootstrap", "cluster-bootstrap", "delong", "jackknife"

@@ -3,7 +3,7 @@
 The composition is dp-accounting's (https://github.com/google/differential-privacy): privacy loss distributions, whose
 pessimistic rounding never makes an epsilon too small, and Renyi accounting as a looser second opinion. Gaussian noise
 on all records adds up exactly in mu^2 and goes in as one event; where nothing else was released, Theorem 8 of Balle &
-Wang (`gaussian.epsilon_of`) is the answer itself.
+Wang (`mechanisms.epsilon_of`) is the answer itself.
 
 *Relations.* `sensitivity` already holds the distance between neighbours, so a use without sampling loses what
 N(0, noise^2) against N(sensitivity, noise^2) loses, whatever the relation; the library is always given that distance as
@@ -22,12 +22,12 @@ from typing import Literal, get_args
 
 from scipy import optimize
 
-from fdgsec.errors import UsageError
-from fdgsec.privacy import gaussian
+from fdgsec.privacy import mechanisms
+from fdgsec.privacy.mechanisms import Mechanism, Step
+from fdgsec.runtime.errors import UsageError
 
 Relation = Literal["replace-one", "add-remove", "zero-out"]
 Unit = Literal["record", "client"]
-Mechanism = Literal["gaussian", "laplace"]
 Accountant = Literal["pld", "rdp"]
 
 CALIBRATED = 1e-4  # relative width to which a noise is calibrated; the end that meets epsilon is returned
@@ -88,7 +88,7 @@ def epsilon(uses: Sequence[Use], *, delta: float, relation: Relation, accountant
     if not steps:
         return 0.0
     if accountant == "pld" and _only_gaussian(steps):
-        return gaussian.epsilon_of(steps[0].multiplier, delta)
+        return mechanisms.epsilon_of(steps[0].multiplier, delta)
     from fdgsec.privacy import composition  # the library takes a second to load; most runs need none of it
 
     compose = composition.renyi_epsilon if accountant == "rdp" else composition.epsilon
@@ -107,7 +107,7 @@ def delta(uses: Sequence[Use], *, epsilon: float, relation: Relation) -> float:
     if not steps or math.isinf(epsilon):
         return 0.0
     if _only_gaussian(steps):
-        return gaussian.delta_of(steps[0].multiplier, epsilon)
+        return mechanisms.delta_of(steps[0].multiplier, epsilon)
     from fdgsec.privacy import composition  # see `epsilon`
 
     return composition.delta(steps, epsilon)
@@ -166,16 +166,6 @@ def _bracket(cost: Callable[[float], float], epsilon: float) -> tuple[float, flo
 
 
 _epsilon = epsilon  # under the name that `calibrated_noise` has for its target
-
-
-@dataclass(frozen=True, order=True)
-class Step:
-    """A kind of release as an accountant sees it: noise over distance (above 0), sampling rate, and how often."""
-
-    mechanism: Mechanism
-    multiplier: float
-    rate: float
-    count: int
 
 
 def _steps(uses: Sequence[Use], relation: Relation) -> tuple[Step, ...] | None:

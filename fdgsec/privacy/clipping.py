@@ -7,7 +7,7 @@ L2 distance between neighbours is known without looking at the data:
 * "zero-out": a record becomes one that contributes the region's public centre. The number of records is public.
 * "add-remove": a record joins or leaves. The number of records is private.
 
-Pure functions in float64; noise is somebody else's (fdgsec.privacy.gaussian)."""
+Pure functions in float64; noise is somebody else's (fdgsec.privacy.mechanisms)."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.privacy.accounting import Relation
-from fdgsec.styles import EPS
 
 COUNT_WEIGHT = 0.5**0.5
 """The weight of the count beside a sum of records, in units of the region's radius."""

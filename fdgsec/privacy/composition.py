@@ -14,8 +14,8 @@ from typing import Protocol, cast
 import dp_accounting
 from dp_accounting import pld, rdp
 
-from fdgsec.errors import UsageError
-from fdgsec.privacy.accounting import Step
+from fdgsec.privacy.mechanisms import Step
+from fdgsec.runtime.errors import UsageError
 
 SMALLEST_DELTA = 1e-12  # what float64 and the library's truncation of tails leave resolved in a composed distribution
 COARSEST = 1e-3  # first width of the loss grid, in units of a rough epsilon

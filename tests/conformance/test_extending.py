@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fdgsec.config import build
-from fdgsec.errors import UsageError
-from fdgsec.federation import Client, Method
-from tests.round_loop import federated, four_clients
+from fdgsec.experiments.config import build
+from fdgsec.federation.method import Client, Method
+from fdgsec.runtime.errors import UsageError
+from tests.support.round_loop import federated, four_clients
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 

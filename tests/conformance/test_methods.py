@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.artifacts import KINDS
-from fdgsec.config import build
-from fdgsec.federation import Blueprint, Client, Method
-from fdgsec.registry import METHODS, resolve
-from fdgsec.rng import stream
-from tests.round_loop import CLIENTS, ROUNDS, Outcome, federated, four_clients
+from fdgsec.experiments.config import build
+from fdgsec.federation.artifacts import KINDS
+from fdgsec.federation.method import Blueprint, Client, Method
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import METHODS, resolve
+from tests.support.round_loop import CLIENTS, ROUNDS, Outcome, federated, four_clients
 
 SMALL = {"plan": {"batch_size": 8, "learning_rate": 0.01}}
 

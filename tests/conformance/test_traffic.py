@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from fdgsec.config import build
-from fdgsec.federation import Client, Method
-from fdgsec.registry import resolve
-from fdgsec.wire import Message
-from tests.round_loop import federated, four_clients
+from fdgsec.experiments.config import build
+from fdgsec.federation.method import Client, Method
+from fdgsec.federation.wire import Message
+from fdgsec.runtime.registry import resolve
+from tests.support.round_loop import federated, four_clients
 
 ALL = ("client:0", "client:1", "client:2", "client:3")
 IMAGES = 17  # of each client, after validation images were split off

@@ -11,7 +11,7 @@ import pytest
 import fdgsec
 from fdgsec.cli import main
 from fdgsec.experiments.explain import MEASUREMENTS
-from tests.own_vectors import own
+from tests.support.own_vectors import own
 
 SMALL = ["--dataset", "shapes", "--per-domain", "210", "--image-size", "16", "--encoder", "pixels"]
 FAST = ("reidentification", "membership", "differencing")

@@ -9,7 +9,7 @@ import pytest
 
 import fdgsec
 from fdgsec.cli import main
-from fdgsec.reports import AttackReport
+from fdgsec.experiments.report.schema import AttackReport
 
 SMALL = {"per_domain": 84, "image_size": 32}
 FAST = ["differencing", "membership", "linkage", "domain-inference", "reidentification", "label-inference"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fdgsec.cli.app import main
-from fdgsec.ledger import ledger
+from fdgsec.experiments.claims.catalogue import ledger
 
 ASKED = ("ccst-overall-update",)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import fdgsec
-from fdgsec.reports import AttackReport, AttackResult
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
 
 ATTACKS = ["differencing", "membership", "linkage", "domain-inference", "property-inference", "style-inversion"]
 OPTIONS = [

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from fdgsec.engines.flower import app
-from fdgsec.engines.flower.certificates import create_authority, create_node_key
-from fdgsec.engines.flower.connection import Connection
-from fdgsec.engines.flower.control import Control
-from fdgsec.engines.flower.environment import command_of
-from fdgsec.engines.flower.processes import ONLINE, submit
-from fdgsec.engines.flower.running import free_port, running
-from tests.remaining import remaining, worded
+from fdgsec.federation.engines.flower import app
+from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key
+from fdgsec.federation.engines.flower.connection import Connection
+from fdgsec.federation.engines.flower.environment import command_of
+from fdgsec.federation.engines.flower.processes import ONLINE, submit
+from fdgsec.federation.engines.flower.running import free_port, running
+from fdgsec.federation.engines.flower.superlink_control import Control
+from tests.support.remaining import remaining, worded
 
 pytestmark = [
     pytest.mark.slow,
@@ -167,7 +167,7 @@ def test_an_app_that_is_not_fdgsec_s_own_runs_on_no_node(
 ):
     federation.serve()
     federation.join(0, key="keys/node0").await_words("has joined")
-    monkeypatch.setattr(app, "CODE", (Path(__file__).parents[1] / "tiny_flower_app.py").read_text())
+    monkeypatch.setattr(app, "CODE", (Path(__file__).parents[1] / "support" / "tiny_flower_app.py").read_text())
 
     submit(tmp_path / "job", federation.control.connection, timeout=PATIENCE)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fdgsec.engines.flower import app
-from fdgsec.engines.flower.processes import simulate
-from fdgsec.engines.flower.running import FlowerFailedError
-from tests.remaining import WORD, remaining, worded
+from fdgsec.federation.engines.flower import app
+from fdgsec.federation.engines.flower.processes import simulate
+from fdgsec.federation.engines.flower.running import FlowerFailedError
+from tests.support.remaining import WORD, remaining, worded
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,7 +20,7 @@ pytestmark = [
 def word(monkeypatch: pytest.MonkeyPatch) -> str:
     word, environment = worded()
     monkeypatch.setenv(WORD, environment[WORD])
-    monkeypatch.setattr(app, "CODE", (Path(__file__).parents[1] / "tiny_flower_app.py").read_text())
+    monkeypatch.setattr(app, "CODE", (Path(__file__).parents[1] / "support" / "tiny_flower_app.py").read_text())
     return word
 
 

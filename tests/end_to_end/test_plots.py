@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from fdgsec.cli.app import main
-from fdgsec.experiments.plots import plane
+from fdgsec.experiments.paper_plots import plane
 
 SMALL = [
     "--dataset",

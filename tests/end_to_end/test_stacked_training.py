@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fdgsec.cli import main
-from fdgsec.config import RunConfig
-from fdgsec.console import Silent
+from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.train import train
+from fdgsec.runtime.progress import Silent
 
 SMALL = ["--dataset", "shapes", "--per-domain", "14", "--image-size", "32", "--rounds", "1"]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fdgsec.artifacts import ModelState, decode
 from fdgsec.cli import main
+from fdgsec.federation.artifacts import ModelState, decode
 
 SMALL = ["--dataset", "shapes", "--per-class", "6", "--image-size", "32", "--rounds", "1"]
 

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from fdgsec.artifacts import ImageStyles, StyleBank, StyleStatistics
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.engines.local import LocalEngine
-from fdgsec.errors import UsageError
-from fdgsec.experiments.observed import observe
-from fdgsec.features import encoder_named, resized
-from fdgsec.federation import Client, Clock
+from fdgsec.experiments.setup.run_federation import observe
+from fdgsec.federation.artifacts import ImageStyles, StyleBank, StyleStatistics
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.ccst import CCST
-from fdgsec.rng import stream
-from fdgsec.styles import adain, style_of
+from fdgsec.nn.styles.channel_statistics import adain, style_of
+from fdgsec.nn.styles.image_styles import encoder_named, resized
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))
 
@@ -147,8 +147,8 @@ def test_released_single_mode_divides_by_hw_and_uses_one_style_per_batch(clients
 
 
 def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Client]):
-    from fdgsec.driver import Driver
-    from fdgsec.wire import Wire
+    from fdgsec.federation.round_loop import Driver
+    from fdgsec.federation.wire import Wire
 
     def exchanged(recode: bool) -> str:
         wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))

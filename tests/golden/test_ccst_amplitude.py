@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from fdgsec.artifacts import Amplitudes, StyleBank
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.observed import observe
-from fdgsec.features import resized
-from fdgsec.federation import SHARED_ROWS, Client, Clock
+from fdgsec.experiments.setup.run_federation import observe
+from fdgsec.federation.artifacts import Amplitudes, StyleBank
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock
 from fdgsec.methods.ccst import CCST
-from fdgsec.rng import stream
-from fdgsec.spectra import amplitudes, exchanged
-from tests.round_loop import federated, four_clients
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged
+from fdgsec.nn.styles.image_styles import resized
+from fdgsec.runtime.random_streams import stream
+from tests.support.round_loop import federated, four_clients
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 OVERALL = CCST(representation="amplitude", k=4)

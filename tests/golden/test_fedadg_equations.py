@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch
 from fdgsec.methods.fedadg import (
     Discriminator,
     FedADG,
@@ -18,9 +17,10 @@ from fdgsec.methods.fedadg import (
     discriminator_loss,
     generator_loss,
 )
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.plans import Plan
-from fdgsec.rng import stream
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import stream
 
 CLASSES, NOISE, HIDDEN, PROJECTED = 4, 5, 16, 12
 RATE = 0.5

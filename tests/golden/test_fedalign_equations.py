@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from fdgsec.artifacts import StyleBank
-from fdgsec.batches import Batch
-from fdgsec.contrast import inconsistency, jensen_shannon, supervised_contrastive
 from fdgsec.data.domains import as_float
+from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import Discriminator, FedAlign, discriminator_network
 from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL
-from fdgsec.models import build_classifier
-from fdgsec.rng import stream
-from tests.golden.slow_alignment import rows_of, slow_contrast, slow_cross_entropy, slow_jensen_shannon, slow_softmax
-from tests.three_clients import noise, pixels
+from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.losses import inconsistency, jensen_shannon, supervised_contrastive
+from fdgsec.runtime.random_streams import stream
+from tests.support.slow_alignment import rows_of, slow_contrast, slow_cross_entropy, slow_jensen_shannon, slow_softmax
+from tests.support.three_clients import noise, pixels
 
 
 @pytest.mark.parametrize("include_self", [False, True])

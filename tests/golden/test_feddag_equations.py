@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fdgsec.artifacts import GeneratorState
-from fdgsec.batches import Batch, TrainingSet, epoch_of_batches
 from fdgsec.data.domains import as_float
-from fdgsec.federation import Client, Clock
+from fdgsec.federation.artifacts import GeneratorState
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddag import FedDAG, Networks, discrepancy, generated_images
-from fdgsec.models import Classifier
-from fdgsec.networks.perturbation import PerturbationNetwork, perturbation_network
-from fdgsec.plans import Plan
-from fdgsec.precision import Precision
-from fdgsec.rng import stream
-from tests.round_loop import four_clients
-from tests.watched import largest_gap, start
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
+from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.precision import Precision
+from fdgsec.runtime.random_streams import stream
+from tests.support.round_loop import four_clients
+from tests.support.watched import largest_gap, start
 
 PLAN = Plan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9, a=0.3, margin=0.03)

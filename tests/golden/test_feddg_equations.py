@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.func import functional_call, grad
 from torch.nn import functional
 
-from fdgsec.artifacts import Amplitudes
-from fdgsec.batches import Batch
+from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.methods.feddg import Episode, MetaGradient
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.rng import stream
-from fdgsec.spectra import amplitudes, exchanged
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged
+from fdgsec.nn.training.batches import Batch
+from fdgsec.runtime.random_streams import stream
 
 STEP, CLIP = 0.5, 0.02  # a step that is felt, a bound that some coordinates meet
 Weights = Mapping[str, Tensor]

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import ModelState, Scores
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation import Blueprint, Client
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.method import Blueprint, Client
+from fdgsec.federation.wire import Message
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.feddg_ga import FedDGGA, adjusted
-from fdgsec.plans import Plan
-from fdgsec.rng import stream
-from fdgsec.training import logits
-from fdgsec.wire import Message
-from tests.round_loop import ROUNDS, Outcome, federated, four_clients
+from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import stream
+from tests.support.round_loop import ROUNDS, Outcome, federated, four_clients
 
 PLAN = Plan(batch_size=8, learning_rate=0.05)
 State = Mapping[str, Tensor]

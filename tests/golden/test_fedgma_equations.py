@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.artifacts import ModelState
-from fdgsec.config import build, load_preset
-from fdgsec.errors import UsageError
-from fdgsec.federation import Blueprint, Client, GlobalModel, Update
+from fdgsec.experiments.config import build, load_preset
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedgma import FedGMA, agreement, mask
-from fdgsec.plans import Plan
-from fdgsec.rng import stream
-from tests.round_loop import federated, four_clients
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from tests.support.round_loop import federated, four_clients
 
 PLAN = Plan(batch_size=8, learning_rate=0.05)
 WEIGHTS = (3.0, 1.0, 4.0, 2.0, 10.0)

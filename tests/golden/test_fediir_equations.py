@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import HeadGradient, Scores
-from fdgsec.batches import Batch
 from fdgsec.data.domains import as_float
-from fdgsec.federation import Client, Clock
+from fdgsec.federation.artifacts import HeadGradient, Scores
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fediir import FedIIR, InvariantLoss, head_gradient, mean_head_gradient
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.rng import stream
-from tests.round_loop import four_clients
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.runtime.random_streams import stream
+from tests.support.round_loop import four_clients
 
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1"))
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fdgsec.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.batches import Batch
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.features import encoder_named
-from fdgsec.federation import Client, Clock
+from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fisc import (
     FISC,
     Contrast,
@@ -25,9 +23,11 @@ from fdgsec.methods.fisc import (
     negatives,
     triplet_losses,
 )
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.rng import stream
-from tests.golden.slow_finch import slow_finch, two_blobs
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.styles.image_styles import encoder_named
+from fdgsec.nn.training.batches import Batch
+from fdgsec.runtime.random_streams import stream
+from tests.support.slow_finch import slow_finch, two_blobs
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2, 0, 0])

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import Prototypes
-from fdgsec.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.federation.artifacts import Prototypes
 from fdgsec.methods.fpl import ClassMeans, PrototypeLoss, cluster_prototypes
-from fdgsec.models import Classifier, build_classifier
-from fdgsec.plans import Plan
-from fdgsec.rng import stream
-from tests.golden.slow_finch import slow_finch
+from fdgsec.nn.networks.classifiers import Classifier, build_classifier
+from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import stream
+from tests.support.slow_finch import slow_finch
 
 T = 0.02
 

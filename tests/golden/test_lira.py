@@ -10,8 +10,7 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from fdgsec.metrics.identification import auc
-from fdgsec.privacy.model_membership import (
+from fdgsec.attacks.statistics.lira_rmia import (
     References,
     Variance,
     lira_offline,
@@ -20,7 +19,8 @@ from fdgsec.privacy.model_membership import (
     scaled_confidence,
     scaled_logit,
 )
-from tests.golden.reference_models import (
+from fdgsec.metrics.roc import auc
+from tests.support.reference_models import (
     CANDIDATES,
     MODELS,
     TWO_IN_TWO_OUT,

@@ -9,18 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch
-from fdgsec.between import BetweenStages
-from fdgsec.federation import Blueprint
+from fdgsec.federation.method import Blueprint
 from fdgsec.methods.dsu import perturbed
 from fdgsec.methods.fedprox import Proximal
 from fdgsec.methods.fedsr import FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
 from fdgsec.methods.rsc import MapsChallenge, PooledChallenge
-from fdgsec.models import Classifier
-from fdgsec.restyling import mixed_styles
-from fdgsec.rng import stream
-from fdgsec.training import CrossEntropy
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.styles.feature_styles import BetweenStages, mixed_styles
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import CrossEntropy
+from fdgsec.runtime.random_streams import stream
 
 
 def rng(name: str = "t") -> torch.Generator:

@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from fdgsec.augmix import AugMix, Operation, blended, dirichlet
 from fdgsec.data.domains import as_float
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
 from fdgsec.methods.fedccrl import interpolated, normalised
-from fdgsec.restyling import instance_statistics
-from fdgsec.rng import stream
-from tests.golden.slow_alignment import rows_of, slow_softmax, slow_statistics
-from tests.three_clients import CLOCK, clients, noise, pixels
+from fdgsec.nn.styles.feature_styles import instance_statistics
+from fdgsec.nn.training.augmix import AugMix, Operation, blended, dirichlet
+from fdgsec.runtime.random_streams import stream
+from tests.support.slow_alignment import rows_of, slow_softmax, slow_statistics
+from tests.support.three_clients import CLOCK, clients, noise, pixels
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fdgsec import weights
-from tests.golden.published_files import ADAIN_VGG, FILES, INCEPTION, seeded_state
+from fdgsec.nn.networks import weights
+from tests.support.published_files import ADAIN_VGG, FILES, INCEPTION, seeded_state
 
 COUNTER = ".num_batches_tracked"  # BatchNorm's, which files as old as Inception's do not have
 USED = {"adain_vgg": 2 * 10}  # of VGG-19's 17 convolutions those up to relu4_1

@@ -12,9 +12,9 @@ from pytorch_fid import inception
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdgsec.metrics.extractors import InceptionExtractor
-from fdgsec.rng import stream
-from tests.golden.published_files import seeded_state
+from fdgsec.metrics.feature_extractors import InceptionExtractor
+from fdgsec.runtime.random_streams import stream
+from tests.support.published_files import seeded_state
 
 State = Mapping[str, Tensor]
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]  # images in [0, 1] -> (N, 2048) features, (N, 1008) logits

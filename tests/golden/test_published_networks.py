@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fdgsec.encoders import AdaInVgg
-from fdgsec.metrics.images import Backbone, LpipsDistance
-from fdgsec.rng import stream
-from tests.golden.published_files import seeded_state
+from fdgsec.metrics.image_similarity import Backbone, LpipsDistance
+from fdgsec.nn.styles.encoders import AdaInVgg
+from fdgsec.runtime.random_streams import stream
+from tests.support.published_files import seeded_state
 
 State = Mapping[str, Tensor]
 

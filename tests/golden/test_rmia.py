@@ -11,8 +11,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from fdgsec.metrics.identification import auc
-from fdgsec.privacy.model_membership import (
+from fdgsec.attacks.statistics.lira_rmia import (
     Population,
     References,
     calibrated_score,
@@ -20,8 +19,9 @@ from fdgsec.privacy.model_membership import (
     rmia_offline,
     rmia_online,
 )
-from fdgsec.rng import stream
-from tests.golden.reference_models import (
+from fdgsec.metrics.roc import auc
+from fdgsec.runtime.random_streams import stream
+from tests.support.reference_models import (
     CANDIDATES,
     MODELS,
     POPULATION,

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.batches import Batch
 from fdgsec.data.domains import as_float
-from fdgsec.federation import Client
+from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import StableFDG
-from fdgsec.networks.attention import HighlightedClassifier, attention_scores, class_partners
-from tests.stablefdg_setting import drawn, learning, start, three_clients
+from fdgsec.nn.networks.attention import HighlightedClassifier, attention_scores, class_partners
+from fdgsec.nn.training.batches import Batch
+from tests.support.stablefdg_setting import drawn, learning, start, three_clients
 
 
 @pytest.fixture(scope="module")

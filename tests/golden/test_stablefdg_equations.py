@@ -9,15 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.artifacts import StyleDistribution
-from fdgsec.batches import Batch
 from fdgsec.data.domains import as_float
-from fdgsec.federation import Client
+from fdgsec.federation.artifacts import StyleDistribution
+from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import StableFDG
-from fdgsec.models import Classifier
-from fdgsec.restyling import balancing_additions, greedy_seeds, mixed_statistics, oversampled_rows, restyled
-from fdgsec.rng import integer_seed
-from tests.stablefdg_setting import CLOCK, drawn, learning, maps, start, three_clients
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.styles.feature_styles import (
+    balancing_additions,
+    greedy_seeds,
+    mixed_statistics,
+    oversampled_rows,
+    restyled,
+)
+from fdgsec.nn.training.batches import Batch
+from fdgsec.runtime.random_streams import integer_seed
+from tests.support.stablefdg_setting import CLOCK, drawn, learning, maps, start, three_clients
 
 EPS = 1e-6
 PAPER = StableFDG(unbiased=False, cosine=False)

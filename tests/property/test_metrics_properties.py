@@ -4,9 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fdgsec.metrics.identification import auc, ranks, topk_credit, tpr_at_fpr
-from fdgsec.metrics.images import psnr
-from fdgsec.metrics.inference import bonferroni, holm, permutation_pvalue
+from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.intervals import (
     balanced_accuracy_interval,
     bootstrap,
@@ -16,7 +14,9 @@ from fdgsec.metrics.intervals import (
     delong,
     wilson,
 )
-from fdgsec.rng import stream
+from fdgsec.metrics.roc import auc, ranks, topk_credit, tpr_at_fpr
+from fdgsec.metrics.significance import bonferroni, holm, permutation_pvalue
+from fdgsec.runtime.random_streams import stream
 
 unhurried = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])  # shared machines
 few_levels = st.integers(-3, 3).map(float)  # ties are the rule

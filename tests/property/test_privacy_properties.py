@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fdgsec.privacy.accounting import Relation, Use, delta, epsilon
-from fdgsec.privacy.audit import multi_run_ceiling, multi_run_lower_bound
-from fdgsec.privacy.gaussian import delta_of, epsilon_of, noise_multiplier
-from fdgsec.privacy.one_run import ceiling, one_run_lower_bound, p_value
+from fdgsec.privacy.epsilon_bounds import multi_run_ceiling, multi_run_lower_bound
+from fdgsec.privacy.mechanisms import delta_of, epsilon_of, noise_multiplier
+from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, p_value
 
 quick = settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])  # shared machines
 few = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fdgsec.federation.public_clip_bounds import Frame, Reference, colour_spaces
+from fdgsec.federation.released_statistics import PooledStyles, Reading, StyleDistributions
 from fdgsec.privacy.clipping import (
     Ball,
     HalfDiscs,
@@ -20,9 +22,7 @@ from fdgsec.privacy.clipping import (
     sensitivity_of_rows,
     sensitivity_of_sum_and_count,
 )
-from fdgsec.privacy.public_reference import Frame, Reference, colour_spaces
-from fdgsec.readings import PooledStyles, Reading, StyleDistributions
-from fdgsec.rng import stream
+from fdgsec.runtime.random_streams import stream
 
 PAIRS, EXAMPLES = 250, 60
 ROUNDING = 1 + 1e-12

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from fdgsec.data.domains import as_float
-from fdgsec.encoders import StyleEncoder, image_moments, load_encoder
-from fdgsec.rng import stream
-from fdgsec.styles import adain, style_of
+from fdgsec.nn.styles.channel_statistics import adain, style_of
+from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
+from fdgsec.runtime.random_streams import stream
 
 pytestmark = pytest.mark.data
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import fdgsec
-from fdgsec.reports import AttackReport, Measurement
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.metrics.measurement import Measurement
 
 pytestmark = pytest.mark.data
 

@@ -10,8 +10,8 @@ from fdgsec.data.catalog import DATASETS, load_dataset, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import lodo, partition
 from fdgsec.data.roles import duplicate_groups, split_roles
-from fdgsec.errors import DatasetNotFoundError
-from fdgsec.rng import stream
+from fdgsec.runtime.errors import DatasetNotFoundError
+from fdgsec.runtime.random_streams import stream
 
 pytestmark = pytest.mark.data
 

@@ -1,0 +1,258 @@
+"""The class of an image from the style that was shared for it, among images of one domain.
+
+StableFDG (Remark 1) and CCST take a style to carry the domain and not the label. The test: multinomial logistic
+regression from one released style to the class, within a domain, against 1/K. Labelled auxiliary images are the training
+set. They are few, so images of the other domains, standardised within theirs, may join with less weight; features,
+weight and regularisation are chosen by cross-validation on auxiliary images of the victim's domain alone.
+
+An adversary that is not told that domain takes every image for another domain's: nothing is left to choose by, and the
+released rows are standardised by themselves, which is right whatever domain they are of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar, Literal
+
+import torch
+from sklearn.linear_model import LogisticRegression
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from fdgsec.attacks.statistics.defense_noise import noisy_rows
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.attack import Case, Guess, Knowledge, Labels, Plant, Request, TargetFacts, Truth
+from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+
+Features = Literal["std", "log std"]
+SMALLEST_STD = 1e-6  # an undefended std has an eps inside its root, 1e-3 or more; rounding may leave 0
+FEW_ROWS = 30  # released rows that estimate their own domain's mean and spread better than other domains' images do
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How to train: mean beside std or log std, the weight of another domain's image, and scikit-learn's C."""
+
+    features: Features
+    foreign: float
+    strength: float
+
+
+FEATURES: tuple[Features, ...] = ("std", "log std")
+SETTINGS = tuple(
+    Setting(features=features, foreign=foreign, strength=strength)
+    for features, foreign, strength in product(FEATURES, (0.0, 0.1, 0.3), (0.01, 0.1, 1.0))
+)
+DEFAULT = Setting(features="log std", foreign=0.3, strength=0.1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """Labelled images: styles (N, C) each, `labels` (N,), `domains` (N,), and which are of the victim's domain.
+
+    They are `copies` noisy versions of N / copies images, one set after the other."""
+
+    mean: Tensor
+    std: Tensor
+    labels: Tensor
+    domains: Tensor
+    own: Tensor
+    copies: int = 1
+
+
+def _features(mean: Tensor, std: Tensor, kind: Features) -> Tensor:
+    return torch.cat([mean, std.clamp_min(SMALLEST_STD).log() if kind == "log std" else std], dim=1)
+
+
+def _centre_and_scale(features: Tensor) -> tuple[Tensor, Tensor]:
+    spread = features.std(0, correction=0)
+    varying = spread[spread > 0]
+    smallest = 1e-3 * float(varying.median()) if len(varying) else 1.0  # a constant coordinate must not be blown up
+    return features.mean(0), spread.clamp_min(smallest)
+
+
+def _standardised(training: _Training, kind: Features) -> Tensor:
+    """Standardise every image by the images of its own domain."""
+    features = _features(training.mean, training.std, kind)
+    for domain in training.domains.unique():
+        mine = training.domains == domain
+        centre, scale = _centre_and_scale(features[mine])
+        features[mine] = (features[mine] - centre) / scale
+    return features
+
+
+def _fit(features: Tensor, labels: Tensor, weights: Tensor, strength: float) -> LogisticRegression:
+    """Fit with every class weighing the same in total, since balanced accuracy is what is judged."""
+    kept = weights > 0
+    features, labels, weights = features[kept], labels[kept], weights[kept]
+    per_class = torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, weights)
+    balanced = weights / per_class[labels] * weights.sum() / (per_class > 0).sum()
+    model = LogisticRegression(C=strength, tol=1e-2, max_iter=2000)  # a finer tolerance took 3x the time for no gain
+    model.fit(features.numpy(), labels.numpy(), sample_weight=balanced.numpy())
+    return model
+
+
+def _predict(model: LogisticRegression, features: Tensor) -> Tensor:
+    return torch.from_numpy(model.predict(features.numpy())).to(torch.int64)
+
+
+def _folds(labels: Tensor, folds: int, rng: torch.Generator) -> Tensor:
+    """Deal the images of every class to the folds in turn, in random order."""
+    fold = torch.empty_like(labels)
+    dealt = 0
+    for label in labels.unique():
+        mine = (labels == label).nonzero().flatten()
+        order = mine[torch.randperm(len(mine), generator=rng)]
+        fold[order] = (torch.arange(len(mine)) + dealt) % folds
+        dealt += len(mine)
+    return fold
+
+
+def _recall(labels: Tensor, predicted: Tensor) -> float:
+    """Balanced accuracy over the classes that occur."""
+    return sum(float((predicted[labels == label] == label).double().mean()) for label in labels.unique()) / len(
+        labels.unique()
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelInference:
+    """Logistic regression from a single image's style to its class, one model per domain, or one where none is known."""
+
+    name: ClassVar[str] = "label-inference"
+    reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder", "class names"})
+    per_class: int = 60
+    folds: int = 5
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for the released rows, and for more rows of the same kind; nothing where rows are pooled over images.
+
+        Raises UsageError where no images are known."""
+        facts.check_images()
+        if "StyleStatistics" in facts.artifact_kinds and "ImageStyles" not in facts.artifact_kinds:
+            return []
+        return [Request(kind="released"), Request(kind="as_if_released", per_class=self.per_class)]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Predict the class of every row, with one model per domain that the adversary was told."""
+        public = knowledge.public_images()
+        models: dict[str | None, tuple[_Training, Setting, LogisticRegression]] = {}
+        answers = []
+        for number, case in enumerate(cases):
+            if case.request not in ("released", "as_if_released"):
+                continue
+            domain = case.domain
+            if domain not in models:
+                named = domain if domain in public.domain_names else None
+                with threadpool_limits(limits=1):  # hundreds of small fits: a second thread only waits
+                    training = _training(public, domain, knowledge, child(rng, "noise", str(named)))
+                    models[domain] = self._model(training, child(rng, "folds", str(named)))
+            training, setting, model = models[domain]
+            rows = _rows_like(training, case.released(), setting.features)
+            answers.append(
+                Labels(
+                    case=number, predicted=_predict(model, rows), of="labels", classes=len(knowledge.class_names),
+                    slice={"rows": case.request},
+                )
+            )  # fmt: skip
+        return answers
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer for rows that were exchanged within their case; a model reads one row at a time, so answers move along."""
+        answers = []
+        for answer in self.run(cases, knowledge, rng):
+            if isinstance(answer, Labels):
+                order = torch.randperm(len(answer.predicted), generator=child(rng, "exchange", answer.case))
+                answers.append(replace(answer, predicted=answer.predicted[order]))
+        return answers
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Four classes whose images differ in every channel's mean by two of its standard deviations."""
+        classes, channels, auxiliary, released = 4, 16, 80, 80
+        labels = torch.arange(auxiliary + released) % classes
+        colours = 1.5 * torch.randn(classes, channels, generator=rng, dtype=torch.float64)
+        mean = colours[labels] + torch.randn(len(labels), channels, generator=rng, dtype=torch.float64)
+        variance = torch.rand(len(labels), channels, generator=rng, dtype=torch.float64) + 0.5
+        images = planted_images(labels, torch.zeros_like(labels), class_names=tuple("abcd"), domain_names=("planted",))
+        statistics = PlantedStatistics(moments=planted_moments(mean, variance))
+        shown = images.subset(auxiliary + torch.randperm(released, generator=rng))
+        style = statistics(shown).style(unbiased=True)
+        case = Case(
+            request="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
+            views=(upload(ImageStyles(mean=style[0].float(), std=style[1].float())),),
+        )  # fmt: skip
+        planted = replace(
+            knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)),
+            class_names=images.class_names, domain_names=images.domain_names,
+        )  # fmt: skip
+        truth = Truth(labels=shown.labels, domains=shown.domains)
+        return Plant(cases=(case,), truths=(truth,), knowledge=planted, measurement="balanced_accuracy", at_least=0.9)
+
+    def _model(self, training: _Training, rng: torch.Generator) -> tuple[_Training, Setting, LogisticRegression]:
+        if len(training.labels.unique()) < 2:
+            raise UsageError("label-inference needs public images of at least 2 classes; the adversary has fewer.")
+        setting = self._chosen(training, rng)
+        weights = torch.where(training.own, 1.0, setting.foreign).to(torch.float64)
+        return (
+            training,
+            setting,
+            _fit(_standardised(training, setting.features), training.labels, weights, setting.strength),
+        )
+
+    def _chosen(self, training: _Training, rng: torch.Generator) -> Setting:
+        """Choose by balanced accuracy over left-out images of the victim's domain; the first of equals."""
+        own = training.own.nonzero().flatten()
+        if len(own) < 2 * self.folds or len(training.labels[own].unique()) < 2:
+            return DEFAULT
+        fold = _folds(training.labels[own[: len(own) // training.copies]], self.folds, rng).repeat(training.copies)
+        standardised: Mapping[Features, Tensor] = {
+            "std": _standardised(training, "std"),
+            "log std": _standardised(training, "log std"),
+        }
+        alone = len(own) == len(training.labels)
+        best, best_recall = DEFAULT, -1.0
+        for setting in SETTINGS:
+            if alone and setting.foreign:
+                continue  # no other domain's images: the same model again
+            predicted = torch.empty(len(own), dtype=torch.int64)
+            for left_out in range(self.folds):
+                weights = torch.where(training.own, 1.0, setting.foreign).to(torch.float64)
+                weights[own[fold == left_out]] = 0.0
+                model = _fit(standardised[setting.features], training.labels, weights, setting.strength)
+                predicted[fold == left_out] = _predict(model, standardised[setting.features][own[fold == left_out]])
+            recall = _recall(training.labels[own], predicted)
+            if recall > best_recall:
+                best, best_recall = setting, recall
+        return best
+
+
+def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, rng: torch.Generator) -> _Training:
+    """Public images as training data, and which of them are of the victim's `domain`: none where it is not known.
+
+    A victim of several domains has a name that is no domain's: all images then count as its own, as of one domain. Where
+    a defense acts on rows, these are learnt from as it would release them (fdgsec.attacks.statistics.defense_noise)."""
+    mean, std, copies = noisy_rows(knowledge, public, *knowledge.statistics(public).style(unbiased=True), rng)
+    labels, domains = public.labels.repeat(copies), public.domains.repeat(copies)
+    own = torch.zeros(len(labels), dtype=torch.bool)
+    if domain in public.domain_names:
+        own = domains == public.domain_names.index(domain)
+    elif domain is not None:
+        domains, own = torch.zeros_like(domains), ~own
+    return _Training(mean=mean, std=std, labels=labels, domains=domains, own=own, copies=copies)
+
+
+def _rows_like(training: _Training, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:
+    """Standardise released rows by the public images of their domain, or by themselves where there are none.
+
+    Rows too few for that are standardised by all public images, whatever their domain."""
+    rows = _features(*released, kind)
+    public = _features(training.mean, training.std, kind)
+    if bool(training.own.any()):
+        reference = public[training.own]
+    else:
+        reference = rows if len(rows) >= FEW_ROWS else public
+    centre, scale = _centre_and_scale(reference)
+    return (rows - centre) / scale

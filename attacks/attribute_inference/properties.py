@@ -1,0 +1,226 @@
+"""What a client holds, from its release: shares of classes, classes of which it has any, and of which domains it is.
+
+StableFDG (Remark 1) and CCST take pooled styles to carry the domain and not the labels. The test: clients with skewed
+shares are re-drawn, and their shares are read off their releases as shadow clients teach (fdgsec.attacks.attribute_inference.shadow_clients,
+.mixtures). `same domain` learns on auxiliary images of the victim's domain, `all domains` on all, each domain about its own
+mean; `other domains` on those of all others, with releases taken about the mean of all clients of the victim's domain.
+
+Two artifacts tell more plainly. Prototypes (FPL) come with their classes: what is never sent is not held. The bias row of
+a head gradient (FedIIR) is mean softmax - shares of classes: it is read under a uniform softmax, or with the gradients
+that auxiliary images of each class give under the initial public model, whose gradients a run sends first."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.attribute_inference.control import planted_clients
+from fdgsec.attacks.attribute_inference.mixture_shares import onto_simplex, shares_in_gradient
+from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, Style
+from fdgsec.data.domains import DomainDataset, shares_of
+from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Answer, Case, Guess, Knowledge, Plant, Presence, Proportions, Request, TargetFacts
+
+Kinds = Literal["labels", "domains"]
+STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
+SHADOWS_NEED = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
+FEW_CLIENTS = 10
+"""Clients of a domain whose mean release stands for the domain's own centre where no image of it is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Population:
+    """Clients that one reader reads: of one domain, of as many images, of which as many are in the release."""
+
+    domain: str | None
+    images: int
+    shown: int
+    artifact: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PropertyInference:
+    """Read shares of classes and domains off the releases of `clients` re-drawn clients, for each size in `sizes`.
+
+    `concentration` is that of the Dirichlet distribution of their shares, `shadows` how many shadow clients are pooled,
+    and `simulated` how many are made by the target's own code where its releases are no means."""
+
+    name: ClassVar[str] = "property-inference"
+    reads: ClassVar[frozenset[str]] = STYLES | {"Prototypes", "HeadGradient"}
+    needs: ClassVar[frozenset[str]] = frozenset({"class names"})
+    clients: int = 30
+    sizes: tuple[int, ...] = (40, 130)
+    concentration: float = 0.3
+    shadows: int = 2000
+    simulated: int = 200
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for re-drawn clients with skewed shares; prototypes need training, and are read in the run itself.
+
+        Raises UsageError where styles are to be read by an adversary that cannot make shadow clients."""
+        requests = []
+        if facts.artifact_kinds & STYLES:
+            if "Amplitudes" in facts.artifact_kinds:
+                facts.check_pooled()
+            lacking = SHADOWS_NEED - facts.knows
+            if lacking:
+                raise UsageError(f"learns from shadow clients: the adversary must know {', '.join(sorted(lacking))}")
+            for size in self.sizes:
+                requests += [self._mixtures(size, "labels"), self._mixtures(size, "domains")]
+        if facts.artifact_kinds & {"Prototypes", "HeadGradient"}:
+            requests.append(Request(kind="released"))
+        if "HeadGradient" in facts.artifact_kinds:
+            requests.append(self._mixtures(self.sizes[0], "labels"))
+        return requests
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer what each client holds, once for every way to learn it."""
+        populations: dict[_Population, list[int]] = {}
+        answers: list[Answer] = []
+        gradients = _Gradients(knowledge=knowledge, pure={})
+        for number, case in enumerate(cases):
+            artifact = case.release()
+            if isinstance(artifact, Prototypes):
+                answers.append(_in_prototypes(number, case, len(knowledge.class_names)))
+            elif isinstance(artifact, HeadGradient):
+                answers += gradients.read(number, case, child(rng, "gradients", str(case.domain)))
+            elif isinstance(artifact, Style) and case.request == "mixtures":
+                population = _population(case, artifact)
+                populations.setdefault(population, []).append(number)
+        return [*answers, *self._in_styles(cases, populations, knowledge, rng)]
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer after every client took the release of another one of its slice, or of the run where it is one."""
+        slices: dict[tuple[object, ...], list[int]] = {}
+        for number, case in enumerate(cases):
+            where = () if case.request == "released" else tuple(sorted(case.slice.items()))
+            slices.setdefault((case.request, case.release().kind, where), []).append(number)
+        exchanged = list(cases)
+        for turn, numbers in enumerate(slices.values()):
+            order = derangement(len(numbers), child(rng, "ring", turn))
+            for number, other in zip(numbers, order.tolist(), strict=True):
+                source = cases[numbers[other]]
+                exchanged[number] = replace(cases[number], views=source.views, victim=source.victim)
+        return self.run(exchanged, knowledge, rng)
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Coloured classes in two domains far apart, prototypes of what is held, and gradients of a small head."""
+        return planted_clients(knowledge, rng, concentration=self.concentration)
+
+    def _mixtures(self, records: int, scheme: Kinds) -> Request:
+        return Request(kind="mixtures", count=self.clients, records=records, scheme=scheme)
+
+    def _in_styles(
+        self,
+        cases: Sequence[Case],
+        populations: Mapping[_Population, list[int]],
+        knowledge: Knowledge,
+        rng: torch.Generator,
+    ) -> Iterator[Answer]:
+        if not populations:
+            return
+        shadows = ShadowClients.of(
+            knowledge, concentration=self.concentration, pooled=self.shadows, simulated=self.simulated
+        )
+        means = shadows.are_means(child(rng, "tried"))
+        for asked, numbers in populations.items():
+            of: Kinds = "domains" if asked.domain == "mixed" else "labels"
+            releases = torch.stack([shadows.release(cases[n].release(), images=asked.images) for n in numbers])
+            for pool in shadows.pools(asked.domain):
+                if pool.centre is None and len(numbers) < FEW_CLIENTS:
+                    continue
+                learned = shadows.learned(
+                    pool, images=asked.images, shown=asked.shown, means=means,
+                    rng=child(rng, pool.name, str(asked.domain), asked.images, asked.shown),
+                )  # fmt: skip
+                where = {"artifact": asked.artifact, "learned_on": pool.name}
+                for number, shares in zip(numbers, learned(releases), strict=True):
+                    yield from _answers(number, shares, learned.reader.prior, where, of=of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Gradients:
+    """Reads class shares off head gradients; `pure` remembers, per domain, what images of one class give."""
+
+    knowledge: Knowledge
+    pure: dict[str | None, Tensor]
+
+    def read(self, number: int, case: Case, rng: torch.Generator) -> Iterator[Answer]:
+        """Answer for one client, from the first gradient that it sent: that of the initial model."""
+        classes = len(self.knowledge.class_names)
+        bias = _first_gradient(case.views[0], case.victim).bias
+        without = torch.full((classes,), 1 / classes, dtype=torch.float64)
+        readings = {"uniform softmax": without.expand(classes, classes) - torch.eye(classes, dtype=torch.float64)}
+        public = self._public(case.domain)
+        if public is not None and case.request == "released":  # a client of the run is like its domain, not skewed
+            without = shares_of(public.labels, classes)
+        if public is not None and self.knowledge.simulate is not None:
+            if case.domain not in self.pure:
+                self.pure[case.domain] = self._of_pure_classes(public, rng)
+            readings["auxiliary gradients"] = self.pure[case.domain]
+        for name, pure in readings.items():
+            where = {"artifact": HeadGradient.kind, "reading": name, **_together(case)}
+            yield from _answers(number, shares_in_gradient(bias, pure), without, where)
+
+    def _public(self, domain: str | None) -> DomainDataset | None:
+        """Auxiliary images of the victim's domain, of all where it is not known or none are."""
+        images = self.knowledge.auxiliary
+        if images is None or domain not in images.domain_names:
+            return images
+        own = images.of_domain(str(domain))
+        return own if len(own) else images
+
+    def _of_pure_classes(self, public: DomainDataset, rng: torch.Generator) -> Tensor:
+        """The bias gradients (K, K) of clients that hold images of one class each; of a mean softmax where none are."""
+        assert self.knowledge.simulate is not None
+        classes = len(self.knowledge.class_names)
+        held = torch.unique(public.labels)
+        view = self.knowledge.simulate([public.subset(public.labels == label) for label in held], rng)
+        found = [_first_gradient(view, f"client:{number}").bias.double() for number in range(1, len(held) + 1)]
+        own = torch.eye(classes, dtype=torch.float64)
+        softmax = torch.stack(found) + own[held]
+        pure = softmax.mean(0).expand(classes, classes) - own
+        return pure.index_copy(0, held, torch.stack(found))
+
+
+def _first_gradient(view: View, sender: str) -> HeadGradient:
+    """The gradient that a client sent in the earliest round. Raises UsageError where it sent none."""
+    found = [m for m in view.messages if m.sender == sender and isinstance(m.artifact, HeadGradient)]
+    first = min(found, key=lambda message: message.round, default=None)
+    if first is None or not isinstance(first.artifact, HeadGradient):
+        raise UsageError(f"the adversary saw no head gradient of {sender}.")
+    return first.artifact
+
+
+def _in_prototypes(number: int, case: Case, classes: int) -> Presence:
+    """Say of each class in how many rounds the client sent a prototype of it."""
+    times = torch.zeros(classes, dtype=torch.float64)
+    for message in case.views[0].messages:
+        if message.sender == case.victim and isinstance(message.artifact, Prototypes):
+            times[torch.unique(message.artifact.classes)] += 1
+    return Presence(case=number, scores=times, slice={"artifact": Prototypes.kind, **_together(case)})
+
+
+def _together(case: Case) -> Mapping[str, str]:
+    """Clients of the run are judged together, whatever their domains: one client alone proves nothing."""
+    return {"domain": "all"} if case.request == "released" else {}
+
+
+def _population(case: Case, artifact: Style) -> _Population:
+    images = case.records
+    if images is None:
+        raise UsageError(f"property-inference needs to know how many images are behind the style of {case.victim}.")
+    shown = len(artifact.mean) if isinstance(artifact, ImageStyles) else images
+    return _Population(domain=case.domain, images=images, shown=shown, artifact=artifact.kind)
+
+
+def _answers(
+    number: int, shares: Tensor, without: Tensor, where: Mapping[str, str | int], *, of: Kinds = "labels"
+) -> Iterator[Answer]:
+    yield Proportions(case=number, estimate=onto_simplex(shares), without=without, of=of, slice=where)
+    yield Presence(case=number, scores=shares, of=of, slice=where)

@@ -1,0 +1,1 @@
+"""Differencing: one record told from two releases that differ in it."""

@@ -1,0 +1,156 @@
+"""Of which domain a client's images are, read from the generator that it sent.
+
+Two clients that start from the same generator and train it on images of the same domain move it alike. What moved is looked at
+where it acts: the change of G(x) over probe images x that nobody trained on. Reference generators, which the target's public
+method fits to auxiliary images of one domain each, say what the change of each domain looks like; the client's is given to
+the domain whose references it points with. Lengths are dropped: how many steps a client made says nothing."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.generator_leakage.response import TINY, Training, perturbation_generator, perturbations
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge, View
+
+PROBES = 8
+"""Auxiliary images of each domain that generators are asked about."""
+FEWEST = 4
+"""Auxiliary images of a domain without which nothing is left to train on beside the probes."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parted:
+    """Auxiliary images parted: `probes`, and by the number of its domain what references may train on, `pools`."""
+
+    probes: DomainDataset
+    pools: Mapping[int, DomainDataset]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Fingerprints:
+    """The changes of reference generators, (M, D) of unit length, of which `domains` (M,) and `federations` (M,) they are."""
+
+    changes: Tensor
+    domains: Tensor
+    federations: Tensor
+
+    def nearest(self, change: Tensor) -> int:
+        """The domain with whose references `change` (D,) points: the largest cosine after what all have in common is taken
+        off."""
+        present = self.domains.unique()
+        common = torch.stack([self.changes[self.domains == domain].mean(0) for domain in present]).mean(0)
+        centres = torch.stack([self.changes[self.domains == domain].mean(0) - common for domain in present])
+        off = change - common
+        cosine = (centres @ off) / (centres.norm(dim=1) * off.norm()).clamp_min(TINY)
+        return int(present[cosine.argmax()])
+
+    def without(self, federation: int) -> "Fingerprints":
+        """The same references but for those of one federation."""
+        kept = self.federations != federation
+        return Fingerprints(changes=self.changes[kept], domains=self.domains[kept], federations=self.federations[kept])
+
+    def left_out_accuracy(self) -> float:
+        """The share of references whose domain those of the other federations tell."""
+        rest = {federation: self.without(federation) for federation in self.federations.unique().tolist()}
+        right = [
+            rest[int(federation)].nearest(change) == int(domain)
+            for change, domain, federation in zip(self.changes, self.domains, self.federations, strict=True)
+        ]
+        return sum(right) / len(right)
+
+
+def scarcity(images: DomainDataset | None) -> str:
+    """Why domains cannot be told apart with these auxiliary images; "" where they can."""
+    counts = [] if images is None else torch.bincount(images.domains).tolist()
+    able = sum(count >= FEWEST for count in counts)
+    return "" if able > 1 else f"needs {FEWEST} auxiliary images of each of 2 domains or more; {able} have as many"
+
+
+def parted(images: DomainDataset, rng: torch.Generator) -> Parted:
+    """Set up to PROBES images of each domain aside, a third at most. Domains of fewer than FEWEST images are left out.
+
+    Raises UsageError where fewer than two are left."""
+    reason = scarcity(images)
+    if reason:
+        raise UsageError(f"the domain fingerprint {reason}.")
+    probes, pools = list[DomainDataset](), dict[int, DomainDataset]()
+    for domain in images.domains.unique().tolist():
+        mine = images.of_domain(int(domain))
+        if len(mine) < FEWEST:
+            continue
+        order = torch.randperm(len(mine), generator=child(rng, "probes", int(domain)))
+        count = min(PROBES, len(mine) // 3)
+        probes.append(mine.subset(order[:count]))
+        pools[int(domain)] = mine.subset(order[count:])
+    return Parted(probes=join(probes), pools=pools)
+
+
+def change_of(training: Training, probes: DomainDataset) -> Tensor:
+    """By how much G changed over the probes while the client trained it, (N * 3 * H * W,) of unit length."""
+    before, after = (
+        perturbations(perturbation_generator(artifact), probes) for artifact in (training.given, training.returned)
+    )
+    change = (after - before).flatten()
+    unit: Tensor = change / change.norm().clamp_min(TINY)
+    return unit
+
+
+def fingerprints(
+    parts: Parted, knowledge: Knowledge, *, references: int, most: int, rounds: int, rng: torch.Generator
+) -> Fingerprints:
+    """Fit `references` generators to each domain, every one to another half of its pool, `most` images at most.
+
+    There must be two or more, so that each can be judged by the others."""
+    changes, domains, federations = list[Tensor](), list[int](), list[int]()
+    for number in range(references):
+        data = [
+            _some(pool, max(2, min(most, (len(pool) + 1) // 2)), child(rng, "share", number, domain))
+            for domain, pool in parts.pools.items()
+        ]
+        for domain, training in zip(
+            parts.pools, trainings(data, knowledge, rounds=rounds, rng=child(rng, number)), strict=True
+        ):
+            changes.append(change_of(training, parts.probes))
+            domains.append(domain)
+            federations.append(number)
+    return Fingerprints(
+        changes=torch.stack(changes), domains=torch.tensor(domains), federations=torch.tensor(federations)
+    )
+
+
+def of_all_domains(
+    parts: Parted, knowledge: Knowledge, *, clients: int, most: int, rounds: int, rng: torch.Generator
+) -> list[Training]:
+    """Train generators of `clients` clients that hold images of all domains alike: what a control puts in their place."""
+    pool = join(list(parts.pools.values()))
+    count = max(2, min(most, (len(pool) + 1) // 2))
+    data = [_some(pool, count, child(rng, "mixed", client)) for client in range(clients)]
+    return trainings(data, knowledge, rounds=rounds, rng=child(rng, "mixed run"))
+
+
+def trainings(
+    data: Sequence[DomainDataset], knowledge: Knowledge, *, rounds: int, rng: torch.Generator
+) -> list[Training]:
+    """Run the target's public method among clients that hold `data`, and give each client's generator.
+
+    Raises UsageError where the adversary cannot run it, or it sent no generator."""
+    if knowledge.simulate is None:
+        raise UsageError("reference generators need the target's public method; the adversary cannot run it.")
+    view = knowledge.simulate(data, rng, rounds=rounds)
+    return [_training(view, f"client:{place}") for place in range(1, len(data) + 1)]
+
+
+def _training(view: View, client: str) -> Training:
+    found = Training.of(view, client)
+    if found is None:
+        raise UsageError("a reference federation sent no generator; its rounds are those of the target.")
+    return found
+
+
+def _some(images: DomainDataset, count: int, rng: torch.Generator) -> DomainDataset:
+    return images.subset(torch.randperm(len(images), generator=rng)[:count])

@@ -1,0 +1,1 @@
+"""Gradient inversion: images and labels from one update."""

@@ -1,0 +1,302 @@
+"""Gradient inversion: the pictures and labels behind a model update, where the update is one small batch's gradient.
+
+Whoever gave a client a model and got it back knows the step between them. After one step of SGD that is a gradient, from
+which labels are read (iDLG, LLG) and to which pictures are fitted (Geiping et al., NeurIPS 2020, arXiv:2003.14053, cosine
+distance and total variation); formulas in fdgsec.attacks.gradient_inversion.gradient_matching. That is our own code: the library that packages
+such attacks (breaching 0.1.2) has had no release since February 2022.
+
+Two questions. Of the run as it was (`released`): what the training plan, which is public, leaves to be inverted. Mostly
+nothing, because a client takes many steps, and then a row says so. Of clients that take one step (`single_step`): what one
+batch of 1 to 8 images would give away under this very architecture and learning rate.
+
+Batch norm's running statistics come with the update, and give the batch's own away (fdgsec.attacks.gradient_inversion.batch_norm_leakage). How much
+smoothness to ask for is rehearsed on public images: the weight that recovers them best is taken."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.gradient_inversion.batch_norm_leakage import image_statistics
+from fdgsec.attacks.gradient_inversion.candidate_matching import alignment, outline_distances
+from fdgsec.attacks.gradient_inversion.control import planted_gradients
+from fdgsec.attacks.gradient_inversion.gradient_matching import (
+    MOST_RECORDS,
+    Match,
+    Matching,
+    batch_gradient,
+    match_gradient,
+)
+from fdgsec.attacks.gradient_inversion.single_step import ObservedStep, observed_step
+from fdgsec.data.domains import DomainDataset, shares_of, shrunk
+from fdgsec.metrics.image_similarity import psnr
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import (
+    Answer,
+    Case,
+    Guess,
+    Labels,
+    Plant,
+    Prediction,
+    Proportions,
+    Ranking,
+    Reconstructions,
+    Request,
+    TargetFacts,
+)
+from fdgsec.threats.judging.groups import unavailable
+
+VARIATIONS = (0.05, 0.3, 1.0)
+"""Weights of the total variation that are rehearsed."""
+REHEARSALS = 2
+ALIKE = 16
+"""Public images of each label that control B2 chooses among, by their gradient."""
+GALLERY = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What one `--profile` costs: steps of a fit, sizes of the batches, clients of each domain for each size."""
+
+    steps: int
+    records: tuple[int, ...]
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientInversion:
+    """Fit pictures to gradients; options that are 0 or empty are the profile's.
+
+    `model` is the one that single steps start from: the run's first, or the last that its server sent. A `variation` is the
+    weight of smoothness, None has it rehearsed. `restarts` random starts compete for each gradient."""
+
+    name: ClassVar[str] = "gradient-inversion"
+    reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
+    needs: ClassVar[frozenset[str]] = frozenset({"transform"})
+    keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
+    PROFILES: ClassVar[Mapping[str, Profile]] = {
+        "quick": Profile(steps=200, records=(1, 4), count=2),
+        "full": Profile(steps=1500, records=(1, 2, 4, 8), count=8),
+    }
+
+    profile: Literal["quick", "full"] = "quick"
+    steps: int = 0
+    restarts: int = 1
+    records: tuple[int, ...] = ()
+    count: int = 0
+    variation: float | None = None
+    model: Literal["first", "last"] = "first"
+
+    def __post_init__(self) -> None:
+        if self.profile not in self.PROFILES or self.model not in ("first", "last"):
+            raise UsageError(
+                f"gradient-inversion has profiles quick, full and models first, last; got {self.profile}, {self.model}."
+            )
+        if any(not 1 <= records <= MOST_RECORDS for records in self.records) or min(self.steps, self.count) < 0:
+            raise UsageError(
+                f"gradient-inversion takes records of 1 to {MOST_RECORDS}, and steps and count of 0 (the profile's) or "
+                f"more; got {self.records}, {self.steps}, {self.count}."
+            )
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask about the run as it was, and about clients that take one step.
+
+        Raises UsageError for a client, and where no images are known: without controls a picture proves nothing."""
+        if "own data" in facts.knows:
+            raise UsageError("reads the updates that clients send; another client receives only their mean")
+        facts.check_images()
+        profile = self.PROFILES[self.profile]
+        count, sizes = self.count or profile.count, sorted(set(self.records or profile.records))
+        steps = [
+            Request(kind="single_step", count=count, records=size, gallery=GALLERY, scheme=self.model) for size in sizes
+        ]
+        return [Request(kind="released"), *steps]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Read labels and fit pictures where an update is a small batch's gradient; beside them, controls B0 to B3."""
+        steps = _opened(cases, knowledge)
+        weights = self._rehearsed(steps, cases, knowledge, rng)
+        matches = self._matches(steps, weights, cases, knowledge, rng)
+        answers: list[Answer] = []
+        for number, step in steps.items():
+            public, coins = _public(knowledge, cases[number].domain), child(rng, "controls", number)
+            alike = _alike(number, matches, cases)
+            if alike:
+                other = matches[alike[int(torch.randint(len(alike), (1,), generator=child(coins, "other")))]].images
+            else:
+                drawn = public.subset(torch.randint(len(public), (len(step.labels),), generator=child(coins, "public")))
+                other = self._recovered(step, drawn, weights[cases[number].request], coins)
+            controls = {**_controls(step, public, coins), "B3": other.cpu()}
+            distance = matches[number].distance
+            answers += _answers(number, cases[number], step, matches[number], public, controls)
+            answers.append(Prediction(case=number, slice=_where(step), name="gradient_distance", value=distance))
+        return answers
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer every case from the gradient of another one of its slice and size, without controls."""
+        opened = _opened(cases, knowledge)
+        groups: dict[tuple[object, ...], list[int]] = {}
+        for number, step in opened.items():
+            groups.setdefault((*sorted(cases[number].slice.items()), len(step.labels)), []).append(number)
+        exchanged: dict[int, ObservedStep] = {}
+        for place, numbers in enumerate(groups.values()):
+            if len(numbers) > 1:
+                order = derangement(len(numbers), child(rng, "exchange", place)).tolist()
+                exchanged |= {number: opened[numbers[other]] for number, other in zip(numbers, order, strict=True)}
+        weights = self._rehearsed(exchanged, cases, knowledge, rng)
+        matches = self._matches(exchanged, weights, cases, knowledge, rng)
+        return [
+            answer
+            for number, step in exchanged.items()
+            for answer in _answers(
+                number, cases[number], step, matches[number], _public(knowledge, cases[number].domain), {}
+            )
+        ]
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Smooth pictures and a small random network without pooling (fdgsec.attacks.gradient_inversion.control)."""
+        return planted_gradients(knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """Say of whose update nothing can be inverted, and why."""
+        reasons: dict[tuple[tuple[str, str | int], ...], list[str]] = {}
+        for case in cases:
+            found = observed_step(case, knowledge)
+            if isinstance(found, str):
+                reasons.setdefault(tuple(case.slice.items()), []).append(found)
+        return [
+            row
+            for where, told in reasons.items()
+            for row in unavailable(
+                ["psnr", "mae"], {**dict(where), "loss": "gradient"}, " | ".join(sorted(set(told))), n=len(told)
+            )
+        ]
+
+    def _fitted(self, step: ObservedStep, size: tuple[int, int], variation: float, rng: torch.Generator) -> Match:
+        matching = Matching(
+            steps=self.steps or self.PROFILES[self.profile].steps, restarts=self.restarts,
+            total_variation=variation, statistics=step.statistics,
+        )  # fmt: skip
+        return match_gradient(
+            step.model, step.gradient, step.labels, size=size, matching=matching, rng=rng, norms=step.norms
+        )
+
+    def _matches(
+        self, steps: Mapping[int, ObservedStep], weights: Mapping[str, float], cases: Sequence[Case],
+        knowledge: Knowledge, rng: torch.Generator,
+    ) -> dict[int, Match]:  # fmt: skip
+        size = knowledge.public_images().image_size
+        return {
+            number: self._fitted(step, size, weights[cases[number].request], child(rng, "fit", number))
+            for number, step in steps.items()
+        }
+
+    def _rehearsed(
+        self, steps: Mapping[int, ObservedStep], cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
+    ) -> dict[str, float]:
+        """For each request the weight of smoothness with which single public images are recovered best."""
+        weights: dict[str, float] = {}
+        for number, step in steps.items():
+            if self.variation is not None or cases[number].request in weights:
+                weights[cases[number].request] = weights.get(cases[number].request, self.variation or 0.0)
+                continue
+            public, coins = knowledge.public_images(), child(rng, "rehearsal", cases[number].request)
+            likeness = dict.fromkeys(VARIATIONS, 0.0)
+            for place in torch.randperm(len(public), generator=coins)[:REHEARSALS]:
+                image = public.subset(place.reshape(1))
+                true = shrunk(image, public.image_size)
+                for weight in VARIATIONS:
+                    likeness[weight] += float(psnr(self._recovered(step, image, weight, coins), true))
+            weights[cases[number].request] = max(VARIATIONS, key=lambda weight: likeness[weight])
+        return weights
+
+    def _recovered(self, step: ObservedStep, images: DomainDataset, variation: float, rng: torch.Generator) -> Tensor:
+        """What is recovered of `images` from the gradient that they would have given in the victim's place."""
+        device = next(step.model.parameters()).device
+        pixels = shrunk(images, images.image_size).to(device)
+        posed = replace(
+            step, labels=images.labels, norms=image_statistics(step.model, pixels) if step.norms else {},
+            gradient=batch_gradient(step.model, pixels, images.labels.to(device), statistics=step.statistics),
+        )  # fmt: skip
+        return self._fitted(posed, images.image_size, variation, child(rng, "recovered")).images.cpu()
+
+
+def _opened(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedStep]:
+    """The cases that can be answered. Raises UsageError where the adversary's own images are none."""
+    if not len(knowledge.public_images()):
+        raise UsageError("gradient-inversion needs auxiliary images for its controls; there are none: use more images.")
+    found = {number: observed_step(case, knowledge) for number, case in enumerate(cases)}
+    return {number: step for number, step in found.items() if isinstance(step, ObservedStep)}
+
+
+def _alike(number: int, matches: Mapping[int, Match], cases: Sequence[Case]) -> list[int]:
+    """The other cases of this one's slice, domain and size."""
+    asked, size = cases[number], len(matches[number].labels)
+    return [
+        other
+        for other, match in matches.items()
+        if other != number and len(match.labels) == size
+        and (cases[other].slice, cases[other].domain) == (asked.slice, asked.domain)
+    ]  # fmt: skip
+
+
+def _where(step: ObservedStep) -> dict[str, str | int]:
+    return {"prior": "smooth", "loss": "gradient", "rows": f"batch-{len(step.labels)}"}
+
+
+def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:
+    """Public images of the domain, of all where it has none or is not known."""
+    images = knowledge.public_images()
+    own = images.of_domain(domain) if domain in images.domain_names and domain is not None else images
+    return own if len(own) else images
+
+
+def _answers(
+    number: int, case: Case, step: ObservedStep, match: Match, public: DomainDataset, controls: Mapping[str, Tensor]
+) -> list[Answer]:
+    """The labels as shares, beside those of public images; the pictures; of a single one its label, and who it may be.
+
+    Candidates are ranked by how their own gradient points, and by where the drawn picture has its edges."""
+    where, classes = _where(step), len(public.class_names)
+    estimate, without = shares_of(step.labels, classes), shares_of(public.labels, classes)
+    answers: list[Answer] = [Proportions(case=number, slice=where, estimate=estimate, without=without)]
+    single, pictures = len(step.labels) == 1, match.images.cpu()
+    if single:
+        answers.append(Labels(case=number, slice=where, predicted=step.labels, of="labels", classes=classes))
+    if single and case.candidates is not None:
+        shown = shrunk(case.candidates, public.image_size)
+        by = {
+            "gradient": 1 - alignment(step, shown, int(step.labels[0])).unsqueeze(0),
+            "outline": outline_distances(pictures, shown),
+        }
+        answers += [Ranking(case=number, slice={**where, "by": name}, distances=apart) for name, apart in by.items()]
+    return [
+        *answers, Reconstructions(case=number, slice=where, images=pictures, controls=controls, ordered=single)
+    ]  # fmt: skip
+
+
+def _controls(step: ObservedStep, public: DomainDataset, rng: torch.Generator) -> dict[str, Tensor]:
+    """B0 the mean public image of the domain, B1 a random one, B2 for each label the one whose gradient points most alike.
+
+    B2 asks whether a search among public images would have done; of a label that they lack, any may serve."""
+    size, batch = public.image_size, len(step.labels)
+    near: list[Tensor] = []
+    for label in step.labels.unique().tolist():
+        own = (public.labels == label).nonzero().flatten()
+        own = own if len(own) else torch.arange(len(public))
+        drawn = public.subset(own[torch.randperm(len(own), generator=child(rng, "alike", label))[:ALIKE]])
+        images = shrunk(drawn, size)
+        best = alignment(step, images, label).argsort(descending=True)
+        wanted = int((step.labels == label).sum())
+        near.append(images[best[torch.arange(wanted) % len(best)]])
+    chosen = torch.randint(len(public), (batch,), generator=child(rng, "any"))
+    return {
+        "B0": shrunk(public, size).mean(0, keepdim=True).expand(batch, -1, -1, -1),
+        "B1": shrunk(public.subset(chosen), size),
+        "B2": torch.cat(near),
+    }

@@ -1,0 +1,39 @@
+"""Which of many pictures was it? Candidates compared with a gradient that was seen, and with what was drawn from it."""
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.gradient_inversion.gradient_matching import batch_gradient
+from fdgsec.attacks.gradient_inversion.single_step import ObservedStep
+
+GREY = (0.299, 0.587, 0.114)
+
+
+def alignment(step: ObservedStep, images: Tensor, label: int) -> Tensor:
+    """The cosine of each image's own gradient under `label` with the one that was seen, (n,); images are (n, 3, H, W)."""
+    device = next(step.model.parameters()).device
+    goal = torch.cat([part.flatten() for part in step.gradient.values()])
+    told, fits = torch.tensor([label], device=device), list[Tensor]()
+    for image in images.to(device).split(1):
+        made = batch_gradient(step.model, image, told, statistics=step.statistics)
+        fits.append(torch.cosine_similarity(torch.cat([made[name].flatten() for name in step.gradient]), goal, dim=0))
+    return torch.stack(fits).cpu()
+
+
+def outline_distances(pictures: Tensor, candidates: Tensor) -> Tensor:
+    """1 - the correlation of where brightness changes in each picture (R, 3, H, W) and in each candidate, (R, G).
+
+    Colours and their signs do not count: a fit through a trained network finds edges before it finds colours."""
+    drawn, true = _edges(pictures), _edges(candidates)
+    apart: Tensor = 1 - drawn @ true.T
+    return apart
+
+
+def _edges(images: Tensor) -> Tensor:
+    """The length of the brightness's slope, centred and of unit length: (n, (H - 1)(W - 1))."""
+    grey = (images * torch.tensor(GREY).reshape(3, 1, 1)).sum(1)
+    slope = (grey.diff(dim=1)[:, :, 1:].square() + grey.diff(dim=2)[:, 1:].square()).sqrt()
+    smooth = torch.nn.functional.avg_pool2d(slope.unsqueeze(1), 3, stride=1, padding=1).flatten(1)
+    centred = smooth - smooth.mean(1, keepdim=True)
+    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    return unit

@@ -1,0 +1,97 @@
+"""A positive control for gradient inversion: smooth pictures that a small random network took one step on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.data.domains import DomainDataset, as_float, shares_of
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.plan import Plan
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case, Plant, Truth
+
+SIDE, GRID, CLASSES, PUBLIC, RATE = 16, 4, 4, 24, 0.1
+BATCHES = (1, 1, 2, 2)
+CHANNELS, STRIDE = 12, 2
+GAIN = 3.0
+"""Decibels that every control must be beaten by."""
+
+
+def planted_gradients(knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES) -> Plant:
+    """Clients of as many smooth pictures as `batches` say, of random labels, and what the server saw of their only step."""
+    count = sum(batches)
+    images = _smooth(PUBLIC + count, rng)
+    state = _drawn(rng)
+    plan = Plan(learning_rate=RATE)
+    cases, truths = [], []
+    for number, rows in enumerate(torch.arange(PUBLIC, PUBLIC + count).split(list(batches)), 1):
+        data, name = images.subset(rows), f"client:{number}"
+        view = View(
+            messages=(
+                _message("model", SERVER, name, state), _message("update", name, SERVER, _stepped(state, data, RATE))
+            )
+        )  # fmt: skip
+        cases.append(
+            Case(
+                request="single_step", views=(view,), victim=name, records=len(data), domain="planted",
+                slice={"n_per_client": len(data), "model": "first"},
+            )
+        )  # fmt: skip
+        truths.append(
+            Truth(images=data.pixels(), labels=data.labels, proportions=shares_of(data.labels, len(data.class_names)))
+        )
+    planted = replace(
+        knowledge, auxiliary=images.subset(torch.arange(PUBLIC)), own=None, unseen=None, simulate=None, plan=plan,
+        keeps_moments=False, network=planted_network, class_names=images.class_names, domain_names=images.domain_names,
+    )  # fmt: skip
+    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="psnr_gain", at_least=GAIN)
+
+
+def planted_network(state: Mapping[str, Tensor]) -> Classifier:
+    """A convolution of stride 2, a sigmoid and a linear head: nothing is pooled away, and every derivative is smooth."""
+    body = nn.Sequential(nn.Conv2d(3, CHANNELS, 5, stride=STRIDE, padding=2), nn.Sigmoid())
+    head = nn.Linear(CHANNELS * (SIDE // STRIDE) ** 2, CLASSES)
+    network = Classifier(backbone="planted", norm="batch", body=body, neck=nn.Flatten(), head=head)
+    network.load_state_dict(dict(state))
+    return network
+
+
+def _drawn(rng: torch.Generator) -> dict[str, Tensor]:
+    """Draw the network's parameters."""
+    width = CHANNELS * (SIDE // STRIDE) ** 2
+    return {
+        "body.0.weight": torch.randn(CHANNELS, 3, 5, 5, generator=rng) * 0.1,
+        "body.0.bias": torch.zeros(CHANNELS),
+        "head.weight": torch.randn(CLASSES, width, generator=rng) * width**-0.5,
+        "head.bias": torch.zeros(CLASSES),
+    }
+
+
+def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
+    """Make pictures of a grid of random colours, enlarged smoothly, with random labels."""
+    grids = torch.rand(count, 3, GRID, GRID, generator=rng)
+    pixels = functional.interpolate(grids, size=(SIDE, SIDE), mode="bilinear")
+    return DomainDataset(
+        name="planted", store=(pixels * 255).round().to(torch.uint8), rows=torch.arange(count),
+        labels=torch.randint(0, CLASSES, (count,), generator=rng), domains=torch.zeros(count, dtype=torch.int64),
+        ids=tuple(f"planted/{number}" for number in range(count)),
+        class_names=tuple(f"class {number}" for number in range(CLASSES)), domain_names=("planted",),
+    )  # fmt: skip
+
+
+def _stepped(state: Mapping[str, Tensor], data: DomainDataset, rate: float) -> dict[str, Tensor]:
+    """One step of SGD on all of `data`."""
+    network = planted_network(state)
+    optimiser = torch.optim.SGD(network.parameters(), lr=rate)
+    functional.cross_entropy(network(as_float(data.pixels())), data.labels).backward()
+    optimiser.step()
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+def _message(stage: str, sender: str, receiver: str, state: Mapping[str, Tensor]) -> Message:
+    return Message(round=0, stage=stage, sender=sender, receiver=receiver, artifact=ModelState(state=state))

@@ -1,0 +1,100 @@
+"""What a model update amounts to: one batch's gradient with its labels, or the reason why it is no such thing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from fdgsec.attacks.gradient_inversion.batch_norm_leakage import Statistic, batch_statistics
+from fdgsec.attacks.gradient_inversion.gradient_matching import Statistics, feasible, recover_labels, step_gradient
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.wire import SERVER
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.errors import UsageError
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Update:
+    """A client's model as it was `given` in `round` of `rounds`, counted from 0, and as it was `returned`."""
+
+    given: ModelState
+    returned: ModelState
+    round: int
+    rounds: int
+
+    @classmethod
+    def of(cls, view: View, client: str) -> Self | None:
+        """Find both in the last round of a view in which the client sent a model, None where one of them was not seen."""
+        states = [m for m in view.messages if type(m.artifact) is ModelState]
+        sent = [m for m in states if m.stage == "update" and m.sender == client]
+        if not sent:
+            return None
+        last = max(m.round for m in sent)
+        given = [m for m in states if m.stage == "model" and m.sender == SERVER and m.receiver == client]
+        before = next((m.artifact for m in given if m.round == last), None)
+        after = next(m.artifact for m in sent if m.round == last)
+        if not isinstance(before, ModelState) or not isinstance(after, ModelState):
+            return None
+        rounds = 1 + max(m.round for m in view.messages)
+        return cls(given=before, returned=after, round=last, rounds=rounds)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ObservedStep:
+    """One step of SGD that was seen: the model before it, the gradient, the labels that were read in it, sorted.
+
+    `statistics` says what the client's batch norm went by; where by its batch's own, `norms` has these, by layer."""
+
+    model: Classifier
+    gradient: Mapping[str, Tensor]
+    labels: Tensor
+    statistics: Statistics
+    norms: Mapping[str, Statistic]
+
+
+def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
+    """Undo the victim's last update of the case's view, or say why that gives no batch's gradient."""
+    update = Update.of(case.views[0], case.victim)
+    if update is None:
+        return f"no update of {case.victim} was seen beside the model that it was given"
+    plan = _plan_of(case, knowledge)
+    if knowledge.network is None or plan is None or case.records is None:
+        return (
+            f"the adversary does not know the architecture, how clients train, or how many images {case.victim} holds"
+        )
+    reason = obstacle(plan, case.records, keeps_moments=knowledge.keeps_moments and case.request != "single_step")
+    if reason:
+        return reason
+    model = knowledge.network(update.given.state)
+    rate = plan.rate(round=update.round, rounds=update.rounds)
+    try:
+        gradient = step_gradient(model, update.returned.state, learning_rate=rate, weight_decay=plan.weight_decay)
+        labels = recover_labels(model, gradient, batch=case.records)
+    except UsageError as error:
+        return str(error)
+    norms = {} if plan.freeze_norm else batch_statistics(model, update.returned.state)
+    statistics: Statistics = "running" if plan.freeze_norm else "batch"
+    return ObservedStep(model=model, gradient=gradient, labels=labels, statistics=statistics, norms=norms)
+
+
+def obstacle(plan: Plan, records: int, *, keeps_moments: bool) -> str:
+    """Why what a client of `records` images sends after a round of `plan` cannot be inverted; "" where it can.
+
+    The first step of a fresh optimiser has no momentum yet, whatever the plan's."""
+    batch, steps = min(plan.batch_size, records), plan.local_steps(records)
+    momentum = plan.momentum if keeps_moments else 0.0
+    reason = feasible(batch, steps, optimiser=plan.optimiser, momentum=momentum)
+    if not reason and batch < records:
+        return f"one step is taken on {batch} of {records} images, and which ones is not on record to judge by"
+    return reason
+
+
+def _plan_of(case: Case, knowledge: Knowledge) -> Plan | None:
+    """How the client trained: by the target's plan, or the single step that was asked for."""
+    if case.request != "single_step":
+        return knowledge.plan
+    return None if case.records is None else (knowledge.plan or Plan()).one_step(case.records)

@@ -1,0 +1,1 @@
+"""Inference by a curious client about the others."""

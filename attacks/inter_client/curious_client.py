@@ -1,0 +1,224 @@
+"""A client of the federation that reads what it receives with no images but its own: classes, colours, pictures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from threadpoolctl import threadpool_limits
+from torch import Tensor
+
+from fdgsec.attacks.statistics.defense_noise import RowMetric, noisy_rows, row_metric
+from fdgsec.attacks.statistics.tracing import fit_whitening
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.federation.artifacts import InterpolationStyle, StyleBank
+from fdgsec.nn.styles.encoders import StyleEncoder
+from fdgsec.nn.styles.image_styles import encoder_named, style_transfer
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import derangement, stream
+from fdgsec.threats.attack import Answer, Case, GeneratedSets, Knowledge, Labels, Ranking, Reconstructions
+
+ROWS = ("released", "as_if_released")
+FEW_ROWS = 30  # received rows that tell their own mean and spread better than another domain's images do
+SAME = 1e-5  # of a row's length: by so much may it miss an own style and still be one, sent as float32
+AT_ONCE = 32
+SIDE = 16  # pixels of a plain colour: the least that judges of images take
+RIDGES = (1.0, 10.0, 100.0, 1e3, 1e4)
+
+
+def drawing(name: str) -> StyleEncoder | None:
+    """The encoder whose decoder draws from styles of the encoder called `name`, if there is one."""
+    encoder = encoder_named(name.removesuffix("-pre-relu"))
+    return encoder if encoder.has_decoder else None
+
+
+def _logged(styles: Tensor) -> Tensor:
+    mean, std = styles.chunk(2, dim=1)
+    return torch.cat([mean, std.clamp_min(1e-6).log()], dim=1)  # rounding may leave 0
+
+
+def _standardised(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
+    """Standardise by the mean and spread of `reference`; what never varied there must not decide alone."""
+    spread = reference.std(0, correction=0)
+    varying = spread[spread > 0]
+    scale = spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
+    return ((features - reference.mean(0)) / scale).numpy()
+
+
+def _predicted(palette: RidgeCV, rows: Tensor, reference: Tensor) -> Tensor:
+    found = cast("NDArray[np.float64]", palette.predict(_standardised(rows, reference)))
+    return torch.from_numpy(found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lessons:
+    """What a client learnt from its own images' rows: classes and mean colours of rows (n, 2C), and how to compare rows.
+
+    Where a defense acts, from rows as it would release them (fdgsec.attacks.statistics.defense_noise)."""
+
+    rows: Tensor
+    metric: RowMetric
+    classes: LogisticRegression | None
+    palette: RidgeCV
+    clean: RidgeCV
+    noisy: bool
+
+    def colours(self, rows: Tensor, own: Tensor) -> Tensor:
+        """Read the mean colours (R, 3) of rows, having learnt from images of which clean rows are `own`.
+
+        Behind noise rows in number are read in two steps, as others' images need not be about as light as one's own: their
+        mean, in which noise averages out, as a clean row, and by how much each differs from it as a noisy one."""
+        blur = self.metric.blur
+        if blur is None or len(rows) < FEW_ROWS:
+            return _predicted(self.palette, rows, self.rows)
+        centre, middle = rows.mean(0), self.rows.mean(0)
+        differing = _predicted(self.palette, rows - centre + middle, self.rows)
+        together = _predicted(self.clean, (centre - blur.shift).unsqueeze(0), own)
+        return differing - _predicted(self.palette, middle.unsqueeze(0), self.rows) + together
+
+    def features(self, rows: Tensor) -> Tensor:
+        """What classes are read from: logarithms of stds, unless noise has put these at any value near 0."""
+        return rows if self.noisy else _logged(rows)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CuriousClient:
+    """A client with the styles (n, 2C) and mean colours (n, 3) of its own images."""
+
+    knowledge: Knowledge
+    own: DomainDataset
+    styles: Tensor
+    colours: Tensor
+    galleries: dict[int, tuple[DomainDataset, Tensor]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, knowledge: Knowledge) -> "CuriousClient":
+        """Look at the own images. Raises UsageError where there are fewer than two."""
+        own = knowledge.own
+        if own is None or len(own) < 2:
+            raise UsageError("inter-client learns from the client's own images; it needs at least 2.")
+        styles = torch.cat(knowledge.statistics(own).style(unbiased=True), dim=1)
+        colours = torch.cat([
+            as_float(own.pixels(rows)).mean((2, 3)) for rows in torch.arange(len(own)).split(256)
+        ])  # fmt: skip
+        return cls(knowledge=knowledge, own=own, styles=styles, colours=colours)
+
+    @cached_property
+    def lessons(self) -> Lessons:
+        """Learn from the own images, when rows of single images are first read."""
+        coins = stream(0, "attack", "noise on rows")  # says what noise is like, nothing secret
+        mean, std = self.styles.chunk(2, dim=1)
+        mean, std, copies = noisy_rows(self.knowledge, self.own, mean, std, coins)
+        metric = row_metric(self.knowledge, self.own, whiten=fit_whitening(self.styles))
+        labels, rows = self.own.labels.repeat(copies), torch.cat([mean, std], dim=1)
+        noisy, classes = self.knowledge.defended is not None, None
+        with threadpool_limits(limits=1):
+            if len(torch.unique(labels)) > 1:
+                features = rows if noisy else _logged(rows)
+                classes = LogisticRegression(C=0.1, tol=1e-2, max_iter=2000, class_weight="balanced")
+                classes.fit(_standardised(features, features), labels.numpy())
+            clean, palette = RidgeCV(alphas=RIDGES), RidgeCV(alphas=RIDGES)
+            clean.fit(_standardised(self.styles, self.styles), self.colours.double().numpy())
+            palette.fit(_standardised(rows, rows), self.colours.repeat(copies, 1).double().numpy())
+        return Lessons(rows=rows, metric=metric, classes=classes, palette=palette, clean=clean, noisy=noisy)
+
+    def rows(self, case: Case) -> Tensor | None:
+        """The victim's rows of single images (R, 2C), which come with candidates; None without, and among own images."""
+        if case.request not in ROWS or case.candidates is None:
+            return None
+        seen = case.views[0].styles(case.victim)
+        if seen is None:
+            return None
+        rows = torch.cat(seen, dim=1).double()
+        return None if self._owns(rows, case) else rows
+
+    def _owns(self, rows: Tensor, case: Case) -> bool:
+        """Whether own images are behind rows: by their styles or, as a defense changes these, by being asked about."""
+        if self.knowledge.defended is not None:
+            if case.request != "as_if_released" or case.candidates is None:
+                return False
+            rows = torch.cat(self.knowledge.statistics(case.candidates).style(unbiased=True), dim=1)
+        apart = torch.cdist(rows, self.styles, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
+        return bool((apart <= SAME * rows.norm(dim=1)).any())
+
+    def read(self, number: int, case: Case, rows: Tensor, rng: torch.Generator) -> list[Answer]:
+        """Class, image and colour of every row."""
+        where, lessons = {"rows": case.request}, self.lessons
+        answers: list[Answer] = [
+            Ranking(case=number, slice=where, distances=torch.cdist(lessons.metric.seen(rows), self._gallery(case))),
+            self._colours(number, rows, where, rng),
+        ]
+        if lessons.classes is not None:
+            reference = lessons.features(rows if len(rows) >= FEW_ROWS else lessons.rows)
+            features = _standardised(lessons.features(rows), reference)
+            found = cast("NDArray[np.int64]", lessons.classes.predict(features))
+            predicted = torch.from_numpy(found).to(torch.int64)
+            names = len(self.knowledge.class_names)
+            answers.append(Labels(case=number, slice=where, predicted=predicted, of="labels", classes=names))
+        return answers
+
+    def _gallery(self, case: Case) -> Tensor:
+        """The whitened styles of a case's candidates, (G, 2C), once for all that share them."""
+        gallery = case.candidates
+        assert gallery is not None
+        if id(gallery) not in self.galleries:
+            styles = torch.cat(self.knowledge.statistics(gallery).style(unbiased=True), dim=1)
+            self.galleries[id(gallery)] = gallery, self.lessons.metric.placed(styles)  # holding it keeps its id its own
+        return self.galleries[id(gallery)][1]
+
+    def _colours(self, number: int, rows: Tensor, where: Mapping[str, str | int], rng: torch.Generator) -> Answer:
+        """Every image's mean colour as ridge regression reads it, beside own colours: mean, random, nearest in style."""
+        lessons = self.lessons
+        read = lessons.colours(rows, self.styles).float().clamp(0, 1)
+        near = torch.cdist(lessons.metric.seen(rows), lessons.metric.placed(self.styles)).argmin(1)
+        drawn = torch.randint(len(self.colours), (len(rows),), generator=rng)
+        others = read[derangement(len(rows), rng)] if len(rows) > 1 else self.colours[drawn]
+        controls = {
+            "B0": self.colours.mean(0).expand_as(read), "B1": self.colours[drawn], "B2": self.colours[near],
+            "B3": others,
+        }  # fmt: skip
+        return Reconstructions(
+            case=number, slice={**where, "drawn": "mean colour"}, images=_plain(read),
+            controls={name: _plain(colours) for name, colours in controls.items()},
+        )  # fmt: skip
+
+    def restyled(self, number: int, case: Case, rng: torch.Generator, *, images: int) -> list[Answer]:
+        """Own images in the victim's received style, in that of another client, and as they are."""
+        encoder = drawing(self.knowledge.encoder)
+        if case.request not in ROWS or encoder is None:
+            return []
+        bank, one = case.views[0].latest(StyleBank), case.views[0].latest(InterpolationStyle)
+        styles: dict[str, Tensor] = {}
+        if bank is not None:
+            rows, mine = torch.cat([bank.mean, bank.std], dim=1), bank.owner == int(case.victim.partition(":")[2])
+            if not bool(mine.any()) or self._owns(rows[mine].double(), case):
+                return []
+            foreign = ~mine & (bank.owner != 0)  # the adversary is client 0
+            styles = {"stylised": rows[mine], "stylised as another": rows[foreign]}
+        elif one is not None:
+            styles = {"stylised": torch.cat([one.mean, one.std]).unsqueeze(0)}
+        content = as_float(self.own.pixels(torch.randperm(len(self.own), generator=rng)[:images]))
+        made = {name: _in_style(encoder, content, rows, rng) for name, rows in styles.items() if len(rows)}
+        where = {"rows": case.request, "received": (InterpolationStyle if bank is None else StyleBank).kind}
+        sets = {**made, "own images": content} if made else {}
+        return [GeneratedSets(case=number, slice={**where, "set": n}, images=i, name=n) for n, i in sets.items()]
+
+
+def _plain(colours: Tensor) -> Tensor:
+    """Images (R, 3, SIDE, SIDE) of one colour each."""
+    return colours.float()[:, :, None, None].expand(-1, -1, SIDE, SIDE).contiguous()
+
+
+@torch.inference_mode()
+def _in_style(encoder: StyleEncoder, images: Tensor, rows: Tensor, rng: torch.Generator) -> Tensor:
+    """Give each image the style of a random row, (n, 3, H, W)."""
+    drawn = rows[torch.randint(len(rows), (len(images),), generator=rng)]
+    parts = [
+        style_transfer(encoder, part, *style.chunk(2, dim=1))
+        for part, style in zip(images.split(AT_ONCE), drawn.split(AT_ONCE), strict=True)
+    ]
+    return torch.cat(parts).clamp(0, 1).clone()

@@ -1,0 +1,1 @@
+"""What FISC's one interpolation style says about its clients."""

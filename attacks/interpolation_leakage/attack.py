@@ -1,0 +1,258 @@
+"""What FISC's one published style tells of the clients behind it, though it names none of them.
+
+The interpolation style S_g is the median over FINCH's clusters of clients (eq. 3; Algorithm 1, line 16), and everybody
+receives it. Appendix B.5 takes it to hold nothing that is specific to a client. Four questions: who took part, out of a
+pool of candidate clients of each of which the adversary holds images, the very ones or others
+(fdgsec.attacks.interpolation_leakage.cohort_tracing); how far one client moves S_g, and how often it is one of two in a cluster, where its weight is
+1/2; how many of S_g's numbers are, bit by bit, a client's own (for whoever sees uploads); and which of many second
+sessions is of the same clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
+    Candidates,
+    PublicRule,
+    influence,
+    rule_behind,
+    style_vector,
+)
+from fdgsec.attacks.interpolation_leakage.control import planted_cohorts
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.threats.attack import (
+    Answer,
+    Case,
+    Guess,
+    Knowledge,
+    Membership,
+    Plant,
+    Prediction,
+    Ranking,
+    Request,
+    TargetFacts,
+)
+
+SCHEMES = ("iid", "dirichlet", "same images")
+UNIT = "sd between clients"
+MEAN = PublicRule(partition=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterpolationLeakage:
+    """Tell from a published style which `clients` of a pool of twice as many took part, in `federations` per scheme.
+
+    `simulations` of half of each pool, of which the `kept` nearest count, teach what each client does to the style. Schemes: `iid`, clients of a domain that
+    are alike, known by other images; `dirichlet`, with skewed class shares; `same images`, known by what they brought."""
+
+    name: ClassVar[str] = "interpolation-leakage"
+    reads: ClassVar[frozenset[str]] = frozenset({"InterpolationStyle"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    clients: int = 20
+    records: int = 25
+    federations: int = 20
+    simulations: int = 1500
+    kept: int = 250
+    schemes: tuple[str, ...] = SCHEMES
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for the run itself, and for federations of half of a pool each; five times as many in full."""
+        count = self.federations * (5 if facts.profile == "full" else 1)
+        return [
+            Request(kind="released"),
+            *(
+                Request(
+                    kind="cohorts", count=count, clients=self.clients, records=self.records, scheme=scheme,
+                    rounds=1 if scheme == "same images" else 2,  # the same images give the same style again
+                )
+                for scheme in self.schemes
+            ),
+        ]  # fmt: skip
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Score every candidate client, link sessions, and say what one client's influence and weight is."""
+        published = _published(cases)
+        return [
+            *self._members(cases, published, knowledge, rng, descriptive=True),
+            *_sessions(cases, published),
+            *_verbatim(cases, published),
+        ]
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer after every federation took the style that another one of its slice published."""
+        published = _published(cases)
+        for turn, numbers in enumerate(_slices(cases, published).values()):
+            order = derangement(len(numbers), child(rng, "ring", turn)).tolist()
+            taken = [published[numbers[other]] for other in order]
+            published.update(zip(numbers, taken, strict=True))
+        members = self._members(cases, published, knowledge, rng, descriptive=False)
+        return [*members, *_sessions(cases, published)]
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Six federations of ten of twenty clients in three far domains, known by the images that they brought."""
+        return planted_cohorts(knowledge, rng)
+
+    def _members(
+        self,
+        cases: Sequence[Case],
+        published: Mapping[int, Tensor],
+        knowledge: Knowledge,
+        rng: torch.Generator,
+        *,
+        descriptive: bool,
+    ) -> list[Answer]:
+        """Score the candidate clients of every federation by its published style."""
+        rule: PublicRule | None = None
+        answers: list[Answer] = []
+        for number, case in enumerate(cases):
+            if case.request != "cohorts" or number not in published:
+                continue
+            coins = child(rng, "federation", number)
+            pool = _pool(case, knowledge, coins)
+            rule = rule or rule_behind(pool.sessions)
+            if rule is None:  # the target's method is none that is known here: distances are all there is
+                answers.append(_nearest(number, pool, published[number]))
+                continue
+            answers.append(self._traced(number, pool, published[number], rule, child(coins, "simulations")))
+            answers += _influences(number, pool, rule, child(coins, "half")) if descriptive else []
+        return answers
+
+    def _traced(
+        self, number: int, pool: "_Pool", published: Tensor, rule: PublicRule, rng: torch.Generator
+    ) -> Membership:
+        """The likelihood ratio under whichever model finds the published style likelier: of these images, or of others."""
+        models = pool.candidates.models(published, rule, simulations=self.simulations, kept=self.kept, rng=rng)
+        likelier = max(models, key=lambda model: model.log_density(published))
+        return Membership(case=number, scores=likelier.log_ratios(published), slice={"test": "likelihood ratio"})
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pool:
+    """Candidate clients as the target's public code makes them, and `sessions`: all uploads, and what is published."""
+
+    candidates: Candidates
+    sessions: tuple[tuple[Tensor, Tensor], ...]
+
+
+def _pool(case: Case, knowledge: Knowledge, rng: torch.Generator) -> _Pool:
+    """Let all candidate clients take part in federations of the adversary's own: with all images, then with half.
+
+    The mean of n images lies sqrt(2) times as far from that of n others as from that of n / 2 of its own."""
+    if case.candidates is None or case.groups is None:
+        raise UsageError("interpolation-leakage asks about candidate clients; a case came without any.")
+    clients = [case.candidates.subset(case.groups == group) for group in torch.unique(case.groups)]
+    halves = [
+        images.subset(torch.randperm(len(images), generator=rng)[: max(1, len(images) // 2)]) for images in clients
+    ]
+    own = [] if knowledge.own is None else [knowledge.own]
+    sessions = tuple(_session(knowledge, [*own, *held], rng) for held in (clients, halves))
+    (whole, _), (half, _) = sessions
+    candidates = Candidates(
+        styles=whole[len(own) :], differences=2**0.5 * (half - whole)[len(own) :], present=whole[: len(own)]
+    )
+    return _Pool(candidates=candidates, sessions=sessions)
+
+
+def _session(knowledge: Knowledge, data: Sequence[DomainDataset], rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """What clients that hold `data` upload, (N, D), and what is published for them, (D,)."""
+    if knowledge.simulate is None:
+        raise UsageError("interpolation-leakage runs the target's public method on candidates; it was given none.")
+    view = knowledge.simulate(data, rng)
+    uploads = []
+    for number in range(1, len(data) + 1):
+        sent = view.artifact(f"client:{number}")
+        if not isinstance(sent, StyleStatistics):
+            raise UsageError("interpolation-leakage reads uploads of one style per client; the target sends others.")
+        uploads.append(style_vector(sent))
+    made = view.latest(InterpolationStyle)
+    if made is None:
+        raise UsageError("interpolation-leakage reads interpolation styles; the target publishes none.")
+    return torch.stack(uploads), style_vector(made)
+
+
+def _published(cases: Sequence[Case], run: int = 0) -> dict[int, Tensor]:
+    """What each case's federation published, (D,), where that was seen."""
+    seen = {n: case.views[run].latest(InterpolationStyle) for n, case in enumerate(cases) if len(case.views) > run}
+    return {number: style_vector(style) for number, style in seen.items() if style is not None}
+
+
+def _slices(
+    cases: Sequence[Case], published: Mapping[int, Tensor]
+) -> dict[tuple[tuple[str, str | int], ...], list[int]]:
+    """Sort the federations by population."""
+    found: dict[tuple[tuple[str, str | int], ...], list[int]] = {}
+    for number in published:
+        if cases[number].request == "cohorts":
+            found.setdefault(tuple(sorted(cases[number].slice.items())), []).append(number)
+    return found
+
+
+def _scale(styles: Tensor) -> Tensor:
+    """Each coordinate's standard deviation, at least a thousandth of the median one; 1 where nothing varies."""
+    spread = styles.std(0, correction=0)
+    varying = spread[spread > 0]
+    return spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
+
+
+def _nearest(number: int, pool: _Pool, published: Tensor) -> Membership:
+    """The resort without a rule: clients whose styles lie near the published one took part."""
+    styles = pool.candidates.styles
+    apart = ((styles - published) / _scale(styles)).norm(dim=1)
+    return Membership(case=number, scores=-apart, slice={"test": "nearest style"})
+
+
+def _influences(number: int, pool: _Pool, rule: PublicRule, rng: torch.Generator) -> list[Answer]:
+    """What one client does to the style of a random half of the pool, beside what it does to a plain mean."""
+    pooled = pool.candidates
+    half = torch.randperm(len(pooled.styles), generator=rng)[: len(pooled.styles) // 2]
+    styles = torch.cat([pooled.present, pooled.styles[half]])
+    answers: list[Answer] = []
+    for name, published_by in {"published": rule, "plain mean": MEAN}.items():
+        found = influence(styles, published_by)
+        values = {"influence": found.mean, "largest_influence": found.largest, "outlier_influence": found.outlier}
+        answers += [
+            Prediction(case=number, name=measured, value=value, unit=UNIT, slice={"style": name})
+            for measured, value in values.items()
+        ]
+        if name == "published":
+            pairs = Prediction(case=number, name="clients_in_pairs", value=found.in_pairs, slice={"style": name})
+            answers.append(pairs)
+    return answers
+
+
+def _sessions(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[Answer]:
+    """Rank the second sessions of a slice by their distance from each first one."""
+    again = _published(cases, 1)
+    answers: list[Answer] = []
+    for numbers in _slices(cases, published).values():
+        if not all(number in again for number in numbers):
+            continue
+        others = torch.stack([again[number] for number in numbers])
+        scale = _scale(others)
+        for number in numbers:
+            apart = ((others - published[number]) / scale).norm(dim=1)
+            answers.append(Ranking(case=number, distances=apart.unsqueeze(0), of="partner"))
+    return answers
+
+
+def _verbatim(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[Answer]:
+    """Count the published numbers that are, bit by bit, some client's own, where several clients' uploads were seen."""
+    answers: list[Answer] = []
+    run_answered = False
+    for number, style in published.items():
+        messages = cases[number].views[0].messages
+        uploads = {m.sender: style_vector(m.artifact) for m in messages if isinstance(m.artifact, StyleStatistics)}
+        released = cases[number].request == "released"
+        if len(uploads) < 2 or (released and run_answered):  # all cases of the run show the same style
+            continue
+        run_answered = run_answered or released
+        share = float((torch.stack(list(uploads.values())) == style).any(0).double().mean())
+        where = {"domain": "all"} if released else {}
+        answers.append(Prediction(case=number, name="verbatim_fraction", value=share, slice=where))
+    return answers

@@ -1,0 +1,1 @@
+"""Linkage: which releases belong to the same client."""

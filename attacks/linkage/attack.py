@@ -1,0 +1,299 @@
+"""Linkage: do two releases come from the same client?
+
+`halves`: a client's images are cut in two and each half is released once, under new names: what a second session of the
+same federation, or another federation with the same members, would see, though no image is in both. `sessions`: all of
+its images are released both times; FedAlign draws a new subset, a pooled style comes back the same. Each first release
+is linked to the nearest of the second ones, or all are assigned one to one (the judge solves for the assignment of least
+total distance, the Hungarian method). Distances are between the statistics t that a release averages (fdgsec.federation.released_statistics;
+(mu, sigma^2 + mu^2) for CCST's styles): `whitened` over all directions, in which two draws from one distribution differ alike
+(a defense's noise included, fdgsec.attacks.linkage.linking_space), or
+in the `class directions` alone, along which public images say that classes and domains lie apart: what makes clients
+differ. Where data are the same both times, also between the released numbers themselves (`plain`), and between the
+two most alike rows (`nearest row`): an image that is drawn twice is a link. Three populations of clients:
+
+`iid`: clients of one domain that all draw from the same distribution. Halves have nothing that could tell them apart, so
+nobody should win; a hit rate above 1/N there would mean that they are not disjoint, not that clients are linkable.
+`dirichlet`: clients of one domain with skewed label shares (Dirichlet .3): a link is made by the labels.
+`domain`: single-domain clients of several domains, which tell domains apart and no more: about domains/N.
+
+With noise the attack itself adds to both releases what FISC's appendix B.5 would, (1 - p) v + N(0, s^2), and links the
+`plain` numbers after dividing 1 - p out: nearest is then most likely (fdgsec.attacks.linkage.noise_linkage)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
+from fdgsec.attacks.linkage.noise_linkage import between_client_sd, noised
+from fdgsec.attacks.linkage.pair_likelihood import PairedReleases, paired_releases
+from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, derangement, stream
+from fdgsec.threats.attack import (
+    Answer,
+    Case,
+    Guess,
+    Knowledge,
+    Plant,
+    Prediction,
+    Ranking,
+    Request,
+    TargetFacts,
+    Truth,
+)
+from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linkage:
+    """Link clients across two releases, `clients` per population: `schemes` for halves, `sessions` for the same data twice.
+
+    Requests in `noised` are answered once more at every standard deviation s in `noise`, and in `noise_in_sds`, which are
+    in units of the standard deviation between clients (median over coordinates); `shrink` is FISC's p."""
+
+    name: ClassVar[str] = "linkage"
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    clients: int = 30
+    schemes: tuple[str, ...] = ("iid", "dirichlet", "domain")
+    sessions: tuple[str, ...] = ("iid", "domain")
+    noised: tuple[str, ...] = ("sessions",)
+    noise: tuple[float, ...] = (0.02, 0.05)
+    noise_in_sds: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
+    shrink: float = 0.1
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for two releases of re-drawn clients, one population each.
+
+        Raises UsageError where no images are known, and where releases come without their senders' names."""
+        facts.check_images()
+        if "Amplitudes" in facts.artifact_kinds:
+            facts.check_pooled()
+        if "StyleDistribution" in facts.artifact_kinds and "client sizes" not in facts.knows:  # no server
+            raise UsageError("links releases by their senders; a client is not told whose distributions it receives")
+        return [
+            *(Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes),
+            *(Request(kind="sessions", count=self.clients, scheme=scheme) for scheme in self.sessions),
+        ]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank, for each first release, the second ones of its population; then once more for every level of noise."""
+        return [*_linked(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Rank after every first release was exchanged for another one of its population, without noise."""
+        return _linked(cases, knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """One row per population of which a client released no row at all."""
+        rows: list[Measurement] = []
+        for population in _populations(cases):
+            if population.empty:
+                reason = "a client released no row: its images are too few for the share that the method publishes"
+                rows += unavailable(["top1"], {**population.slice, **population.data}, reason)
+        return rows
+
+    def _under_noise(self, cases: Sequence[Case], rng: torch.Generator) -> list[Answer]:
+        """Rank the plain numbers at each level of noise, and say what a level of one unit is."""
+        answers: list[Answer] = []
+        for population in _populations(cases):
+            first, second = population.first, population.second
+            if population.request not in self.noised or population.empty or not first or len(second) < 2:
+                continue
+            clean = population.plain()
+            spread = between_client_sd(torch.stack([clean[n] for n in second]))
+            where = {**population.data, "distance": "plain"}
+            answers.append(Prediction(case=first[0], name="between_client_sd", value=spread, slice=where))
+            levels = {f"{level:g}": level for level in self.noise}
+            levels |= {f"{level:g} sd": level * spread for level in self.noise_in_sds}
+            for name, level in levels.items():
+                read = population.plain(noise=level, shrink=self.shrink, rng=child(rng, name))
+                answers += _ranked(population, {"distance": "plain", "noise": name}, _apart(read, first, second))
+        return answers
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Twelve clients that hold one class each, of twelve whose means lie far apart, as public images show."""
+        clients, size, channels, auxiliary = 12, 15, 24, 240
+        own = 4 * torch.randn(clients, channels, generator=rng, dtype=torch.float64)
+        public = torch.arange(auxiliary) % clients
+        labels = torch.cat([public, torch.arange(clients).repeat_interleave(2 * size)])
+        centre = own[labels]
+        mean = lifted(centre + torch.randn(len(centre), channels, generator=rng, dtype=torch.float64))
+        variance = 0.5 + torch.rand(len(centre), channels, generator=rng, dtype=torch.float64)
+        moments = planted_moments(mean, variance)
+        classes = tuple(str(number) for number in range(clients))
+        images = planted_images(labels, torch.zeros_like(labels), class_names=classes, domain_names=("planted",))
+        order = torch.randperm(clients, generator=rng)
+        cases, truths = [], []
+        for half in ("A", "B"):
+            for number in range(clients):
+                client = number if half == "A" else int(order[number])
+                start = auxiliary + client * 2 * size + (size if half == "B" else 0)
+                artifact = pooled_release(moments.rows(torch.arange(start, start + size)), knowledge.reading)
+                cases.append(
+                    Case(
+                        request="halves", views=(upload(artifact),), victim="client:0", records=size,
+                        slice={"clients": "planted", "half": half},
+                    )
+                )  # fmt: skip
+                place = int((order == number).nonzero())
+                truths.append(Truth(partner=place if half == "A" else None))
+        planted = replace(
+            knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
+            auxiliary=images.subset(torch.arange(auxiliary)),
+        )  # fmt: skip
+        return Plant(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.9)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Population:
+    """Clients that could be mistaken for each other: the numbers of the `first` and of the `second` cases, what they sent.
+
+    `data` is what the slice of an answer adds; `single` says that rows are of single images."""
+
+    request: str
+    slice: Mapping[str, str | int]
+    data: Mapping[str, str | int]
+    first: list[int]
+    second: list[int]
+    sent: Mapping[int, Artifact]
+    records: int | None
+    single: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether somebody sent no row."""
+        return any(not value.shape[0] for artifact in self.sent.values() for value in artifact.tensors().values())
+
+    def plain(
+        self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None
+    ) -> Mapping[int, Tensor]:
+        """The numbers of each release, rows averaged; with `rng` as read through the noise that the client added."""
+        found = {}
+        for number, artifact in self.sent.items():
+            parts = []
+            for name, value in released_numbers(artifact).items():
+                if rng is not None:
+                    value = noised(value, shrink=shrink, noise=noise, rng=child(rng, number, name)) / (1 - shrink)
+                    value = value if name == "mean" else value.clamp_min(0)  # no std is negative
+                parts.append(value.mean(0))
+            found[number] = torch.cat(parts)
+        return found
+
+
+def _populations(cases: Sequence[Case]) -> list[_Population]:
+    """Sort the cases by request and slice, the half aside; numbers keep their order."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number, case in enumerate(cases):
+        if case.request in ("halves", "sessions"):
+            where = sorted((key, value) for key, value in case.slice.items() if key != "half")
+            found.setdefault((case.request, *where), []).append(number)
+    return [
+        _Population(
+            request=cases[numbers[0]].request,
+            slice={key: value for key, value in cases[numbers[0]].slice.items() if key != "half"},
+            data={"data": "the same"} if cases[numbers[0]].request == "sessions" else {},
+            first=[n for n in numbers if cases[n].slice.get("half") == "A"],
+            second=[n for n in numbers if cases[n].slice.get("half") == "B"],
+            sent={n: _sent(cases[n]) for n in numbers},
+            records=_typical([cases[n].records for n in numbers]),
+            single=_of_single_images([cases[n] for n in numbers]),
+        )
+        for numbers in found.values()
+    ]
+
+
+def _typical(sizes: Sequence[int | None]) -> int | None:
+    """The median number of images behind a release; None where the adversary is not told."""
+    known = sorted(size for size in sizes if size is not None)
+    return known[len(known) // 2] if known else None
+
+
+def _of_single_images(cases: Sequence[Case]) -> bool:
+    """Whether clients sent rows of single images. Whoever sees banks alone can tell by several rows of one client."""
+    uploads = [case.views[0].artifact(case.victim) for case in cases]
+    if all(upload is None for upload in uploads):
+        return any(len(case.released()[0]) > 1 for case in cases)
+    return any(isinstance(upload, ImageStyles) for upload in uploads)
+
+
+def _sent(case: Case) -> Artifact:
+    """What was seen of the client: rows of styles, its own or those of a bank, else its artifact."""
+    styles = case.views[0].styles(case.victim)
+    return case.release() if styles is None else ImageStyles(mean=styles[0], std=styles[1])
+
+
+def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:
+    """Rank the second releases for every first one; with `ring` the first ones go round a random ring before."""
+    answers: list[Ranking] = []
+    if not (populations := _populations(cases)):
+        return answers
+    plain = linking_space(knowledge)
+    for population in populations:
+        coins = stream(0, "attack", "blur", population.records or 0)  # named after nothing secret: what noise is like
+        space = plain.under_noise(knowledge, population.records, single=population.single, rng=coins)
+        first, second = population.first, population.second
+        if not first or not second or population.empty:
+            continue
+        seen = first if ring is None else [first[i] for i in derangement(len(first), ring).tolist()]
+        rows = {n: knowledge.reading.release(sent, images=cases[n].records) for n, sent in population.sent.items()}
+        # an image's share of a release is linear in t, so rows of single images are averaged
+        placed = {n: space(given.mean(0)) for n, given in rows.items()}
+        distances = {"whitened": _apart(placed, seen, second)}
+        if space.directions.shape[1]:
+            distances["class directions"] = _apart(placed, seen, second, along=space.directions)
+        if population.request == "sessions":
+            distances["plain"] = _apart(population.plain(), seen, second)
+            pairs = _pairs(population, knowledge, plain, cases)
+            if pairs is not None:
+                releases = [torch.stack([rows[n].mean(0) for n in numbers]) for numbers in (seen, second)]
+                distances["likelihood ratio"] = pairs.distances(*(plain.recentred(each) for each in releases))
+            if any(len(given) > 1 for given in rows.values()):
+                distances["nearest row"] = _nearest_rows(
+                    {n: space.rows(given) for n, given in rows.items()}, seen, second
+                )
+        for name, apart in distances.items():
+            answers += _ranked(population, {"distance": name}, apart)
+    return answers
+
+
+def _pairs(
+    population: _Population, knowledge: Knowledge, space: LinkingSpace, cases: Sequence[Case]
+) -> PairedReleases | None:
+    """How two releases of one client are told where a defense acts on them; None where none does."""
+    if population.records is None:
+        return None
+    domains = {cases[n].domain for n in population.first}
+    return paired_releases(
+        knowledge, space, records=population.records, domain=domains.pop() if len(domains) == 1 else None,
+        rows=len(population.sent[population.first[0]].tensors()["mean"]) if population.single else None,
+    )  # fmt: skip
+
+
+def _ranked(population: _Population, where: Mapping[str, str | int], apart: Tensor) -> list[Ranking]:
+    return [
+        Ranking(case=n, slice={**population.data, **where}, distances=row.unsqueeze(0), of="partner")
+        for n, row in zip(population.first, apart, strict=True)
+    ]
+
+
+def _apart(
+    read: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int], *, along: Tensor | None = None
+) -> Tensor:
+    own, others = (torch.stack([read[n] for n in numbers]) for numbers in (first, second))
+    if along is not None:
+        own, others = own @ along, others @ along
+    return torch.cdist(own, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _nearest_rows(rows: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int]) -> Tensor:
+    """The distance of the two most alike rows of each first and each second release, a first one's rows at a time."""
+    others, sizes = torch.cat([rows[n] for n in second]), [len(rows[n]) for n in second]
+    strips = (torch.cdist(rows[n], others, compute_mode="donot_use_mm_for_euclid_dist") for n in first)
+    return torch.stack([torch.stack([block.min() for block in strip.split(sizes, dim=1)]) for strip in strips])

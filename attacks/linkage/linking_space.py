@@ -1,0 +1,111 @@
+"""Where releases are compared to link them: whitened by how the images behind them differ, and by what defenses add."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.defense_noise import blur_of_mean, blur_of_rows, styles_made
+from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.released_statistics import Reading
+from fdgsec.runtime.errors import UsageError
+from fdgsec.threats.adversary import Knowledge
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkingSpace:
+    """Where releases are compared: `whiten` applied to t (D,) with its squares taken about `centre` (D,).
+
+    `directions` (D, k) are orthonormal in the whitened space; k may be 0. `records` (n, D) are those of public images.
+    `looked_up` whitens rows of single images to find the same one again."""
+
+    reading: Reading
+    centre: Tensor
+    whiten: Whitening
+    directions: Tensor
+    records: Tensor
+    looked_up: Whitening
+
+    def under_noise(
+        self, knowledge: Knowledge, records: int | None, *, single: bool, rng: torch.Generator
+    ) -> "LinkingSpace":
+        """The same space for releases of `records` images that a defense acted on.
+
+        Halves of one client differ by what images differ by, S / n, and by the defense's noise V: whitened is S + n V. Of
+        `single` images' rows it is each row that has noise. A client that is not told how many images others have takes
+        them to have as many as itself."""
+        if knowledge.defended is None:
+            return self
+        images = knowledge.public_images()
+        if single:
+            rows = blur_of_rows(knowledge, images, made=styles_made(knowledge), read=self.read, rng=rng)
+            noise = None if rows is None else rows.variance
+            looked_up = self.whiten if rows is None else rows.whitening(self.whiten)
+        else:
+            size = len(images) if records is None else records
+            mean = blur_of_mean(knowledge, images, records=size, about=self.centre, rng=rng)
+            noise, looked_up = None if mean is None else size * mean.variance, self.looked_up
+        if noise is None:
+            return self
+        whiten = self.whiten.blurred(noise)
+        directions = _directions(whiten(self.records), images)
+        return replace(self, whiten=whiten, directions=directions, looked_up=looked_up)
+
+    def read(self, artifact: Artifact) -> Tensor:
+        """Read t of each row of `artifact`, recentred."""
+        return self.recentred(self.reading.release(artifact))
+
+    def __call__(self, statistic: Tensor) -> Tensor:
+        """Whiten statistics (..., D)."""
+        return self.whiten(self.recentred(statistic))
+
+    def recentred(self, statistic: Tensor) -> Tensor:
+        """Take the squares in t (..., D) about the space's centre, as all that is learnt here has them."""
+        return self.reading.about(statistic, self.centre)
+
+    def rows(self, statistic: Tensor) -> Tensor:
+        """Place t of rows of single images (..., D) where the nearest row is likeliest of the same image."""
+        return self.looked_up(self.recentred(statistic))
+
+
+def linking_space(knowledge: Knowledge) -> LinkingSpace:
+    """Fit the whitening on how public images of one domain differ, all domains' residuals together.
+
+    Halves of one client differ as means of such images do, whatever separates the domains. Raises UsageError for fewer than
+    two images."""
+    images, reading = knowledge.public_images(), knowledge.reading
+    if len(images) < 2:
+        raise UsageError(f"linkage learns how images differ: it needs 2 public ones or more; there are {len(images)}.")
+    read = reading.records(knowledge.statistics(images))
+    records = reading.about(read, centre := read.mean(0))
+    residuals = records.clone()
+    for domain in images.domains.unique():
+        mine = images.domains == domain
+        residuals[mine] -= records[mine].mean(0)
+    whiten = fit_whitening(residuals)
+    return LinkingSpace(
+        reading=reading, centre=centre, whiten=whiten, directions=_directions(whiten(records), images), records=records,
+        looked_up=whiten,
+    )  # fmt: skip
+
+
+def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
+    """Give the directions in which the class means within domains, and the domains' means, vary: (D, k).
+
+    As many as there are classes less one, and domains less one. Each mean counts by the root of its images, so that the
+    noise of all is alike."""
+    classes, domains = [], []
+    centre = whitened.mean(0)
+    for domain in images.domains.unique():
+        mine = images.domains == domain
+        middle = whitened[mine].mean(0)
+        domains.append((middle - centre) * float(mine.sum()) ** 0.5)
+        for label in images.labels[mine].unique():
+            both = mine & (images.labels == label)
+            classes.append((whitened[both].mean(0) - middle) * float(both.sum()) ** 0.5)
+    wanted = (classes, int(images.labels.unique().numel()) - 1), (domains, len(domains) - 1)
+    found = [torch.linalg.svd(torch.stack(means), full_matrices=False)[2][:count] for means, count in wanted]
+    basis: Tensor = torch.linalg.qr(torch.cat(found).T)[0]
+    return basis

@@ -1,0 +1,76 @@
+"""Noise on styles as FISC's appendix B.5 (Table 10) has it, and how often a noised style still names its client.
+
+The released code that this setting was taken from computes v' = (1 - p) v + N(0, s^2): p multiplies no noise, it is a
+public factor that whoever knows it divides out, which leaves v + N(0, (s / (1 - p))^2). What s hides depends on how far
+clients lie apart, so every s is also given in units of the standard deviation of one coordinate between clients."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.metrics.intervals import Interval, wilson
+from fdgsec.metrics.roc import topk_credit
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLinkage:
+    """How often the nearest clean style is the noised one's own: `top1` over `trials`, beside chance 1/n.
+
+    `noise` is s and `noise_in_sds` the same in units of `between_client_sd`. The interval is Wilson's over clients and
+    repeats, and speaks about these clients under fresh noise."""
+
+    top1: float
+    interval: Interval
+    chance: float
+    noise: float
+    noise_in_sds: float
+    trials: int
+
+
+def noised(values: Tensor, *, shrink: float, noise: float, rng: torch.Generator) -> Tensor:
+    """Give (1 - p) v + N(0, s^2), p = `shrink`, s = `noise`, in the dtype of `values`.
+
+    Stds may come out negative, as in the code that FISC's setting is from. Raises ValueError unless 0 <= p < 1, s >= 0."""
+    if not 0 <= shrink < 1 or noise < 0:
+        raise ValueError(f"shrink must lie in [0, 1) and noise be at least 0; got {shrink} and {noise}.")
+    drawn = torch.randn(values.shape, generator=rng, dtype=torch.float64)
+    return (1 - shrink) * values + (noise * drawn).to(values)
+
+
+def between_client_sd(styles: Tensor) -> float:
+    """Give the median over coordinates of the standard deviation between clients, `styles` (n, D).
+
+    Raises ValueError for fewer than two clients."""
+    if styles.ndim != 2 or len(styles) < 2:
+        raise ValueError(f"a spread between clients needs styles (n, D) of two or more; got {tuple(styles.shape)}.")
+    return float(styles.to(torch.float64).std(0, correction=1).quantile(0.5))
+
+
+def noise_linkage(
+    styles: Tensor,
+    *,
+    shrink: float = 0.1,
+    noise: float,
+    repeats: int = 10,
+    rng: torch.Generator,
+    undo_shrink: bool = True,
+) -> NoiseLinkage:
+    """Link each client's noised style to the nearest of the clean ones (n, D), by Euclidean distance, `repeats` times.
+
+    Nearest is most likely: the noise is the same in every direction. With `undo_shrink` the public 1 - p is divided out
+    first, otherwise it biases every distance. Raises ValueError for fewer than two clients or no repeats."""
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1; got {repeats}.")
+    spread = between_client_sd(styles)
+    clean = styles.to(torch.float64)
+    truth = torch.arange(len(clean))
+    hits = 0.0
+    for _ in range(repeats):
+        seen = noised(clean, shrink=shrink, noise=noise, rng=rng) / (1 - shrink if undo_shrink else 1.0)
+        hits += float(topk_credit(torch.cdist(seen, clean), truth, k=1).sum())
+    trials = repeats * len(clean)
+    return NoiseLinkage(
+        top1=hits / trials, interval=wilson(min(hits, float(trials)), trials), chance=1 / len(clean), noise=noise,
+        noise_in_sds=noise / spread if spread else float("inf"), trials=trials,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Whether two noisy releases are of the same client: the likelihood ratio of a pair, direction by direction.
+
+A client's release is m + e: m varies between clients as means of their images do (and as domains do, where clients are of
+several), e is what the defense adds, anew every time. In directions in which signal and noise are independent, with unit
+noise and signal variance l, two releases of one client correlate with rho = l / (l + 1), those of two clients do not; for
+numbers z_a, z_b in units of the total's standard deviation the log ratio is
+(rho z_a z_b - rho^2 (z_a^2 + z_b^2) / 2) / (1 - rho^2), up to a constant. A distance in whitened space weighs all
+directions alike instead, and most of them are noise."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.linkage.linking_space import LinkingSpace
+from fdgsec.attacks.statistics.defense_noise import Blur, RowBlur, blur_of_mean, blur_of_rows, styles_made
+from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.adversary import Knowledge
+
+TINY = torch.finfo(torch.float64).tiny
+LEAST_NOISE = 1e-9
+"""Of the largest variance: what a coordinate without noise is taken to have."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairedReleases:
+    """Directions `basis` (D, k) about `centre` (D,), in which a number is in units of its total spread, and their `rho` (k,)."""
+
+    centre: Tensor
+    basis: Tensor
+    rho: Tensor
+
+    def distances(self, first: Tensor, second: Tensor) -> Tensor:
+        """Minus the log ratio that each of `first` (R, D) and each of `second` (S, D) are of one client, (R, S)."""
+        a, b = ((releases - self.centre) @ self.basis for releases in (first, second))
+        weight = 1 / (1 - self.rho.square())
+        lengths = [(z.square() * self.rho.square() * weight / 2).sum(1) for z in (a, b)]
+        return lengths[0].unsqueeze(1) + lengths[1] - (a * self.rho * weight) @ b.T
+
+
+def paired_releases(
+    knowledge: Knowledge, space: LinkingSpace, *, records: int, rows: int | None = None, domain: str | None = None
+) -> PairedReleases | None:
+    """Learn the two variances from public images and the public defense; None where no defense acts.
+
+    `records` is how many images a client has; `rows` how many of them it sends one by one, drawn anew each time (None: it
+    sends their mean). All clients are of `domain`, or of the public images' domains alike."""
+    images, rng = knowledge.public_images(), stream(0, "attack", "pairs", records)
+    mine = torch.arange(len(images))
+    if domain is not None and domain in images.domain_names:
+        mine = torch.nonzero(images.domains == images.domain_index(domain)).flatten()
+    known = images.subset(mine)
+    blur: Blur | RowBlur | None
+    if rows is None:
+        blur = blur_of_mean(knowledge, known, records=records, about=space.centre, rng=child(rng, "mean"))
+    else:
+        made = styles_made(knowledge)
+        blur = blur_of_rows(knowledge, known, made=made, read=space.read, rng=child(rng, "rows"))
+    if blur is None:
+        return None
+    scale, within = space.whiten.scale, space.whiten.covariance()
+    variance = (blur.variance / (rows or 1)) / scale.square()
+    noise = variance.clamp_min(LEAST_NOISE * float(variance.max().clamp_min(TINY))).diag()
+    if rows is not None:
+        noise = noise + within / rows
+    middles = torch.stack([space.records[mine][known.domains == number].mean(0) for number in known.domains.unique()])
+    apart = (middles - middles.mean(0)) / scale
+    return solved(
+        within / records + apart.T @ apart / len(middles), noise, centre=middles.mean(0) + blur.shift, scale=scale
+    )
+
+
+def solved(signal: Tensor, noise: Tensor, *, centre: Tensor, scale: Tensor) -> PairedReleases:
+    """Find the directions in which `signal` and `noise` (D, D), of numbers divided by `scale` (D,), are independent.
+
+    Raises ValueError for noise that is not positive definite."""
+    root, failed = torch.linalg.cholesky_ex(noise)
+    if int(failed):
+        raise ValueError("noise on releases must be positive definite.")
+    unit = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=False)
+    values, directions = torch.linalg.eigh(unit @ signal @ unit.T)
+    values = values.clamp_min(0)
+    basis = (unit.T @ directions) / (scale.unsqueeze(1) * (values + 1).sqrt())
+    return PairedReleases(centre=centre, basis=basis, rho=values / (values + 1))

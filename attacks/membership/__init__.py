@@ -1,0 +1,1 @@
+"""Membership inference on released styles."""

@@ -1,0 +1,183 @@
+"""Membership: is this image among those behind what a client released? A test for each kind of style artifact.
+
+*A mean over images* (CCST's overall style, eq. 8, or mean spectrum; StableFDG's distribution, eq. 3): the release is exactly the mean of a
+per-image statistic t (fdgsec.federation.released_statistics), so the Gaussian likelihood ratio for a record in a mean applies
+(fdgsec.attacks.statistics.tracing), whitened on auxiliary images of the domain (fdgsec.attacks.statistics.populations).
+*A mean over clusters of images* (FISC): both hypotheses are simulated with the target's public method on shadow clients of
+auxiliary images (fdgsec.attacks.membership.shadow_likelihood).
+*Rows of single images* (CCST's single styles, FedAlign's pool): a released style is a fixed function of its image, so that
+the nearest row decides (fdgsec.attacks.membership.image_styles). Two questions: was this image released (`released image`), and is
+it the client's (`client's image`), which no test answers beyond the share that was released.
+
+Members and non-members come from one domain, and every image is a member of some clients and not of others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+
+from fdgsec.attacks.membership.control import planted_members
+from fdgsec.attacks.membership.image_styles import Crops, exposures, row_answers
+from fdgsec.attacks.membership.pooled_styles import (
+    Asked,
+    Effort,
+    clustered_answers,
+    clusters_asked,
+    domain_of,
+    known_populations,
+    mean_answers,
+    mean_predictions,
+    size_of,
+)
+from fdgsec.attacks.statistics.defense_noise import release_of_mean
+from fdgsec.attacks.statistics.populations import auxiliary_images, pooled_release
+from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardised_score
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Request, TargetFacts
+from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.planted import upload
+
+POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
+"""What a test of a pooled release cannot do without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Membership inference against pooled styles at several client `sizes`, and against rows of single images.
+
+    Styles that are no means are simulated: at `simulated_sizes`, with `shadows` clients without candidates, and for up to
+    `tried` candidates of a domain and size `inserted` clients with each. Rows are those of clients of `row_size` images;
+    `crops` is k of the k-crop matching, asked about on `cropped_clients` clients of `cropped_size` images whose styles were
+    extracted from random crops, as the adversary believes of `least_area` of the area at least."""
+
+    name: ClassVar[str] = "membership"
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
+    needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    sizes: tuple[int, ...] = (40, 130, 500)
+    clients: int = 50
+    statistic: Literal["standardised", "likelihood-ratio"] = "likelihood-ratio"
+    simulated_sizes: tuple[int, ...] = (40, 130)
+    simulated_clients: int = 30
+    shadows: int = 100
+    tried: int = 150
+    inserted: int = 2
+    row_size: int = 130
+    crops: int = 4
+    cropped_clients: int = 3
+    cropped_size: int = 40
+    least_area: float = 0.8
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for re-drawn clients: one client's members alone would prove nothing.
+
+        Raises UsageError where the adversary lacks what a test of pooled styles needs."""
+        if "ImageStyles" in facts.artifact_kinds:
+            asked = [
+                Request(kind="rounds", count=self.clients, records=self.row_size, rounds=1),
+                Request(kind="resampled_clients", count=self.clients, records=self.row_size),
+            ]
+            if self.crops and self.cropped_clients:
+                crops = self.cropped_clients, self.cropped_size
+                asked.append(Request(kind="rounds", count=crops[0], records=crops[1], rounds=1, scheme="crops"))
+            return asked
+        lacking = POOLED - facts.knows
+        if lacking:
+            raise UsageError(f"needs {', '.join(sorted(lacking))} for pooled styles; the adversary does not know that")
+        if "Amplitudes" in facts.artifact_kinds:
+            facts.check_pooled()
+        if facts.pooled:
+            return [Request(kind="resampled_clients", count=self.clients, records=size) for size in self.sizes]
+        count = self.simulated_clients
+        return [Request(kind="rounds", count=count, records=size, rounds=1) for size in self.simulated_sizes]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Score every candidate of every client, and say what theory expects of each domain and size."""
+        asked = Asked.of(cases)
+        known = known_populations(asked, cases, knowledge)
+        crops = Crops(count=self.crops, least=self.least_area, most=2 * self.cropped_size)
+        return [
+            *mean_answers(asked.means, cases, knowledge, known, test=self._test(), rng=child(rng, "blur")),
+            *mean_predictions(asked.means, cases, known, self._test(), child(rng, "theory"), knowledge=knowledge),
+            *clustered_answers(
+                asked.clustered, cases, knowledge, known, effort=self._effort(), rng=child(rng, "shadows")
+            ),
+            *row_answers(asked.rows, cases, knowledge, crops=crops, rng=child(rng, "crops")),
+            *exposures(asked.rows, cases),
+        ]
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer from releases of n auxiliary images each instead of the clients' own; from another client's rows.
+
+        Other clients' pooled releases would not do: re-drawn clients of one domain share images (500 of 700: most of
+        them), and the members of one are then found, rightly, in the release of another. The mean that these releases
+        scatter about is the auxiliary images' own, hence known. Crops stay out: what they could betray by the order of
+        candidates, whole images betray as well."""
+        asked = Asked.of(cases)
+        known = known_populations(asked, cases, knowledge)
+        exchanged = list(cases)
+        for number in asked.means:
+            exchanged[number] = _replaced(cases[number], knowledge, child(rng, "release", number))
+        rows = list[int]()
+        for alike in _populations_of_rows(asked.rows, cases):
+            if len(alike) < 2:  # nobody to exchange with
+                continue
+            rows += alike
+            for number, other in zip(
+                alike, derangement(len(alike), child(rng, "ring", alike[0])).tolist(), strict=True
+            ):
+                theirs = cases[alike[other]]
+                exchanged[number] = replace(cases[number], views=theirs.views, victim=theirs.victim)
+        return [
+            *mean_answers(
+                asked.means, exchanged, knowledge, known, test=self._test(), rng=child(rng, "blur"), mean_known=True
+            ),
+            *clustered_answers(
+                asked.clustered, cases, knowledge, known, effort=self._effort(), rng=child(rng, "shadows"), own=True
+            ),
+            *row_answers(rows, exchanged, knowledge, crops=Crops(count=0, least=self.least_area, most=0)),
+        ]
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Gaussian records, released as a mean, as rows, and as a mean over clusters (fdgsec.attacks.membership.control)."""
+        return planted_members(knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """Say for which domains and sizes there are too few public images to draw shadow clients of."""
+        rows: list[Measurement] = []
+        for name, size, mine, images in clusters_asked(Asked.of(cases).clustered, cases, knowledge):
+            if len(images) <= size:
+                reason = f"a shadow client of {size} images needs more public ones of {name}; there are {len(images)}"
+                rows += unavailable(
+                    ["auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr"], cases[mine[0]].slice, reason, n=len(mine)
+                )
+        return rows
+
+    def _test(self) -> TracingTest:
+        return standardised_score if self.statistic == "standardised" else likelihood_ratio
+
+    def _effort(self) -> Effort:
+        return Effort(shadows=self.shadows, tried=self.tried, inserted=self.inserted)
+
+
+def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
+    """The same question about a release that knows nothing of the candidates, of images drawn with replacement."""
+    images = auxiliary_images(knowledge).of_domain(domain_of(case))
+    drawn = torch.randint(len(images), (size_of(case),), generator=rng)
+    if knowledge.defended is None:
+        artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.reading)
+    else:
+        held, coins = images.subset(drawn), child(rng, "defense")
+        artifact = knowledge.defended(release_of_mean(knowledge, held, coins), held, coins)
+    return replace(case, views=(upload(artifact, sender=case.victim),))
+
+
+def _populations_of_rows(numbers: Sequence[int], cases: Sequence[Case]) -> list[list[int]]:
+    """Sort cases into those whose clients were drawn alike."""
+    found: dict[tuple[object, ...], list[int]] = {}
+    for number in numbers:
+        key = (cases[number].request, *sorted(cases[number].slice.items(), key=str))
+        found.setdefault(key, []).append(number)
+    return list(found.values())

@@ -1,0 +1,108 @@
+"""Positive controls for membership: Gaussian records, what clients of them would release in each way, and who is a member."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
+from fdgsec.federation.released_statistics import PooledStyles
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case, Plant, RequestKind, Truth
+from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+
+CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 10, 128, 300
+SHOWN = 4
+"""Rows that a client of SIZE releases one by one."""
+
+
+def planted_members(knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    """Six clients of ten records in 256 dimensions: d' is about 5, an AUC of almost one.
+
+    Each releases the mean of its records, as the target's reading has it. An adversary that can run the target also meets
+    releases of rows, and means over two clusters, which it can run too."""
+    count = AUXILIARY + CLIENTS * 2 * SIZE
+    mean = lifted(torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64))
+    variance = 9 + torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64).clamp(-4, 4)
+    moments = planted_moments(mean, variance)
+    nothing = torch.zeros(count, dtype=torch.int64)
+    images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+    clients = [_client(moments, images, AUXILIARY + number * 2 * SIZE, rng) for number in range(CLIENTS)]
+    simulated = TwoClusters(moments=moments)
+    cases = [c.asked("resampled_clients", "mean", pooled_release(c.records, knowledge.reading)) for c in clients]
+    if knowledge.simulate is not None:
+        shown = torch.arange(SHOWN)
+        cases += [c.asked("rounds", "rows", _rows(c.records.rows(shown)), shown=SHOWN) for c in clients]
+        if isinstance(knowledge.reading, PooledStyles):
+            cases += [c.asked("rounds", "clusters", simulated.release(c.own)) for c in clients]
+    planted = replace(
+        knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
+        auxiliary=images.subset(torch.arange(AUXILIARY)), simulate=None if knowledge.simulate is None else simulated,
+    )  # fmt: skip
+    return Plant(
+        cases=[case for case, _ in cases], truths=[truth for _, truth in cases], knowledge=planted, measurement="auc",
+        at_least=0.9,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Client:
+    """A client's `own` images and their moments `records`, the `candidates`, and for each its place (2 SIZE,) among the
+    client's images, behind which come others."""
+
+    own: DomainDataset
+    records: Moments
+    candidates: DomainDataset
+    order: Tensor
+
+    def asked(self, request: RequestKind, release: str, artifact: Artifact, *, shown: int = SIZE) -> tuple[Case, Truth]:
+        """The question about one release, in which the first `shown` images are members."""
+        case = Case(
+            request=request, views=(upload(artifact),), victim="client:0", records=SIZE, domain="planted",
+            slice={"domain": "planted", "n_per_client": SIZE, "release": release}, candidates=self.candidates,
+        )  # fmt: skip
+        return case, Truth(members=self.order < shown)
+
+
+def _client(moments: Moments, images: DomainDataset, start: int, rng: torch.Generator) -> _Client:
+    order = torch.randperm(2 * SIZE, generator=rng)
+    own = torch.arange(start, start + SIZE)
+    return _Client(
+        own=images.subset(own), records=moments.rows(own), candidates=images.subset(start + order), order=order
+    )
+
+
+def _rows(found: Moments) -> ImageStyles:
+    mean, std = found.style(unbiased=True)
+    return ImageStyles(mean=mean.float(), std=std.float())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TwoClusters:
+    """A method that averages the styles of two clusters, whatever their sizes: odd images and even ones."""
+
+    moments: Moments
+
+    def release(self, images: DomainDataset) -> StyleStatistics:
+        """What a client that holds `images` sends."""
+        odd = images.rows % 2 == 1
+        clusters = [self.moments.rows(images.rows[part]).pooled() for part in (odd, ~odd) if bool(part.any())]
+        styles = [cluster.style(unbiased=False) for cluster in clusters]
+        mean, std = (torch.cat([style[half] for style in styles]).mean(0).float() for half in (0, 1))
+        return StyleStatistics(mean=mean, std=std)
+
+    def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
+        """The view of a server that got the releases of "client:1", "client:2", ... that hold `data`."""
+        return View(
+            messages=tuple(
+                Message(
+                    round=0, stage="share", sender=f"client:{number}", receiver=SERVER, artifact=self.release(images)
+                )
+                for number, images in enumerate(data, 1)
+            )
+        )

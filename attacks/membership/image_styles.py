@@ -1,0 +1,195 @@
+"""Membership by look-up: is a candidate's style among the released rows, each of which is the style of one image?
+
+Such a style is a fixed function of its image, so that the two agree up to the rounding of what was sent. What methods do
+differently (division by HW or HW - 1, what stands inside the root) is public and tried out. Where images were cropped at
+random before their styles were taken, the adversary compares several crops of its own with every row, and the nearest
+decides: how near it comes falls with their number."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.defense_noise import blur_of_styles, styles_made, styles_read
+from fdgsec.attacks.statistics.populations import different
+from fdgsec.attacks.statistics.tracing import fit_whitening
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.nn.styles.channel_statistics import EPS, Moments
+from fdgsec.nn.training.batches import augment
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, Membership, Prediction
+
+_Look = Callable[[Moments, Tensor], Tensor]
+RELEASED = {"test": "look-up", "question": "released image"}
+CLIENTS = {"test": "look-up", "question": "client's image"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crops:
+    """What k-crop matching looks at: `count` random crops of `least` of the area at least, of up to `most` candidates.
+
+    Each look is an encoder pass over all candidates of a question."""
+
+    count: int
+    least: float
+    most: int
+
+
+def row_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    *,
+    crops: Crops | None = None,
+    rng: torch.Generator | None = None,
+) -> list[Membership]:
+    """Score each candidate by how near its style comes to a released row.
+
+    Where all of a client's images are among the candidates and yet none has the style of any row, styles were not taken
+    of whole images: with `crops` a second answer is the nearest of the whole image and of its crops."""
+    answers, unmatched = [], dict[int, Tensor]()
+    looks = _Looks(knowledge=knowledge, crops=crops)
+    for number in numbers:
+        case = cases[number]
+        near = looks.at(case)(knowledge.statistics(_candidates(case)), _rows(case))
+        where = {**RELEASED, "look": "whole image"} if case.request == "rounds" else CLIENTS
+        answers.append(Membership(case=number, slice=where, scores=-near))
+        if case.request == "rounds" and bool((near > ROUNDING).all()) and bool(near.isfinite().all()):
+            unmatched[number] = near
+    if crops is None or rng is None:
+        return answers
+    few = {number: near for number, near in unmatched.items() if len(near) <= crops.most}
+    return answers + _cropped_answers(few, cases, knowledge, looks=looks, crops=crops, rng=rng)
+
+
+def _look(knowledge: Knowledge, least: float | None) -> _Look:
+    """How near an image's style comes to the nearest row: with a defense, in units of what that does to rows.
+
+    Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise: the units are
+    then those of both, as the adversary's own images and their crops show them."""
+    if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
+        return nearest_row
+    images, coins = knowledge.public_images(), stream(0, "attack", "blur of rows")  # says what noise is like, no secret
+    blur = blur_of_styles(knowledge, images)
+    assert blur is not None
+    rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
+    if least is None:
+        for domain in images.domains.unique():
+            rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
+        whiten = blur.whitening(fit_whitening(rows))
+    else:
+        cut = random_crops(images, least=least, rng=child(coins, "crops"))
+        gaps = styles_read(styles_made(knowledge)(cut)) - rows
+        off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(blur.variance)
+
+    def nearest(found: Moments, seen: Tensor) -> Tensor:
+        placed = whiten(blur.placed(torch.cat(found.style(unbiased=True), dim=1)) + off)
+        apart = torch.cdist(placed, whiten(seen), compute_mode="donot_use_mm_for_euclid_dist")
+        return apart.min(1).values if len(seen) else torch.full((len(placed),), torch.inf, dtype=torch.float64)
+
+    return nearest
+
+
+@dataclass(kw_only=True)
+class _Looks:
+    """The look for each kind of rows, made when it is first asked for."""
+
+    knowledge: Knowledge
+    crops: Crops | None
+    made: dict[float | None, _Look] = field(default_factory=dict)
+
+    def at(self, case: Case) -> _Look:
+        """How to look at the rows of `case`: how its method cuts images before it takes styles is public."""
+        cut = self.crops is not None and case.slice.get("extraction") == "random crop"
+        least = self.crops.least if self.crops is not None and cut else None
+        if least not in self.made:
+            self.made[least] = _look(self.knowledge, least)
+        return self.made[least]
+
+
+def _cropped_answers(
+    nearest: Mapping[int, Tensor],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    *,
+    looks: _Looks,
+    crops: Crops,
+    rng: torch.Generator,
+) -> list[Membership]:
+    """Score by the nearest of each whole image, whose distances are given per case, and of its crops."""
+    if not nearest or not crops.count:
+        return []
+    found = dict(nearest)
+    images, places = different([_candidates(cases[n]) for n in found])
+    for turn in range(crops.count):
+        seen = knowledge.statistics(random_crops(images, least=crops.least, rng=child(rng, turn)))
+        for number, mine in zip(nearest, places, strict=True):
+            found[number] = torch.minimum(found[number], looks.at(cases[number])(seen.rows(mine), _rows(cases[number])))
+    where = {**RELEASED, "look": f"{crops.count} crops"}
+    return [Membership(case=number, slice=where, scores=-near) for number, near in found.items()]
+
+
+def _candidates(case: Case) -> DomainDataset:
+    if case.candidates is None:
+        raise UsageError("membership tests candidates; a case came without any.")
+    return case.candidates
+
+
+def _rows(case: Case) -> Tensor:
+    """All rows that were seen of the victim, (R, 2C)."""
+    return torch.cat([torch.cat(case.released(run), dim=1) for run in range(len(case.views))])
+
+
+def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]:
+    """Of each client's images the share r that was released, and the AUC (1 + r)/2 of whoever finds just these."""
+    answers = []
+    for number in numbers:
+        case = cases[number]
+        if case.request != "resampled_clients" or not case.records:
+            continue
+        share = min(len(_rows(case)) / case.records, 1.0)
+        answers += [
+            Prediction(case=number, name="exposed_fraction", value=share, slice=CLIENTS),
+            Prediction(case=number, name="theory_auc", value=(1 + share) / 2, slice=CLIENTS),
+        ]
+    return answers
+
+
+CONVENTIONS: Sequence[tuple[bool, float]] = ((True, EPS), (True, 1e-6), (False, EPS), (False, 1e-6))
+"""Divisor (HW - 1 or HW) and epsilon of the stds that released codes send (CCST's; FedAlign's)."""
+ROUNDING = 2.0**-21
+"""Relative distances below this are equality: a few units in the last place of float32, whose rounding is 2^-24."""
+AT_ONCE = 64
+
+
+def nearest_row(found: Moments, rows: Tensor) -> Tensor:
+    """Give each image's distance to the nearest of `rows` (R, 2C), relative to the row's length, (n,), at least ROUNDING.
+
+    Infinite where there are no rows. Distances are (n, R) at a time, never between images."""
+    if not len(rows):
+        return torch.full((len(found),), torch.inf, dtype=torch.float64)
+    released = rows.to(torch.float64)
+    length = released.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
+    nearest = torch.full((len(found),), torch.inf, dtype=torch.float64)
+    for unbiased, eps in CONVENTIONS:
+        own = torch.cat(found.style(unbiased=unbiased, eps=eps), dim=1).float().double()  # as it would be sent
+        apart = torch.cdist(own, released, compute_mode="donot_use_mm_for_euclid_dist") / length
+        nearest = torch.minimum(nearest, apart.min(1).values)
+    return nearest.clamp_min(ROUNDING)
+
+
+def random_crops(images: DomainDataset, *, least: float, rng: torch.Generator) -> DomainDataset:
+    """Make one random resized crop (`least` to all of the area, sides 3:4 to 4:3) of each image, as training does.
+
+    A dataset of new pixels under the old names. Raises UsageError unless 0 < least <= 1."""
+    plan = Plan(crop=(least, 1.0), flip=0.0)
+    parts = [
+        (augment(as_float(images.pixels(rows)), plan, rng) * 255).round().clamp(0, 255).to(torch.uint8)
+        for rows in torch.arange(len(images)).split(AT_ONCE)
+    ]
+    store = torch.cat(parts) if parts else torch.zeros(1, 3, *images.image_size, dtype=torch.uint8)
+    return replace(images, name=f"{images.name} (crops)", store=store, rows=torch.arange(len(images)))

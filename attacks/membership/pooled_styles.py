@@ -1,0 +1,235 @@
+"""Membership questions sorted by what was released, and answered for means and for what is no mean.
+
+Rows of single images are answered in fdgsec.attacks.membership.image_styles."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.membership.shadow_likelihood import Shadows
+from fdgsec.attacks.statistics.defense_noise import blur_of_mean
+from fdgsec.attacks.statistics.populations import Population, auxiliary_images, placed_candidates, populations_of
+from fdgsec.attacks.statistics.tracing import (
+    TracingTest,
+    Whitening,
+    held_out_dimension,
+    separation,
+    simulated_aucs,
+    theory_auc,
+)
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Amplitudes, StyleDistribution, StyleStatistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, Membership, Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The numbers of the cases that ask about a mean of images, about a release that is none, and about rows.
+
+    Styles that are no means are asked about in `rounds`; a target that releases rows is asked in `rounds` which images
+    it released and in `resampled_clients` which it holds."""
+
+    means: Sequence[int]
+    clustered: Sequence[int]
+    rows: Sequence[int]
+
+    @classmethod
+    def of(cls, cases: Sequence[Case]) -> "Asked":
+        """Sort all cases; those of other requests are not asked about."""
+        rounds = [n for n, case in enumerate(cases) if case.request == "rounds"]
+        redrawn = [n for n, case in enumerate(cases) if case.request == "resampled_clients"]
+        listed = {n for n in (*rounds, *redrawn) if not _pooled(cases[n])}
+        asked_twice = any(n in listed for n in rounds)
+        return cls(
+            means=[n for n in redrawn if n not in listed or not asked_twice],
+            clustered=[n for n in rounds if n not in listed],
+            rows=[n for n in (*rounds, *redrawn) if n in listed and asked_twice],
+        )
+
+
+def _pooled(case: Case) -> bool:
+    return isinstance(case.views[0].artifact(case.victim), StyleStatistics | StyleDistribution | Amplitudes)
+
+
+def size_of(case: Case) -> int:
+    """How many images are behind the release. Raises UsageError where the adversary does not know."""
+    if case.records is None:
+        raise UsageError(
+            f"membership needs the number of images behind the style of {case.victim}; the adversary does not know it."
+        )
+    return case.records
+
+
+def domain_of(case: Case) -> str:
+    """Which domain they are of. Raises UsageError where the adversary does not know."""
+    if case.domain is None:
+        raise UsageError(f"membership needs the domain of the images of {case.victim}; the adversary does not know it.")
+    return case.domain
+
+
+def known_populations(asked: Asked, cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
+    """Fit the population of each domain that a pooled release is of."""
+    pooled = [*asked.means, *asked.clustered]
+    return populations_of([domain_of(cases[n]) for n in pooled], knowledge) if pooled else {}
+
+
+def release_of(case: Case, knowledge: Knowledge) -> Tensor:
+    """Read the one pooled release of a case, t (D,). Raises UsageError for several rows."""
+    release = knowledge.reading.release(case.release(), images=case.records)
+    if release.shape[0] != 1:
+        raise UsageError(f"membership tests one pooled style per client; {case.victim} sent {len(release)} rows.")
+    return release[0]
+
+
+def mean_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    populations: Mapping[str, Population],
+    *,
+    test: TracingTest,
+    rng: torch.Generator,
+    mean_known: bool = False,
+) -> list[Membership]:
+    """Score candidates by a test for a record in a mean; `mean_known` says that the release scatters about the reference.
+
+    Where a defense acts, its noise is part of what whitening takes for granted (fdgsec.attacks.statistics.defense_noise, by `rng`)."""
+    answers = []
+    for name, population in populations.items():
+        mine = [n for n in numbers if domain_of(cases[n]) == name]
+        if not mine:
+            continue
+        placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
+        reference = None if mean_known else len(population.reference)
+        for size in dict.fromkeys(size_of(cases[n]) for n in mine):
+            asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
+            releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
+            whiten, shift = blurred(population, name, size, knowledge, child(rng, name, size), reference=reference)
+            u = whiten(knowledge.reading.about(releases, population.about) - shift)
+            scores = test(u, whiten(placed.statistics), records=size, reference=reference)
+            answers += [Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)]
+    return sorted(answers, key=lambda answer: answer.case)
+
+
+def blurred(
+    population: Population,
+    name: str,
+    size: int,
+    knowledge: Knowledge,
+    rng: torch.Generator,
+    *,
+    reference: int | None = None,
+) -> tuple[Whitening, Tensor]:
+    """The whitening of records in a mean of `size` that a defense acted on, and how far the mean was moved (D,).
+
+    A release scatters by S (1/n + 1/(n_ref + 1)) + V about the mean of `reference` records: so do releases of records that
+    scatter by S + V / (1/n + 1/(n_ref + 1)), which is what tests of records in a mean take."""
+    images = auxiliary_images(knowledge).of_domain(name)
+    blur = blur_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
+    if blur is None:
+        return population.whiten, torch.zeros_like(population.about)
+    share = 1 / size + (0.0 if reference is None else 1 / (reference + 1))
+    return population.whiten.blurred(blur.variance / share), blur.shift
+
+
+def mean_predictions(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    populations: Mapping[str, Population],
+    test: TracingTest,
+    rng: torch.Generator,
+    *,
+    knowledge: Knowledge,
+) -> list[Prediction]:
+    """Per domain and size: the effective dimension on held-out images, and the AUC to expect.
+
+    Line "dimension" puts the effective dimension into the law sqrt(D / (n + n^2/n_ref)); line "simulation" runs the same
+    test on Gaussian records with the shrunk covariance, whose flat tail makes it an optimistic one. Noise takes dimensions
+    away: D falls by the factor by which blurred whitening shortens the reference's records; only the law is given then."""
+    first: dict[str, dict[int, int]] = {}
+    for number in numbers:
+        first.setdefault(domain_of(cases[number]), {}).setdefault(size_of(cases[number]), number)
+    answers = []
+    for name, asked in first.items():
+        population = populations[name]
+        reference, others = population.reference, population.others
+        dimension = held_out_dimension(reference, others=others)
+        simulated = [] if knowledge.defended is not None else simulated_aucs(
+            population.whiten, test=test, records=sorted(asked), reference=len(reference),
+            others=[len(part) for part in others], rng=child(rng, name),
+        )  # fmt: skip
+        for size, area in zip_longest(sorted(asked), simulated):
+            number, coins = asked[size], child(rng, "blur", name, size)
+            whiten, _ = blurred(population, name, size, knowledge, coins, reference=len(reference))
+            left = float(whiten(reference).square().sum() / population.whiten(reference).square().sum())
+            law = theory_auc(separation(left * dimension, records=size, reference=len(reference)))
+            answers += [
+                Prediction(case=number, name="theory_auc", value=law, slice={"line": "dimension"}),
+                Prediction(case=number, name="d_eff", value=left * dimension, unit="dimensions"),
+            ]
+            if area is not None:
+                answers.append(Prediction(case=number, name="theory_auc", value=area, slice={"line": "simulation"}))
+    return answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is simulated: clients without candidates, candidates tried, and clients with each of them."""
+
+    shadows: int
+    tried: int
+    inserted: int
+
+
+def clusters_asked(
+    numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge
+) -> Iterator[tuple[str, int, list[int], DomainDataset]]:
+    """Give for each domain and size of the victims the cases and the public images that shadow clients can be drawn of."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for number in numbers:
+        found.setdefault((domain_of(cases[number]), size_of(cases[number])), []).append(number)
+    for (name, size), mine in found.items():
+        yield name, size, mine, auxiliary_images(knowledge).of_domain(name)
+
+
+def clustered_answers(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    populations: Mapping[str, Population],
+    *,
+    effort: Effort,
+    rng: torch.Generator,
+    own: bool = False,
+) -> list[Membership]:
+    """Score candidates by simulated likelihood ratios; with `own`, for releases of the adversary's own shadow clients.
+
+    Domains with too few public images for a shadow client get no answer."""
+    answers = []
+    for name, size, mine, images in clusters_asked(numbers, cases, knowledge):
+        if len(images) <= size:
+            continue
+        population, coins = populations[name], child(rng, name, size)
+        if knowledge.defended is not None:  # simulated releases have the noise; the metric must count with it
+            whiten, _ = blurred(population, name, size, knowledge, child(coins, "blur"))
+            population = replace(population, whiten=whiten)
+        shadows = Shadows(knowledge=knowledge, population=population, images=images, records=size, known=own)
+        placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
+        test = shadows.test(
+            placed, shadows=effort.shadows, inserted=effort.inserted, tried=effort.tried, rng=child(coins, "test")
+        )
+        if own:
+            drawn = shadows.clients(len(mine), child(coins, "own"))
+            releases = shadows.releases(drawn, child(coins, "own releases"))
+        else:
+            releases = torch.stack([release_of(cases[n], knowledge) for n in mine])
+            releases = knowledge.reading.about(releases, population.about)
+        for number, release, places in zip(mine, releases, placed.places, strict=True):
+            answers.append(Membership(case=number, scores=test(release, places)))
+    return sorted(answers, key=lambda answer: answer.case)

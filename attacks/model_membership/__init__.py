@@ -1,0 +1,1 @@
+"""Membership inference on models: LiRA, RMIA and baselines."""

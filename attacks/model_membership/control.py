@@ -1,0 +1,87 @@
+"""A positive control for membership in models: linear classifiers that interpolate random labels of noise images."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.linear_models import SIDE, linear_classifier, noise_images
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.nn.networks.classifiers import Normalisation
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case, Plant, Truth
+
+CLASSES, CLIENTS, SIZE, AUXILIARY = 4, 2, 24, 96
+ROUNDS = 2
+RIDGE, SCALE = 1e-2, 8.0
+
+
+def interpolating(images: DomainDataset) -> dict[str, Tensor]:
+    """Fit the linear classifier that gives each image SCALE for its label and 0 on average: ridge regression, closed form."""
+    inputs = Normalisation()(as_float(images.pixels())).flatten(1).to(torch.float64)
+    classes = len(images.class_names)
+    wanted = SCALE * (torch.nn.functional.one_hot(images.labels, classes).to(torch.float64) - 1 / classes)
+    kernel = inputs @ inputs.T + RIDGE * torch.eye(len(inputs), dtype=torch.float64)
+    weight = torch.linalg.solve(kernel, wanted).T @ inputs
+    return {"head.weight": weight.float(), "head.bias": torch.zeros(classes)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolators:
+    """A federation whose clients each send the classifier that interpolates their images; the global one is the mean."""
+
+    def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = ROUNDS) -> View:
+        """The view of a server of "client:1", "client:2", ... that hold `data`."""
+        states = {f"client:{place}": interpolating(images) for place, images in enumerate(data, 1)}
+        mean = {
+            key: torch.stack([state[key] for state in states.values()]).mean(0) for key in ("head.weight", "head.bias")
+        }
+        last = rounds - 1
+        down = [_message(last, "model", SERVER, name, mean) for name in states]
+        return View(messages=(*down, *(_message(last, "update", name, SERVER, own) for name, own in states.items())))
+
+
+def _message(round: int, stage: str, sender: str, receiver: str, state: Mapping[str, Tensor]) -> Message:
+    return Message(round=round, stage=stage, sender=sender, receiver=receiver, artifact=ModelState(state=state))
+
+
+def _exhibited(view: View) -> View:
+    """The same models as a client sees them that is to judge them: nobody says whose."""
+    return View(
+        messages=tuple(
+            message
+            if message.stage == "model"
+            else replace(message, stage="exhibit", sender=SERVER, receiver="client:0")
+            for message in view.messages
+        )
+    )
+
+
+def planted_models(knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    """Two clients of 24 noise images of 768 numbers each: their labels are in the weights, others' are not.
+
+    An adversary that is a client, and holds images of its own alone, is shown the models without their owners."""
+    images = noise_images(AUXILIARY + CLIENTS * 2 * SIZE, side=SIDE, classes=CLASSES, rng=rng)
+    starts = [AUXILIARY + number * 2 * SIZE for number in range(CLIENTS)]
+    simulate = Interpolators()
+    view = simulate([images.subset(torch.arange(start, start + SIZE)) for start in starts], rng)
+    if knowledge.own is not None and knowledge.auxiliary is None:
+        view = _exhibited(view)
+    cases, truths = [], []
+    for number, start in enumerate(starts, 1):
+        order = torch.randperm(2 * SIZE, generator=rng)
+        cases.append(
+            Case(
+                request="trained", views=(view,), victim=f"client:{number}", records=SIZE, domain="planted",
+                slice={"domain": "planted"}, candidates=images.subset(start + order),
+            )
+        )  # fmt: skip
+        truths.append(Truth(members=order < SIZE))
+    planted = replace(
+        knowledge, auxiliary=images.subset(torch.arange(AUXILIARY)), own=None, unseen=None, simulate=simulate,
+        network=linear_classifier, class_names=images.class_names, domain_names=images.domain_names,
+    )  # fmt: skip
+    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.85)

@@ -1,0 +1,84 @@
+"""All tests of membership in one model, from what it and reference models say about candidates and a population."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.lira_rmia import (
+    Population,
+    References,
+    Variance,
+    calibrated_score,
+    lira_offline,
+    lira_online,
+    log_confidence,
+    loss_score,
+    rmia_offline,
+    rmia_online,
+    scaled_logit,
+)
+from fdgsec.data.domains import DomainDataset
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.loop import logits
+
+ENOUGH = 64
+"""Reference models from which on a variance of its own serves each candidate (Carlini et al. 2022, section VI)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Said:
+    """What a model says: logits of a pool's images (N, classes), and of those set aside (M, classes)."""
+
+    pool: Tensor
+    aside: Tensor
+
+    @classmethod
+    def of(cls, model: Classifier, pool: DomainDataset, aside: DomainDataset) -> Self:
+        """Ask the model, in evaluation mode."""
+        return cls(pool=logits(model, pool.pixels()), aside=logits(model, aside.pixels()))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Panel:
+    """Reference models and what each trained on: `members` (models, N) bool over the pool's images.
+
+    `labels` (N,) and `aside_labels` (M,) are the images' classes."""
+
+    said: Sequence[Said]
+    members: Tensor
+    labels: Tensor
+    aside_labels: Tensor
+
+
+def membership_scores(target: Said, panel: Panel, places: Tensor) -> dict[str, Tensor]:
+    """Score the images of the pool at `places` (n,) by every test, larger says member: (n,) each.
+
+    "lira" and "rmia" are the offline tests, which look at the reference models that did not see a candidate; the online ones
+    look at both kinds and need two of each. Raises UsageError where a candidate has too few models without it."""
+    labels, members = panel.labels[places], panel.members[:, places]
+    models = len(panel.said)
+    phi = scaled_logit(target.pool[places], labels)
+    confidence = log_confidence(target.pool[places], labels)
+    answered = torch.stack([said.pool[places] for said in panel.said])
+    by_phi = References(models=models, values=scaled_logit(answered, labels), members=members)
+    by_confidence = References(models=models, values=log_confidence(answered, labels), members=members)
+    population = Population(
+        models=models,
+        target=log_confidence(target.aside, panel.aside_labels),
+        references=log_confidence(torch.stack([said.aside for said in panel.said]), panel.aside_labels),
+    )
+    variance: Variance = "per-example" if models >= ENOUGH else "global"
+    found = {
+        "lira": lira_offline(phi, by_phi, variance=variance),
+        "rmia": rmia_offline(confidence, by_confidence, population=population),
+        "loss": loss_score(confidence),
+        "calibrated": calibrated_score(confidence, by_confidence),
+    }
+    if int(torch.minimum(members.sum(0), (~members).sum(0)).min()) < 2:
+        return found
+    found["lira online"] = lira_online(phi, by_phi, variance=variance)
+    found["rmia online"] = rmia_online(confidence, by_confidence, population=population)
+    return found

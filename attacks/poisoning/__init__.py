@@ -1,0 +1,1 @@
+"""Poisoning: harm done by a malicious client."""

@@ -1,0 +1,171 @@
+"""A client that forges what it sends: what is refused, and what the rest does to everybody else.
+
+Malformed messages (NaN, a negative std, another shape) should be refused by name before anybody uses them. Legal ones
+cannot be told from honest ones by looking at them alone: one client scales its style (CCST's bank, FISC's interpolation
+style, StableFDG's distribution, FedAlign's rows), its update (as in model replacement, Bagdasaryan et al., AISTATS 2020,
+arXiv:1807.00459, here without a backdoor; or turned round) or FedDAG's generator, or lies about its peers (FedDAG eq. 6
+weighs clients by what they report of each other). Harm is what differs between two runs of one seed, with and without the
+forgery: accuracy on the unseen domain, and how far what honest clients receive is moved.
+
+FISC's median over clusters of clients is to ensure that no single style skews the interpolation style (below its eq. 3):
+the number of hostile clients is raised, and its style compared with the mean, the median, the trimmed mean and Krum's
+choice of the same uploads (fdgsec.federation.robust_statistics)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fdgsec.attacks.poisoning.control import planted_harm
+from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
+from fdgsec.federation.malicious_client import Intruder
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.threats.answers import Harmed
+from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Request, TargetFacts
+from fdgsec.threats.judging.groups import unavailable
+
+MODEL, STYLE = "ModelState", "StyleStatistics"
+FORGED = (
+    STYLE, "StyleDistribution", "ImageStyles", "Amplitudes", MODEL, "GeneratorState", "Scores", "Prototypes",
+    "HeadGradient",
+)  # fmt: skip
+"""What clients send, in the order of the report; banks and interpolation styles are the server's."""
+STYLES = (STYLE, "StyleDistribution", "ImageStyles", "Amplitudes")
+FACTORS = (10.0, 100.0)
+ROW_FACTORS = (2.0, 100.0)
+"""Of the std of one row: still among its like, and far from everybody."""
+HUGE_LOSS = 1e9
+HEAVIEST = 1e12
+HEAVY = 1e6
+"""A number of images that some client might have, and this one has not."""
+SHORT, FEW = 2, 120
+"""Rounds, and training images of each client, that the profile `quick` takes at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisoning:
+    """Forge one client's messages, `seeds` paired runs for each forgery.
+
+    Runs have the rounds and images of the attacked one, in quick at most two rounds and 120 images of each client; `rounds`
+    and `images` (0: all) say otherwise, though never more than there are. `forgeries` asks for some alone, as reports name
+    them ("update x10"). The breakdown of styles is that of `clients` clients of `records` images, of whom each of the
+    numbers `hostile` forge."""
+
+    name: ClassVar[str] = "poisoning"
+    reads: ClassVar[frozenset[str]] = frozenset(FORGED)
+    needs: ClassVar[frozenset[str]] = frozenset({"own data"})
+    seeds: int = 5
+    rounds: int | None = None
+    images: int | None = None
+    forgeries: tuple[str, ...] = ()
+    clients: int = 21
+    records: int = 16
+    hostile: tuple[int, ...] = (1, 3, 5, 7, 9, 10)
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Ask for paired runs, and for the breakdown where clients send one style each.
+
+        Raises UsageError for options out of range, an unknown forgery, or a client that is alone."""
+        self._check(facts)
+        kinds = facts.artifact_kinds | (frozenset({MODEL}) if facts.rounds else frozenset())
+        most, held = (facts.rounds, 0) if facts.profile == "full" else (min(facts.rounds, SHORT), FEW)
+        chosen = self._chosen(self.intruders(kinds))
+        pairs = Request(
+            kind="hostile", count=self.seeds, rounds=most if self.rounds is None else self.rounds,
+            records=held if self.images is None else self.images, intruders=(Honest(), *chosen),
+        )  # fmt: skip
+        crowds = self._crowds()
+        if STYLE not in kinds or not crowds:
+            return [pairs]
+        breakdown = Request(
+            kind="breakdown", count=self.seeds, clients=self.clients, records=self.records, hostile=self.hostile,
+            intruders=crowds,
+        )  # fmt: skip
+        return [pairs, breakdown]
+
+    def intruders(self, kinds: frozenset[str]) -> tuple[Intruder, ...]:
+        """The malformed forgeries of every kind that clients send, then the legal ones."""
+        sent = [kind for kind in FORGED if kind in kinds]
+        return (*(one for kind in sent for one in malformed(kind)), *(one for kind in sent for one in legal(kind)))
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Claim harm of every forgery; the judge has both runs."""
+        return [_claim(number, case) for number, case in enumerate(cases) if not _is_honest(case)]
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Claim harm of the forgery that sends what would have been sent anyway: both runs must be the same to the byte."""
+        return [_claim(number, case) for number, case in enumerate(cases) if _is_honest(case)]
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """FedAvg of three clients on two classes of brightness, one of which sends a hundred times its update."""
+        return planted_harm(knowledge, rng)
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """Say why there is no breakdown, where one was asked for."""
+        styles = any(case.slice.get("artifact") == STYLE for case in cases)
+        if not styles or not self._crowds() or any(case.request == "breakdown" for case in cases):
+            return []
+        reason = f"too few images for {self.clients} clients of {self.records} images each"
+        return unavailable(["displacement"], {"artifact": STYLE, "forgery": "breakdown"}, reason)
+
+    def _crowds(self) -> tuple[Intruder, ...]:
+        """What many clients send alike: their style a hundredfold, or its stds alone, which turns it away from its like."""
+        crowds = (Scaled(kind=STYLE, factor=100.0), Scaled(kind=STYLE, factor=100.0, entries=("std",)))
+        return tuple(one for one in crowds if self.hostile and (not self.forgeries or one.name in self.forgeries))
+
+    def _check(self, facts: TargetFacts) -> None:
+        if min(self.seeds, self.clients, self.records) < 1 or min(self.rounds or 0, self.images or 0) < 0:
+            raise UsageError(
+                "poisoning needs seeds, clients and records of at least 1, rounds and images of at least 0; got "
+                f"{self.seeds}, {self.clients}, {self.records}, {self.rounds} and {self.images}."
+            )
+        if any(not 0 < count < self.clients for count in self.hostile):
+            raise UsageError(
+                f"poisoning needs an honest client beside each number of hostile ones: all of {list(self.hostile)} must "
+                f"lie in 1..{self.clients - 1}."
+            )
+        if facts.clients < 2:
+            raise UsageError("there is nobody beside the forger; use two clients or more")
+
+    def _chosen(self, offered: tuple[Intruder, ...]) -> tuple[Intruder, ...]:
+        known = {intruder.name for intruder in (*self.intruders(self.reads), *Poisoning()._crowds())}
+        for name in self.forgeries:
+            if name not in known:
+                raise unknown_name("forgery", name, sorted(known))
+        return tuple(one for one in offered if not self.forgeries or one.name in self.forgeries)
+
+
+def malformed(kind: str) -> tuple[Intruder, ...]:
+    """What no honest client could send in place of an artifact of `kind`."""
+    flaws: dict[str, tuple[Flaw, ...]] = {
+        **dict.fromkeys(STYLES, ("nan", "infinity", "negative", "another shape", "missing")),
+        MODEL: ("nan", "infinity", "another shape", "missing"),
+        "GeneratorState": ("nan", "another shape", "missing"),
+        "Scores": ("nan", "negative", "another shape"),
+    }
+    broken = tuple(Flawed(kind=kind, flaw=flaw) for flaw in flaws.get(kind, ("nan", "another shape")))
+    return (*broken, Heavy(weight=HEAVIEST)) if kind == MODEL else broken
+
+
+def legal(kind: str) -> tuple[Intruder, ...]:
+    """What an honest client could send in place of an artifact of `kind`, and would not."""
+    if kind == MODEL:
+        return ScaledUpdate(factor=10.0), ScaledUpdate(factor=-1.0), Heavy(weight=HEAVY)
+    if kind == "GeneratorState":
+        return Scaled(kind=kind, factor=0.0), Scaled(kind=kind, factor=100.0)
+    if kind == "Scores":
+        return Judging(peers=HUGE_LOSS, own=0.0), Judging(peers=0.0)
+    scaled = tuple(Scaled(kind=kind, factor=factor) for factor in FACTORS)
+    if kind != "ImageStyles":
+        return scaled
+    return (*scaled, *(Scaled(kind=kind, factor=factor, entries=("std",), rows=1) for factor in ROW_FACTORS))
+
+
+def _is_honest(case: Case) -> bool:
+    return case.slice.get("forgery") == Honest().name
+
+
+def _claim(number: int, case: Case) -> Harmed:
+    return Harmed(case=number, of="exchange" if case.request == "breakdown" else "run")

@@ -1,0 +1,70 @@
+"""Positive control for forgeries: FedAvg on two classes of brightness, and a client that overstates its update a hundredfold.
+
+Nothing here is made up but the images: the federation runs as any other, by the code that measures harm elsewhere."""
+
+import torch
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.forged_artifacts import ScaledUpdate
+from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import child, integer_seed
+from fdgsec.runtime.registry import resolve
+from fdgsec.threats.attack import Case, Knowledge, Plant, Truth
+from fdgsec.threats.paired_runs import Setting, compared, honest_run, hostile_run
+
+CLIENTS = 3
+RECORDS = 8
+MEASURED = 40
+SIDE = 32  # pixels
+ROUNDS = 2
+SEEDS = 5
+AT_LEAST = 0.25
+"""The accuracy that must be lost: of two classes half is lost where the model answers one of them alone."""
+FORGERY = ScaledUpdate(factor=100.0)
+PLAN = Plan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
+
+
+def planted_harm(knowledge: Knowledge, rng: torch.Generator, *, intruder: Intruder = FORGERY) -> Plant:
+    """Run `SEEDS` pairs of federations in which client:0 forges; the accuracy lost must reach `AT_LEAST` on average."""
+    cases, truths = [], []
+    method: Method = resolve("methods", "fedavg")(plan=PLAN)
+    for number in range(SEEDS):
+        coins = child(rng, "federation", number)
+        members = [
+            Client(name=f"client:{place}", data=_images(RECORDS, child(coins, "client", place)))
+            for place in range(CLIENTS)
+        ]
+        setting = Setting(
+            method=method,
+            members=members,
+            shield=Shield(),
+            measured={"planted": _images(MEASURED, child(coins, "unseen"))},
+        )
+        model, seed = _start(child(coins, "start")), integer_seed(child(coins, "seed"))
+        honest = honest_run(setting, seed=seed, rounds=ROUNDS, model=model, forger="client:0")
+        hostile = hostile_run(setting, seed=seed, rounds=ROUNDS, model=model, intruders={"client:0": intruder})
+        harm = compared(honest, hostile, setting=setting, forgers=["client:0"], rng=coins)
+        cases.append(Case(request="hostile", views=(), victim="client:0", slice={"forgery": intruder.name}))
+        truths.append(Truth(harm=harm))
+    return Plant(cases=cases, truths=truths, knowledge=knowledge, measurement="honest_accuracy_drop", at_least=AT_LEAST)
+
+
+def _images(count: int, rng: torch.Generator) -> DomainDataset:
+    """Half dark, half bright, with noise as strong as their difference."""
+    labels = torch.arange(count) % 2
+    noise = torch.randint(0, 100, (count, 3, SIDE, SIDE), generator=rng)
+    return DomainDataset(
+        name="planted", store=(noise + 120 * labels.view(-1, 1, 1, 1)).to(torch.uint8), rows=torch.arange(count),
+        labels=labels, domains=torch.zeros(count, dtype=torch.int64), class_names=("dark", "bright"),
+        ids=tuple(f"planted/{number}" for number in range(count)), domain_names=("planted",),
+    )  # fmt: skip
+
+
+def _start(rng: torch.Generator) -> GlobalModel:
+    state = dict(build_classifier("tiny", 2, rng=rng).state_dict())
+    return GlobalModel(blueprint=Blueprint(backbone="tiny", classes=2), state=ModelState(state=state))

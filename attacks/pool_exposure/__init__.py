@@ -1,0 +1,1 @@
+"""What pools of per-image statistics expose."""

@@ -1,0 +1,1 @@
+"""Re-identification: the image in a gallery whose style was released."""

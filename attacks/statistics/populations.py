@@ -1,0 +1,118 @@
+"""Domains as an adversary knows them through auxiliary images: their whitening, and candidates placed in it.
+
+What `fdgsec.attacks.statistics.tracing` does with records needs a population: centre and scales are those of the domain's own
+auxiliary images. Correlations come from the residuals of all auxiliary domains, each about its own mean, because some
+hundred images do not determine those of hundreds of coordinates and what separates domains must not enter."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleDistribution, StyleStatistics
+from fdgsec.federation.released_statistics import MeanSpectra, Reading, StyleDistributions
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.runtime.errors import UsageError
+from fdgsec.threats.adversary import Knowledge
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Population:
+    """One domain: its auxiliary records `reference` (n, D), those of the `others`, and the whitening fitted on them.
+
+    The squares in all records are taken `about` (D,), their mean; those of the others, about theirs (Reading.about)."""
+
+    whiten: Whitening
+    about: Tensor
+    reference: Tensor
+    others: Sequence[Tensor]
+
+
+def auxiliary_images(knowledge: Knowledge) -> DomainDataset:
+    """The adversary's auxiliary images. Raises UsageError where it has none."""
+    if knowledge.auxiliary is None:
+        raise UsageError(
+            "membership needs auxiliary images of the victims' domains; the adversary knows none (see --adversary)."
+        )
+    return knowledge.auxiliary
+
+
+def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Population]:
+    """Fit one population per domain in `domains`, on t of the auxiliary images as the target's reading has it.
+
+    Raises UsageError for a domain with fewer than two auxiliary images."""
+    auxiliary = auxiliary_images(knowledge)
+    reading = knowledge.reading
+    records = reading.records(knowledge.statistics(auxiliary))
+    populations = {}
+    for name in dict.fromkeys(domains):
+        victim = auxiliary.domain_index(name)
+        parts = {int(domain): records[auxiliary.domains == domain] for domain in auxiliary.domains.unique()}
+        if victim not in parts or parts[victim].shape[0] < 2:
+            raise UsageError(f"membership needs at least 2 auxiliary images of {name}; the adversary has fewer.")
+        about = parts[victim].mean(0)
+        others = [
+            reading.about(part, part.mean(0)) for domain, part in parts.items() if domain != victim and len(part) > 1
+        ]
+        reference = reading.about(parts[victim], about)
+        populations[name] = Population(
+            whiten=fit_whitening(reference, others=others), about=about, reference=reference, others=others
+        )
+    return populations
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placed:
+    """Different `images` with their `statistics` (U, D) about the population's mean, and per question the places (G,) of
+    its candidates among them."""
+
+    images: DomainDataset
+    statistics: Tensor
+    places: Sequence[Tensor]
+
+
+def different(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Tensor]]:
+    """Keep each image of the `sets` once, and say for each set where its images are among those, (G,)."""
+    images = join(sets)
+    rows, where = images.rows.unique(return_inverse=True)
+    first = torch.empty_like(rows).scatter_(0, where, torch.arange(len(where)))
+    return images.subset(first), where.split([len(candidates) for candidates in sets])
+
+
+def placed_candidates(
+    questions: Sequence[DomainDataset | None], population: Population, knowledge: Knowledge
+) -> Placed:
+    """Look up the candidates of the `questions` of one domain, each image once however many questions it appears in.
+
+    Raises UsageError for a question without candidates."""
+    sets = [candidates for candidates in questions if candidates is not None]
+    if len(sets) != len(questions):
+        raise UsageError("membership tests candidates; a case came without any.")
+    images, places = different(sets)
+    records = knowledge.reading.records(knowledge.statistics(images))
+    return Placed(images=images, statistics=knowledge.reading.about(records, population.about), places=places)
+
+
+def pooled_release(found: Moments, reading: Reading) -> Artifact:
+    """What a client would send whose images have the moments `found`, where `reading` says how that is read: its inverse.
+
+    Float32, as methods send it."""
+    if isinstance(reading, StyleDistributions):
+        mean, std = found.style(unbiased=reading.unbiased, eps=reading.eps)
+        spreads = [values.var(0, correction=1 if reading.released and len(found) > 1 else 0) for values in (mean, std)]
+        if reading.released:
+            spreads = [(spread + reading.eps).sqrt() for spread in spreads]
+        return StyleDistribution(
+            mean=mean.mean(0).float(), std=std.mean(0).float(), mean_spread=spreads[0].float(),
+            std_spread=spreads[1].float(),
+        )  # fmt: skip
+    if isinstance(reading, MeanSpectra):
+        values = (
+            found.mean.mean(0).float().reshape(1, -1, 1, 1)
+        )  # one pixel's spectrum is the pixel: nothing is left out
+        return Amplitudes(values=values, owner=torch.zeros(1, dtype=torch.int64))
+    mean, std = found.pooled().style(unbiased=False)
+    return StyleStatistics(mean=mean[0].float(), std=std[0].float())

@@ -1,0 +1,247 @@
+"""Tracing a record in a published mean: whitening, the Gaussian likelihood ratio, and the power that theory gives it.
+
+A release r is the mean of n records of a population N(m, Sigma). Sankararaman et al. (Nature Genetics 2009) ask for the
+likelihood ratio of "y is one of the n" to "y is a fresh draw"; Dwork et al. (FOCS 2015) show that the same inner product
+traces without a Gaussian. Here u = Sigma^-1/2 (r - m) and v = Sigma^-1/2 (y - m) are *whitened*; float64 throughout."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fdgsec.metrics.roc import auc
+
+SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf asks for none and a direction never varies
+AT_ONCE = 256  # records whose inner products with all others are held
+SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: what never varied in the reference must not decide alone
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Whitening:
+    """A Gaussian population and the linear map that makes it standard.
+
+    A record is `centre` + `scale` * z, where z has standard deviation `roots` (k,) along the orthonormal columns of
+    `directions` (D, k) and `floor` across them. `shrinkage` is the share of the identity in the covariance of z."""
+
+    centre: Tensor
+    scale: Tensor
+    directions: Tensor
+    roots: Tensor
+    floor: float
+    shrinkage: float = 0.0
+
+    def __call__(self, statistics: Tensor) -> Tensor:
+        """Whiten records (..., D) into (..., D) float64."""
+        z = (statistics.to(torch.float64) - self.centre) / self.scale
+        along = z @ self.directions
+        return z / self.floor + (along * (1 / self.roots - 1 / self.floor)) @ self.directions.T
+
+    def covariance(self) -> Tensor:
+        """The covariance of z, (D, D)."""
+        along = self.directions * (self.roots.square() - self.floor**2)
+        return along @ self.directions.T + self.floor**2 * torch.eye(len(self.scale), dtype=torch.float64)
+
+    def blurred(self, variance: Tensor) -> "Whitening":
+        """The whitening of the same records with independent noise of `variance` (D,) on each, by one D x D spectrum."""
+        noise = variance.to(torch.float64) / self.scale.square()
+        values, directions = torch.linalg.eigh(self.covariance() + noise.diag())
+        least = min(float(self.roots.min()), self.floor)  # noise takes nothing away
+        roots = values.clamp_min(0).sqrt().clamp_min(least)
+        return replace(self, directions=directions, roots=roots, floor=float(roots.min()))
+
+    def draw(self, *shape: int, rng: torch.Generator) -> Tensor:
+        """Draw Gaussian records (*shape, D) of this population: the inverse map of white noise."""
+        white = torch.randn(*shape, self.centre.shape[0], generator=rng, dtype=torch.float64)
+        along = white @ self.directions
+        z = white * self.floor + (along * (self.roots - self.floor)) @ self.directions.T
+        return self.centre + self.scale * z
+
+
+def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
+    """Whiten with a known `mean` (D,) and `covariance` (D, D). Raises ValueError where it is not positive definite."""
+    values, vectors = torch.linalg.eigh(covariance.to(torch.float64))
+    if float(values[0]) <= 0:
+        raise ValueError(f"covariance must be positive definite; its smallest eigenvalue is {float(values[0]):.3g}.")
+    centre = mean.to(torch.float64)
+    return Whitening(
+        centre=centre,
+        scale=torch.ones_like(centre),
+        directions=vectors,
+        roots=values.sqrt(),
+        floor=float(values[-1].sqrt()),
+    )
+
+
+def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whitening:
+    """Estimate a whitening from `reference` records (n_ref, D); centre and scales are theirs alone.
+
+    Coordinates are standardised first, since a squared mean and a variance differ by orders of magnitude and shrinking
+    towards the identity makes sense between equals only. The correlations come from the standardised reference and from
+    `others`: records of related populations (n, D), each standardised by itself so that no difference *between*
+    populations enters. They are shrunk as Ledoit and Wolf (2004) prescribe. Needs no (D, D) matrix: O(n^2 D).
+    Raises ValueError for fewer than two records, or where nothing varies."""
+    if any(records.ndim != 2 or records.shape[0] < 2 for records in (reference, *others)):
+        shapes = [tuple(records.shape) for records in (reference, *others)]
+        raise ValueError(f"a whitening needs at least two records (n, D) of every population; got {shapes}.")
+    centre, scale = _centre_and_scale(reference)
+    blocks = [(reference.to(torch.float64) - centre) / scale]
+    for records in others:
+        theirs = _centre_and_scale(records)
+        blocks.append((records.to(torch.float64) - theirs[0]) / theirs[1])
+    z = torch.cat(blocks)
+    _, singular, rows = torch.linalg.svd(z, full_matrices=False)
+    values = singular.square() / z.shape[0]
+    average = float(values.sum()) / z.shape[1]
+    shrinkage = max(_ledoit_wolf(z, values), SMALLEST_SHRINKAGE)
+    return Whitening(
+        centre=centre, scale=scale, directions=rows.T, roots=((1 - shrinkage) * values + shrinkage * average).sqrt(),
+        floor=math.sqrt(shrinkage * average), shrinkage=shrinkage,
+    )  # fmt: skip
+
+
+def _centre_and_scale(records: Tensor) -> tuple[Tensor, Tensor]:
+    values = records.to(torch.float64)
+    spread = values.std(0, correction=0)
+    if not bool((spread > 0).any()):
+        raise ValueError(
+            f"none of the {spread.shape[0]} coordinates varies over {records.shape[0]} records; nothing to trace by."
+        )
+    return values.mean(0), spread.clamp_min(SMALLEST_SCALE * float(spread[spread > 0].median()))
+
+
+def _ledoit_wolf(z: Tensor, values: Tensor) -> float:
+    """The optimal share of the identity (Ledoit & Wolf 2004, lemma 3.3) for centred `z` with spectrum `values`."""
+    n, dimension = z.shape
+    squares = float(values.square().sum())
+    distance = squares / dimension - (float(values.sum()) / dimension) ** 2
+    noise = (float(z.square().sum(1).square().sum()) / n - squares) / (n * dimension)
+    return 0.0 if distance <= 0 else min(max(noise, 0.0) / distance, 1.0)
+
+
+def likelihood_ratio(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+    """The log likelihood ratio that each candidate `v` (..., G, D) is one of the `records` behind `u` (..., D): (..., G).
+
+    With known m and Sigma (`reference` None): r ~ N(m, Sigma/n) for a non-member and N(m + (y - m)/n, (n-1)/n^2 Sigma)
+    for a member, which is n/(n-1) u.v - |v|^2/(2(n-1)) - n/(2(n-1)) |u|^2 + (D/2) ln(n/(n-1)).
+    Where m is the mean of `reference` other records, it is integrated out under a flat prior: y itself then says where m
+    lies, so u leans towards v/(n_ref+1) even for a non-member. For many releases of as many records one set of candidates
+    (G, D) will do: nothing of size R x G x D or G x G is held. Raises ValueError for fewer than two records."""
+    if records < 2:
+        raise ValueError(f"the mean of {records} record is the record; a likelihood ratio needs at least 2.")
+    square, length, product = u.square().sum(-1, keepdim=True), v.square().sum(-1), _products(u, v)
+    pull = 0.0 if reference is None else 1 / (reference + 1)
+    keep = 1 - 1 / records
+    lean_out, lean_in = pull, pull * keep + 1 / records
+    spread_out, spread_in = 1 / records + pull, keep / records + keep**2 * pull
+    out = square - 2 * lean_out * product + lean_out**2 * length
+    member = square - 2 * lean_in * product + lean_in**2 * length
+    return out / (2 * spread_out) - member / (2 * spread_in) + v.shape[-1] / 2 * math.log(spread_out / spread_in)
+
+
+def _products(u: Tensor, v: Tensor) -> Tensor:
+    """The inner product of every release (..., D) with every candidate (..., G, D): (..., G)."""
+    return (u.unsqueeze(-2) @ v.mT).squeeze(-2)
+
+
+def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+    """How far `u` (..., D) lies in the direction of each `v` (..., G, D), in its standard deviations for a non-member.
+
+    (u.v - |v|^2/(n_ref+1)) / (|v| sqrt(1/n + 1/(n_ref+1))): standard Gaussian for every non-member however unusual it is,
+    so that without a release the AUC is 1/2 for *any* two sets of candidates. The likelihood ratio also asks how unusual
+    v is; where the same few non-members meet every client, that answer is the same each time and passes for evidence.
+    Raises ValueError for fewer than two records."""
+    if records < 2:
+        raise ValueError(f"the mean of {records} record is the record; a score needs at least 2.")
+    pull = 0.0 if reference is None else 1 / (reference + 1)
+    length: Tensor = torch.linalg.vector_norm(v, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
+    return (_products(u, v) / length - pull * length) / math.sqrt(1 / records + pull)
+
+
+class TracingTest(Protocol):
+    """A test for membership in a mean: likelihood_ratio or standardised_score."""
+
+    def __call__(self, u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+        """Score candidates `v` (..., G, D) against a release `u` (..., D): (..., G), larger says member."""
+        ...
+
+
+def separation(dimension: float, *, records: int, reference: int | None = None, noise: float = 0.0) -> float:
+    """Distance d' between members and non-members in standard deviations: sqrt(D / (n + n^2/n_ref + n^2 s^2)).
+
+    `dimension` is the effective one, `noise` s the standard deviation of noise on the release in whitened units."""
+    n = float(records)
+    return math.sqrt(dimension / (n + (0.0 if reference is None else n**2 / reference) + (n * noise) ** 2))
+
+
+def theory_auc(d: float) -> float:
+    """The area under the ROC curve of two unit Gaussians `d` apart."""
+    return NormalDist().cdf(d / math.sqrt(2))
+
+
+def theory_tpr(d: float, *, fpr: float) -> float:
+    """The share of members found at false-positive rate `fpr` (in (0, 1)), for two unit Gaussians `d` apart."""
+    return NormalDist().cdf(d + NormalDist().inv_cdf(fpr))
+
+
+def effective_dimension(whitened: Tensor) -> float:
+    """Estimate (tr M)^2 / tr M^2, M the covariance of `whitened` (n, D) records that the whitening was not fitted on.
+
+    tr M is the mean squared length, tr M^2 the mean squared inner product of two different records; D itself for a
+    perfect whitening. Raises ValueError for fewer than two records."""
+    if whitened.shape[0] < 2:
+        raise ValueError(f"an effective dimension needs two records or more; got {whitened.shape[0]}.")
+    n = whitened.shape[0]
+    length = whitened.square().sum(1)
+    squares = sum(float((part @ whitened.T).square().sum()) for part in whitened.split(AT_ONCE))
+    across = (squares - float(length.square().sum())) / (n * (n - 1))
+    return float(length.mean()) ** 2 / across
+
+
+def held_out_dimension(reference: Tensor, *, others: Sequence[Tensor] = (), folds: int = 5) -> float:
+    """The effective dimension of a whitening fitted on `reference` (n_ref, D), from records left out of the fit.
+
+    Averages over `folds` interleaved folds, so it needs no coins; the fit sees (folds - 1)/folds of the records and the
+    number is that much too small. Raises ValueError for fewer than two records per fold."""
+    parts = []
+    for fold in range(folds):
+        left_out = torch.arange(reference.shape[0]) % folds == fold
+        whiten = fit_whitening(reference[~left_out], others=others)
+        parts.append(effective_dimension(whiten(reference[left_out])))
+    return sum(parts) / folds
+
+
+def simulated_aucs(
+    population: Whitening,
+    *,
+    test: TracingTest,
+    records: Sequence[int],
+    reference: int,
+    others: Sequence[int] = (),
+    rng: torch.Generator,
+    refits: int = 3,
+    clients: int = 6,
+    candidates: int = 60,
+) -> list[float]:
+    """What `test` with an *estimated* whitening reaches on Gaussian records of `population`, for each size in `records`.
+
+    Each of `refits` times a whitening is fitted on `reference` fresh records (correlations also on `others`, as in
+    fit_whitening) and meets `clients` clients with up to `candidates` members and as many non-members; the mean AUC
+    over refits * clients clients has a standard error of about .01. Members beyond the candidates enter as their exact
+    Gaussian sum."""
+    areas: list[list[float]] = [[] for _ in records]
+    for _ in range(refits):
+        related = [population.draw(size, rng=rng) for size in others]
+        whiten = fit_whitening(population.draw(reference, rng=rng), others=related)
+        for areas_of_size, size in zip(areas, records, strict=True):
+            shown = min(size, candidates)
+            members = population.draw(clients, shown, rng=rng)
+            fresh = population.draw(clients, shown, rng=rng)
+            rest = math.sqrt(size - shown) * (population.draw(clients, rng=rng) - population.centre)
+            release = population.centre + ((members - population.centre).sum(1) + rest) / size
+            scores = test(whiten(release), whiten(torch.cat([members, fresh], 1)), records=size, reference=reference)
+            areas_of_size += [auc(row[:shown], row[shown:]) for row in scores]
+    return [sum(found) / len(found) for found in areas]

@@ -1,0 +1,1 @@
+"""Style inversion: images from styles, by a trained generator or by optimization."""

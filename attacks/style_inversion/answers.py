@@ -1,0 +1,98 @@
+"""What is answered with drawn pictures: reconstructions beside their controls, sets, and guesses at membership."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.style_inversion.inverter_cache import Drawer
+from fdgsec.attacks.style_inversion.style_rows import Rows
+from fdgsec.attacks.style_inversion.training_images import Prior
+from fdgsec.data.domains import shrunk
+from fdgsec.runtime.random_streams import derangement
+from fdgsec.threats.attack import Case, GeneratedSets, Membership, Reconstructions
+
+Where = Mapping[str, str | int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drawing:
+    """The pictures of all rows of a population, (R, 3, S, S), and the controls B0 to B4 beside them, same shape."""
+
+    rows: Rows
+    images: Tensor
+    controls: Mapping[str, Tensor]
+
+    def reconstructions(self, where: Where) -> list[Reconstructions]:
+        """Give every case its own pictures."""
+        return [
+            Reconstructions(
+                case=case, slice=where, images=self.images[part],
+                controls={name: values[part] for name, values in self.controls.items()},
+            )
+            for case, part in parts(self.rows)
+        ]  # fmt: skip
+
+    def memberships(self, cases: Sequence[Case], where: Where) -> list[Membership]:
+        """Score each candidate of a pooled row by how well it points where the picture does, from the mean picture B0.
+
+        Not by its distance from the picture, most of which is the candidate's own from everything."""
+        mean, side = self.controls["B0"][0], int(self.images.shape[-1])
+        answers = []
+        for case, part in parts(self.rows):
+            candidates = cases[case].candidates
+            if candidates is not None:
+                towards = (self.images[part][0] - mean).flatten()
+                scores = (shrunk(candidates, (side, side)) - mean).flatten(1) @ towards
+                answers.append(Membership(case=case, slice={**where, "test": "picture"}, scores=scores))
+        return answers
+
+
+def drawing(rows: Rows, prior: Prior, drawer: Drawer, rng: torch.Generator) -> Drawing:
+    """Draw all rows and their controls at once.
+
+    B0 the mean picture of the prior, B1 one of its pictures, B2 that of the nearest style, B3 what is drawn of another row
+    of the population, B4 of noise."""
+    features = _placed(rows, prior)
+    images, training = drawer(features), prior.training
+    count = len(images)
+    noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
+    order = derangement(count, rng)
+    others = images[order]
+    if count == 1:  # there is no other row: an image of the prior stands in
+        chosen = torch.randint(len(training.features), (1,), generator=rng)
+        others = drawer(training.features[chosen])
+    near = torch.cdist(prior.linear.standardised(features), prior.linear.standardised(training.features)).argmin(1)
+    controls = {
+        "B0": training.images.mean(0, keepdim=True).expand_as(images),
+        "B1": training.images[torch.randint(len(training.images), (count,), generator=rng)],
+        "B2": training.images[near],
+        "B3": others,
+        "B4": drawer(prior.linear.centre + prior.linear.spread * noise),
+    }
+    return Drawing(rows=rows, images=images, controls=controls)
+
+
+def _placed(rows: Rows, prior: Prior) -> Tensor:
+    """The rows where the prior's styles lie; the interpolation style, which is the same in all rows, by itself."""
+    if not rows.pooled:
+        return prior.aligned(rows.features)
+    together = rows.features.split(1 if rows.kind == "interpolation" else len(rows.features))
+    return torch.cat([prior.as_single(part, averaged=rows.averaged) for part in together])
+
+
+def parts(rows: Rows) -> list[tuple[int, slice]]:
+    """Say which rows belong to which case."""
+    starts = [sum(rows.sizes[:place]) for place in range(len(rows.sizes))]
+    return [
+        (case, slice(start, start + size)) for case, start, size in zip(rows.cases, starts, rows.sizes, strict=True)
+    ]
+
+
+def generated(rows: Rows, images: Tensor, name: str, where: Where) -> list[GeneratedSets]:
+    """Answer every case with its share of one set of pictures, called `name`."""
+    return [
+        GeneratedSets(case=case, slice={**where, "column": name}, images=images[part], name=name)
+        for case, part in parts(rows)
+    ]

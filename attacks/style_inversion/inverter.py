@@ -1,0 +1,275 @@
+"""From styles back to pictures: ridge regression for what is linear, and a generator for the rest.
+
+An attacker with some hundred images cannot train a generator of millions of weights, but an honest evaluation must not
+conclude from that that styles are safe. So the picture is drawn in two parts. `LinearInverse` predicts the principal
+components of small pictures by ridge regression, with a penalty per component that cross-validation chooses: a few
+seconds, and most of the gain. A `StyleGenerator` then learns what the linear part misses, in logits, on predictions
+made without the picture's own fold: residuals of a ridge on its own training data would promise too little."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
+from fdgsec.nn.styles.channel_statistics import EPS
+from fdgsec.runtime.random_streams import child
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Compare drawn with true images, both (N, 3, h, w) in [0, 1], and give one number per pair, (N,)."""
+
+LINEAR_SIDE = 16  # pixels of the linear part: styles hold no finer layout, and 768 numbers are quickly decomposed
+COMPONENTS = 100
+FOLDS = 5
+PENALTIES = tuple(10 ** (power / 3) for power in range(19))
+FARTHEST = 5.0  # standard deviations: a linear map must not run away with a foreign style
+BLACKEST = 0.02  # predictions are kept off 0 and 1, whose logits are infinite
+
+
+def style_features(mean: Tensor, std: Tensor) -> Tensor:
+    """Give what the inverter reads of styles (N, C): (mean, log std), (N, 2C) float64.
+
+    `std` is biased, with eps inside the root; noise may have pushed it below sqrt(eps), which is undone."""
+    return torch.cat([mean, std.clamp_min(math.sqrt(EPS)).log()], dim=1).to(torch.float64)
+
+
+def style_from_linear(statistic: Tensor, *, eps: float = EPS) -> tuple[Tensor, Tensor]:
+    """Invert `fdgsec.nn.styles.channel_statistics.linear_statistic`: (mu, sigma^2 + mu^2), (N, 2C); negative variance becomes 0."""
+    mean, second = statistic.chunk(2, dim=-1)
+    return mean, ((second - mean.square()).clamp_min(0) + eps).sqrt()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingSet:
+    """What an inverter learns from: `features` (n, D) float64, `images` (n, 3, S, S) float32 in [0, 1], `groups` (n,).
+
+    Variants of one image share its group, so that none of them is validated on another. Raises ValueError for fewer
+    than two groups."""
+
+    features: Tensor
+    images: Tensor
+    groups: Tensor
+
+    def on(self, device: torch.device) -> "TrainingSet":
+        """The same on `device`, where networks that learn from it will be."""
+        return TrainingSet(
+            features=self.features.to(device), images=self.images.to(device), groups=self.groups.to(device)
+        )
+
+    def __post_init__(self) -> None:
+        if len(torch.unique(self.groups)) < 2 or not len(self.features) == len(self.images) == len(self.groups):
+            raise ValueError(
+                f"an inverter needs as many styles as images and groups, of at least 2 images; got "
+                f"{len(self.features)}, {len(self.images)} and {len(self.groups)}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinearInverse:
+    """Small pictures, (N, 3, 16, 16), as a linear function of standardised styles."""
+
+    centre: Tensor
+    spread: Tensor
+    average: Tensor
+    weight: Tensor
+
+    def standardised(self, features: Tensor) -> Tensor:
+        """Features in units of the training set's spread, clipped at 5."""
+        return ((features - self.centre) / self.spread).clamp(-FARTHEST, FARTHEST)
+
+    def on(self, device: torch.device) -> "LinearInverse":
+        """The same on `device`."""
+        return LinearInverse(
+            centre=self.centre.to(device), spread=self.spread.to(device), average=self.average.to(device),
+            weight=self.weight.to(device),
+        )  # fmt: skip
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Predict pictures, clamped to [0, 1]; float32."""
+        return _pictures(self.average + self.standardised(features) @ self.weight)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inverter:
+    """The trained attacker: linear part plus generator."""
+
+    linear: LinearInverse
+    generator: StyleGenerator
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), in evaluation mode and without noise, on the CPU."""
+        self.generator.eval()
+        with torch.no_grad():
+            parts = [
+                over_linear(self.generator, self.linear(rows), self.linear.standardised(rows).float()).cpu()
+                for rows in features.to(self.linear.centre.device).split(64)
+            ]
+        return torch.cat(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How a generator is trained: Adam with cosine decay for `steps` batches, on styles with noise and dropout.
+
+    `decay` is that of the moving average which is kept; `validation` the share of images it is chosen on, every
+    `check` steps, step 0 (the linear part alone, or the generator that was started from) included. Training ends early
+    when `patience` checks in a row found nothing better."""
+
+    steps: int
+    batch: int = 16
+    rate: float = 2e-3
+    weight_decay: float = 1e-3
+    dropout: float = 0.2
+    noise: float = 0.1
+    decay: float = 0.95
+    validation: float = 0.15
+    check: int = 20
+    patience: int = 5
+
+
+def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
+    """Fit the ridge; also predict each training picture by folds that do not hold its group, (n, 3, 16, 16)."""
+    centre = training.features.mean(0)
+    spread = training.features.std(0, correction=0)
+    spread = torch.where(spread > 0, spread + 1e-3 * spread.mean(), 1.0)
+    inputs = ((training.features - centre) / spread).clamp(-FARTHEST, FARTHEST)
+    pixels = functional.interpolate(training.images, size=(LINEAR_SIDE, LINEAR_SIDE), mode="area")
+    targets = pixels.flatten(1).to(torch.float64)
+    average = targets.mean(0)
+    _, vectors = torch.linalg.eigh((targets - average).T @ (targets - average))
+    basis = vectors.flip(1)[:, : min(COMPONENTS, len(targets) - 1)]
+    scores = (targets - average) @ basis
+    folded = torch.zeros(len(PENALTIES), *scores.shape, dtype=torch.float64)
+    fold = torch.unique(training.groups, return_inverse=True)[1] % min(FOLDS, int(training.groups.unique().numel()))
+    for number in range(int(fold.max()) + 1):
+        kept = fold != number
+        shift, middle = inputs[kept].mean(0), scores[kept].mean(0)
+        for row, weight in enumerate(_ridge(inputs[kept] - shift, scores[kept] - middle)):
+            folded[row, ~kept] = middle + (inputs[~kept] - shift) @ weight
+    best = (folded - scores).square().sum(1).argmin(0)
+    columns = torch.arange(basis.shape[1])
+    shift = inputs.mean(0)
+    weight = torch.stack(_ridge(inputs - shift, scores))[best, :, columns].T @ basis.T
+    linear = LinearInverse(centre=centre, spread=spread, average=average - shift @ weight, weight=weight)
+    return linear, _pictures(average + folded[best, :, columns].T @ basis.T)
+
+
+def fit_generator(
+    training: TrainingSet,
+    linear: LinearInverse,
+    unseen: Tensor,
+    *,
+    shape: GeneratorShape,
+    loss: Loss,
+    schedule: Schedule,
+    rng: torch.Generator,
+    start: StyleGenerator | None = None,
+) -> Inverter:
+    """Train the generator on what `unseen`, the linear part's cross-validated predictions (n, 3, 16, 16), leaves over.
+
+    Everything lies on the device of `training`, `linear` and `unseen`.
+    `start` is a generator of the same shape to continue from (a perceptual loss begins where MSE ended)."""
+    inputs = linear.standardised(training.features).float()
+    generator, average = (
+        _beginning(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
+    )
+    best = _copied(average)
+    held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
+    pool = (~held).nonzero().flatten()
+    lowest = _validated(average, inputs[held], unseen[held], training.images[held], loss)
+    optimiser = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
+    draws, disappointments = child(rng, "batches"), 0
+    for step in range(1, schedule.steps + 1):
+        for group in optimiser.param_groups:
+            group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
+        rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
+        generator.train()
+        styles = _disturbed(inputs[rows], schedule, draws)
+        drawn = over_linear(generator, unseen[rows], styles, rng=draws)
+        optimiser.zero_grad(set_to_none=True)
+        loss(drawn, training.images[rows]).mean().backward()
+        optimiser.step()
+        followed(average, generator, schedule.decay)
+        if step % schedule.check == 0 or step == schedule.steps:
+            error = _validated(average, inputs[held], unseen[held], training.images[held], loss)
+            disappointments += 1
+            if error < lowest:
+                lowest, disappointments = error, 0
+                best = _copied(average)
+            if disappointments >= schedule.patience:
+                break
+    average.load_state_dict(best)
+    return Inverter(linear=linear, generator=average.eval())
+
+
+def _beginning(
+    dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator
+) -> StyleGenerator:
+    """A generator that adds nothing yet to the linear part, or a copy of `start`."""
+    generator = StyleGenerator(dimension, shape, rng=rng)
+    with torch.no_grad():
+        generator.draw.weight.zero_()
+    if start is not None:
+        generator.load_state_dict(start.state_dict())
+    return generator
+
+
+def _copied(generator: StyleGenerator) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in generator.state_dict().items()}
+
+
+def _ridge(inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Ridge weights (D, k) for every penalty, from one decomposition, of whichever Gram matrix is smaller."""
+    if inputs.shape[0] < inputs.shape[1]:
+        values, vectors = torch.linalg.eigh(inputs @ inputs.T)
+        turned = vectors.T @ targets
+        return [inputs.T @ (vectors @ (turned / (values + penalty).unsqueeze(1))) for penalty in PENALTIES]
+    values, vectors = torch.linalg.eigh(inputs.T @ inputs)
+    turned = vectors.T @ (inputs.T @ targets)
+    return [vectors @ (turned / (values + penalty).unsqueeze(1)) for penalty in PENALTIES]
+
+
+def _pictures(flat: Tensor) -> Tensor:
+    return flat.clamp(0, 1).float().reshape(-1, 3, LINEAR_SIDE, LINEAR_SIDE)
+
+
+def over_linear(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    """Add the generator's logits to those of the enlarged linear part."""
+    size = generator.shape.size
+    enlarged = functional.interpolate(base, size=(size, size), mode="bilinear", align_corners=False)
+    drawn: Tensor = enlarged.clamp(BLACKEST, 1 - BLACKEST).logit() + generator.logits(styles, rng=rng)
+    return drawn.sigmoid()
+
+
+def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
+    """Mark whole groups, at least one, for validation."""
+    names = torch.unique(groups)
+    count = max(1, round(share * len(names)))
+    return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count].to(names.device)])
+
+
+def _disturbed(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tensor:
+    noisy = styles + schedule.noise * torch.randn(styles.shape, generator=rng).to(styles)
+    kept = (torch.rand(styles.shape, generator=rng) >= schedule.dropout).to(styles.device)
+    return noisy * kept / (1 - schedule.dropout)
+
+
+def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
+    """Move `average` towards `generator`: by 1 - `decay` of the way, counters all of it."""
+    with torch.no_grad():
+        kept_of = average.state_dict()
+        for name, value in generator.state_dict().items():
+            kept = kept_of[name]
+            if value.is_floating_point():
+                kept.lerp_(value, 1 - decay)
+            else:
+                kept.copy_(value)
+
+
+def _validated(generator: StyleGenerator, styles: Tensor, base: Tensor, images: Tensor, loss: Loss) -> float:
+    generator.eval()
+    with torch.no_grad():
+        return float(loss(over_linear(generator, base, styles), images).mean())

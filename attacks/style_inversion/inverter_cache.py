@@ -1,0 +1,141 @@
+"""Where the inverters of one attack are trained, each once: what is intra for one domain is inter for another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, fit_generator
+from fdgsec.attacks.style_inversion.inverter_gan import BaselineGenerator, Contest, fit_adversarial, fit_baseline
+from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encoded, mirrored, prior_images
+from fdgsec.data.domains import shrunk
+from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
+from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape, full_shape, small_shape
+from fdgsec.nn.styles.encoders import SMALLEST_SIDE, load_encoder
+from fdgsec.runtime.errors import WeightsUnavailableError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge
+
+LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are then about equal
+GAN = "gan"
+LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN)
+
+Drawer = Callable[[Tensor], Tensor]
+"""From style features (N, 2C) to pictures (N, 3, S, S) in [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """What training costs: steps of the first loss, of each further one, of an adversarial one; the images of a prior."""
+
+    first: Schedule
+    further: Schedule
+    contest: Contest
+    crops: int
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Workshop:
+    """Trains on what one adversary knows; networks and their training sets lie on `device`, pictures on the CPU.
+
+    `losses` are in the order in which they are trained: every regression after the first starts from the first's end."""
+
+    knowledge: Knowledge
+    effort: Effort
+    losses: tuple[str, ...]
+    size: int
+    published_widths: bool
+    device: torch.device
+    rng: torch.Generator
+    priors: dict[str, Prior] = field(default_factory=dict)
+    measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
+    drawers: dict[tuple[str, str], Drawer] = field(default_factory=dict)
+    baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
+
+    def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
+        """The training set of `kind` against `domain`, encoded, or None where the data are missing.
+
+        For rows of `single` images it is learnt from behind the defense, where there is one."""
+        found = prior_images(kind, domain, self.knowledge)
+        if isinstance(found, str):
+            return None
+        name, images = found
+        behind = self.knowledge if single and self.knowledge.defended is not None else None
+        name = name if behind is None else f"{name}, noisy"
+        if name not in self.priors:
+            self.priors[name] = encoded(
+                name, images, self.knowledge.statistics, size=self.size, crops=self.effort.crops,
+                limit=self.effort.images, rng=child(self.rng, "variants", found[0]), behind=behind,
+            )  # fmt: skip
+        return self.priors[name]
+
+    def drawer(self, prior: Prior, loss: str) -> Drawer | None:
+        """What one prior and loss have taught, or None where the loss cannot be had."""
+        size = int(prior.training.images.shape[-1])
+        if (loss, size) not in self.measures:
+            self.measures[loss, size] = loss_named(loss, size, device=self.device)
+        measure = self.measures[loss, size]
+        if isinstance(measure, str):
+            return None
+        if (prior.name, loss) not in self.drawers:
+            train = self._adversarial if loss == GAN else self._regression
+            self.drawers[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
+        return self.drawers[prior.name, loss]
+
+    def _regression(self, prior: Prior, loss: Loss, rng: torch.Generator) -> Drawer:
+        trained = (self.drawers.get((prior.name, name)) for name in self.losses)
+        first = next((drawer for drawer in trained if isinstance(drawer, Inverter)), None)
+        return fit_generator(
+            prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
+            shape=self._shape(int(prior.training.images.shape[-1])), loss=loss,
+            schedule=self.effort.first if first is None else self.effort.further, rng=rng,
+            start=None if first is None else first.generator,
+        )  # fmt: skip
+
+    def _adversarial(self, prior: Prior, loss: Loss, rng: torch.Generator) -> Drawer:
+        return fit_adversarial(
+            prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
+            shape=self._shape(int(prior.training.images.shape[-1]), adversarial=True), perceptual=loss,
+            contest=self.effort.contest, rng=rng,
+        )  # fmt: skip
+
+    def baseline(self, domain: str | None) -> BaselineGenerator | None:
+        """An unconditional generator of real images of `domain` (FISC's baseline), or None where there are none."""
+        found = prior_images("intra", domain, self.knowledge)
+        if isinstance(found, str):
+            return None
+        name, images = found
+        if name not in self.baselines:
+            side = drawn_side(images, self.size)
+            pictures = torch.cat([shrunk(part, (side, side)) for part in (images, mirrored(images))])
+            self.baselines[name] = fit_baseline(
+                pictures.to(self.device), shape=self._shape(side, adversarial=True), contest=self.effort.contest,
+                rng=child(self.rng, "baseline", name),
+            )  # fmt: skip
+        return self.baselines[name]
+
+    def _shape(self, size: int, *, adversarial: bool = False) -> GeneratorShape:
+        if self.published_widths:
+            return full_shape(size)
+        return adversarial_shape(size) if adversarial else small_shape(size)
+
+
+def loss_named(name: str, size: int, *, device: torch.device) -> Loss | str:
+    """The loss called `name`, for pictures of `size` px on `device`, or why it cannot be had.
+
+    That of `gan` is the perceptual part of its loss."""
+    if name == "mse":
+        return mse
+    if name in ("perceptual_mini", GAN):
+        if size < SMALLEST_SIDE:
+            return f"mini needs images of at least {SMALLEST_SIDE} px; these are drawn at {size} px"
+        return PerceptualEncoder(load_encoder("mini", device=device))
+    if size < LPIPS_LEAST_SIDE:
+        return f"LPIPS needs images of at least {LPIPS_LEAST_SIDE} px; these are drawn at {size} px"
+    try:
+        lpips = LpipsDistance("vgg")
+    except WeightsUnavailableError as error:
+        return str(error)
+    return lpips if name == "lpips" else lambda drawn, true: LPIPS_TO_MSE * mse(drawn, true) + lpips(drawn, true)

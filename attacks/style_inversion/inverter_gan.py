@@ -1,0 +1,273 @@
+"""Adversarial inversion: a generator that must also look real, and the baseline that never sees a style.
+
+The conditional one draws G(s, z) on top of the linear part. Its loss is the hinge loss of a discriminator that knows the
+style (fdgsec.nn.networks.style_discriminator), a perceptual distance to the true picture, and the style's own distance
+|t(G(s, z)) - s|^2 in whitened coordinates. The public encoder is given as statistics of images (`Knowledge.statistics`),
+without gradients, and sees images at their own size, so that t is a network that has learnt styles from the small pictures
+of the training set. Of several z the one is kept whose picture t finds nearest to the style.
+
+The baseline is FISC's (arXiv 2410.22622, appendix B.5): the same networks, unconditional, trained on real images alone.
+Both keep a moving average of the generator (Karras et al. 2018), and show the discriminator moved and partly covered
+pictures, real and drawn ones alike (Zhao et al. 2020): a few hundred images would be memorised otherwise."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, followed, over_linear
+from fdgsec.nn.networks.style_discriminator import StyleDiscriminator, StylePredictor
+from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
+from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.runtime.random_streams import child
+
+CODE = 64  # components of a style that the networks see, at most, and one per `RECORDS` images
+RECORDS = 4
+BETAS = (0.5, 0.999)
+
+# Measured once, one thread of an AVX-512 Xeon, 64 px, batches of 16: a generator's and discriminator's pass and back take
+# 0.16 s in float32 channels_last, 0.19 s contiguous, 0.26 s in bfloat16 (its convolutions are too thin to gain from it).
+PRECISION: Mapping[str, Precision] = {
+    "cpu": Precision(dtype="float32", channels_last=True),
+    "cuda": Precision(dtype="bfloat16", channels_last=True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contest:
+    """How a generator and a discriminator are trained against each other, for `steps` batches of `batch`.
+
+    `latent` numbers are z; `decay` is the moving average's, reached gradually. `perceptual` and `consistency` weigh the two
+    other losses of the conditional generator, whose style predictor learns for `lessons` batches first and then chooses
+    among `tries` pictures."""
+
+    steps: int
+    batch: int = 16
+    rate: float = 2e-4
+    decay: float = 0.999
+    latent: int = 64
+    perceptual: float = 10.0
+    consistency: float = 0.3
+    lessons: int = 500
+    tries: int = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleCode:
+    """A style's leading principal components over the training set, each in units of its own spread there.
+
+    All of hundreds of coordinates cannot be whitened by as few images; what is left out varies least."""
+
+    linear: LinearInverse
+    middle: Tensor
+    basis: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Map style features (N, D) to codes (N, k) float32."""
+        return ((self.linear.standardised(features) - self.middle) @ self.basis).float()
+
+
+def style_code(training: TrainingSet, linear: LinearInverse) -> StyleCode:
+    """Fit the code: at most 64 components, and no more than a quarter of the images or all of the style's coordinates."""
+    standard = linear.standardised(training.features)
+    middle = standard.mean(0)
+    values: Tensor
+    vectors: Tensor
+    values, vectors = torch.linalg.eigh((standard - middle).T @ (standard - middle) / len(standard))
+    images = int(training.groups.unique().numel())
+    kept = max(1, min(CODE, images // RECORDS, int((values > 1e-6 * values[-1]).sum())))
+    basis = vectors[:, -kept:].flip(1) / values[-kept:].flip(0).sqrt()
+    return StyleCode(linear=linear, middle=middle, basis=basis)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AdversarialInverter:
+    """The trained conditional generator, with the linear part that it draws on and the predictor that chooses z.
+
+    Equal calls give equal pictures: z comes from `rng`, which is never advanced."""
+
+    linear: LinearInverse
+    code: StyleCode
+    generator: StyleGenerator
+    predictor: StylePredictor
+    contest: Contest
+    rng: torch.Generator
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor) -> Tensor:
+        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), on the CPU."""
+        generator, predictor = self.generator.eval(), self.predictor.eval()
+        given = features.to(self.linear.centre.device)
+        styles, base = self.code(given), self.linear(given)
+        best = torch.full((len(given),), float("inf"), device=styles.device)
+        chosen = torch.zeros(len(given), 3, generator.shape.size, generator.shape.size, device=styles.device)
+        for turn in range(self.contest.tries):
+            z = torch.randn(len(given), self.contest.latent, generator=child(self.rng, "z", turn)).to(styles)
+            for rows in torch.arange(len(given)).split(64):
+                drawn = over_linear(generator, base[rows], torch.cat([styles[rows], z[rows]], dim=1))
+                gap = (predictor(drawn) - styles[rows]).square().mean(1)
+                nearer = gap < best[rows]
+                best[rows] = torch.where(nearer, gap, best[rows])
+                chosen[rows] = torch.where(nearer[:, None, None, None], drawn, chosen[rows])
+        return chosen.cpu()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BaselineGenerator:
+    """The trained unconditional generator."""
+
+    generator: StyleGenerator
+    contest: Contest
+
+    @torch.no_grad()
+    def __call__(self, count: int, rng: torch.Generator) -> Tensor:
+        """Draw `count` pictures (count, 3, S, S) in (0, 1), on the CPU."""
+        generator = self.generator.eval()
+        z = torch.randn(count, self.contest.latent, generator=rng).to(generator.centre)
+        return torch.cat([generator(part).cpu() for part in z.split(64)])
+
+
+def fit_adversarial(
+    training: TrainingSet,
+    linear: LinearInverse,
+    unseen: Tensor,
+    *,
+    shape: GeneratorShape,
+    perceptual: Loss,
+    contest: Contest,
+    rng: torch.Generator,
+) -> AdversarialInverter:
+    """Train the conditional generator on the device of `training`.
+
+    `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, on which it draws."""
+    code = style_code(training, linear)
+    styles, images = code(training.features), training.images
+    generator = _generator(styles.shape[1] + contest.latent, shape, images.device, child(rng, "weights"))
+    with torch.no_grad():
+        generator.draw.weight.zero_()  # nothing is added yet to the linear part
+    judge = StyleDiscriminator(styles.shape[1], shape, rng=child(rng, "judge")).to(images.device)
+    predictor = fit_predictor(styles, images, contest=contest, rng=child(rng, "predictor"))
+
+    def draw(rows: Tensor, z: Tensor) -> Tensor:
+        return over_linear(generator, unseen[rows], torch.cat([styles[rows], z], dim=1))
+
+    def beside(drawn: Tensor, rows: Tensor) -> Tensor:
+        gap: Tensor = (predictor(drawn) - styles[rows]).square().mean()
+        unlike: Tensor = perceptual(drawn, images[rows]).mean()
+        return contest.perceptual * unlike + contest.consistency * gap
+
+    average = contend(generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng)
+    return AdversarialInverter(
+        linear=linear, code=code, generator=average, predictor=predictor, contest=contest, rng=child(rng, "latent")
+    )
+
+
+def fit_baseline(images: Tensor, *, shape: GeneratorShape, contest: Contest, rng: torch.Generator) -> BaselineGenerator:
+    """Train the unconditional generator on real pictures (n, 3, S, S) in [0, 1], on their device."""
+    generator = _generator(contest.latent, shape, images.device, child(rng, "weights"))
+    judge = StyleDiscriminator(0, shape, rng=child(rng, "judge")).to(images.device)
+    average = contend(
+        generator, judge, lambda rows, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
+    )
+    return BaselineGenerator(generator=average, contest=contest)
+
+
+def fit_predictor(styles: Tensor, images: Tensor, *, contest: Contest, rng: torch.Generator) -> StylePredictor:
+    """Train t on pictures (n, 3, S, S), moved at random, and their codes (n, k), by squared error; frozen afterwards."""
+    predictor = StylePredictor(styles.shape[1], rng=child(rng, "weights")).to(images.device)
+    predictor.to(memory_format=PRECISION[images.device.type].layout)
+    optimiser = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
+    coins = child(rng, "batches")
+    for _ in range(contest.lessons):
+        rows = torch.randint(len(images), (contest.batch,), generator=coins).to(images.device)
+        loss = (predictor(moved(images[rows], coins)) - styles[rows]).square().mean()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    return predictor.eval().requires_grad_(False)
+
+
+def contend(
+    generator: StyleGenerator,
+    judge: StyleDiscriminator,
+    draw: Callable[[Tensor, Tensor], Tensor],
+    beside: Callable[[Tensor, Tensor], Tensor] | None,
+    *,
+    images: Tensor,
+    styles: Tensor | None,
+    contest: Contest,
+    rng: torch.Generator,
+) -> StyleGenerator:
+    """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and give the generator's moving average.
+
+    `draw(rows, z)` draws for training rows, `beside(drawn, rows)` adds to the generator's loss."""
+    device, coins = images.device, child(rng, "contest")
+    precision = PRECISION[device.type]
+    average = _generator(generator.centre.numel(), generator.shape, device, child(rng, "average"))
+    average.load_state_dict(generator.state_dict())
+    for network in (generator, judge, average):
+        network.to(memory_format=precision.layout)
+    drawing, judging = (
+        torch.optim.Adam(network.parameters(), lr=contest.rate, betas=BETAS) for network in (generator, judge)
+    )
+    for step in range(contest.steps):
+        rows = torch.randint(len(images), (contest.batch,), generator=coins).to(device)
+        z = torch.randn(contest.batch, contest.latent, generator=coins).to(device)
+        told = None if styles is None else styles[rows]
+        with autocast(device, precision):
+            drawn = draw(rows, z)
+            loss = judge_loss(judge, images[rows], drawn.detach(), told, coins)
+        _stepped(judging, loss)
+        with autocast(device, precision):
+            loss = -judge(judge.trunk(covered(moved(drawn, coins), coins)), told).float().mean()
+        if beside is not None:
+            loss = loss + beside(drawn.float(), rows)
+        _stepped(drawing, loss)
+        followed(average, generator, min(contest.decay, (1 + step) / (10 + step)))
+    return average.eval()
+
+
+def judge_loss(
+    judge: StyleDiscriminator, real: Tensor, drawn: Tensor, styles: Tensor | None, rng: torch.Generator
+) -> Tensor:
+    """Hinge loss of both sides, and how badly the discriminator redraws the real pictures that it was shown."""
+    shown = covered(moved(real, rng), rng)
+    maps = judge.trunk(shown)
+    hinge = functional.relu(1 - judge(maps, styles).float()).mean()
+    hinge = hinge + functional.relu(1 + judge(judge.trunk(covered(moved(drawn, rng), rng)), styles).float()).mean()
+    return hinge + functional.mse_loss(judge.redrawn(maps).float(), functional.avg_pool2d(shown, 2))
+
+
+def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
+    """Move each picture by up to an eighth of its side; what comes in from outside is black. Differentiable."""
+    n, _, height, width = pictures.shape
+    reach = max(1, height // 8)
+    by = torch.randint(2 * reach + 1, (2, n, 1), generator=rng).to(pictures.device)
+    rows = torch.arange(height, device=pictures.device) + by[0]
+    columns = torch.arange(width, device=pictures.device) + by[1]
+    padded = functional.pad(pictures, (reach, reach, reach, reach)).permute(0, 2, 3, 1)
+    picked = torch.arange(n, device=pictures.device)[:, None, None]
+    return padded[picked, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def covered(pictures: Tensor, rng: torch.Generator) -> Tensor:
+    """Cover a square of half the side somewhere in each picture (partly outside, perhaps) with black. Differentiable."""
+    n, _, height, width = pictures.shape
+    centre = torch.rand(2, n, 1, generator=rng).to(pictures.device)
+    above = (torch.arange(height, device=pictures.device) - centre[0] * height).abs() <= height / 4
+    beside = (torch.arange(width, device=pictures.device) - centre[1] * width).abs() <= width / 4
+    hidden = above[:, None, :, None] & beside[:, None, None, :]
+    return pictures * ~hidden
+
+
+def _generator(dimension: int, shape: GeneratorShape, device: torch.device, rng: torch.Generator) -> StyleGenerator:
+    return StyleGenerator(dimension, shape, rng=rng).to(device)
+
+
+def _stepped(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
+    parameters = [each for group in optimiser.param_groups for each in group["params"]]
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward(inputs=parameters)
+    optimiser.step()

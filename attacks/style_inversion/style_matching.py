@@ -1,0 +1,182 @@
+"""Pictures that have given channel statistics: style transfer without content, by gradient descent on the pixels.
+
+minimise over x   mean_d ((s(x) - s*)_d / spread_d)^2 + variation TV(x) + extremes |2x - 1|^alpha
+
+where s(x) = (mu, sigma) of the public encoder's maps of x, TV is total variation and the last term the alpha-norm: the
+two image priors of Mahendran & Vedaldi (CVPR 2015), both averaged over the picture. x is the logistic function of a sum
+of grids of 1, 2, 4, ... pixels a side, each enlarged to the picture: Adam, which moves every number about equally fast,
+then settles colours and large patches as soon as it settles pixels.
+
+Statistics have no positions, so what they fix is palette and texture. Where things lie is the start's, hence restarts."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.nn.styles.channel_statistics import style_of
+from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+
+ALPHA = 6
+BATCH = 32  # pictures that are drawn at once
+FLATTEST = 1e-3  # gradients of the picture below this, in [0, 1] per pixel, count as none: a root has no slope at 0
+BLACKEST = 0.02  # starts are kept off 0 and 1, whose logits are infinite
+LEAST_RATE = 0.05  # of the first step's rate, at the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """How a picture is descended to: Adam for `steps` with a cosine rate, from logits of N(0, r^2) per grid.
+
+    Of the `roughness` r the one is taken, picture by picture, that begins nearest to the style: from rough starts a smooth
+    picture is approached through black and white, whence no slope leads back; from smooth ones a rough picture is late.
+    `variation` and `extremes` weigh the priors against a mean square of 1, where every statistic is off by its spread."""
+
+    steps: int
+    rate: float = 0.04
+    betas: tuple[float, float] = (0.9, 0.95)
+    roughness: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+    variation: float = 0.1
+    extremes: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Matched:
+    """What K restarts drew for R styles: `images` (R, K, 3, side, side) in (0, 1), and `residual` (R, K) of each."""
+
+    images: Tensor
+    residual: Tensor
+
+    def best(self) -> Tensor:
+        """The picture of each row whose statistics came nearest, (R, 3, side, side)."""
+        return self.images[torch.arange(len(self.images)), self.residual.argmin(1)]
+
+    def average(self) -> Tensor:
+        """The mean picture of each row: its restarts' common part, and the better guess under a squared error."""
+        return self.images.mean(1)
+
+    def variance_between(self) -> Tensor:
+        """How much a pixel varies from restart to restart, averaged over the picture, (R,); NaN for one restart."""
+        return (
+            self.images.var(1).mean((1, 2, 3))
+            if self.images.shape[1] > 1
+            else torch.full((len(self.images),), torch.nan)
+        )
+
+    def variance_within(self) -> Tensor:
+        """How much the pixels of one picture vary, averaged over restarts and colours, (R,).
+
+        Equals `variance_between` in the mean over pictures that have everything but the places of their pixels in common."""
+        return self.images.var((3, 4)).mean((1, 2))
+
+
+def match(
+    encoder: StyleEncoder, targets: Tensor, spread: Tensor, *, side: int, restarts: int, options: Matching,
+    rng: torch.Generator, start: Tensor | None = None,
+) -> Matched:  # fmt: skip
+    """Draw `restarts` pictures of `side` pixels for each of the styles `targets` (R, 2C), (mu, biased sigma) each.
+
+    `spread` (2C,) is the unit of every statistic. Restarts differ in their random logits, and begin at grey or at the
+    pictures `start` (R, 3, side, side) in [0, 1]; restart k begins alike however many there are."""
+    if not len(targets):
+        return Matched(images=torch.empty(0, restarts, 3, side, side), residual=torch.empty(0, restarts))
+    targets, spread = targets.to(encoder.device, torch.float32), spread.to(encoder.device, torch.float32)
+    coins = [child(rng, "restart", number) for number in range(restarts)]
+    grids = [
+        torch.stack([torch.randn(len(targets), 3, s, s, generator=coin) for coin in coins], dim=1) for s in _sides(side)
+    ]
+    begun = torch.full((len(targets), 3, side, side), 0.5) if start is None else start.float()
+    base = begun.clamp(BLACKEST, 1 - BLACKEST).logit().to(encoder.device)
+    images, residuals = [], []
+    for rows in torch.arange(len(targets) * restarts).split(BATCH):
+        own = rows // restarts
+        pyramid = [grid.flatten(0, 1)[rows].to(encoder.device) for grid in grids]
+        drawn = _descend(encoder, targets[own], spread, base[own], pyramid, options)
+        images.append(drawn)
+        with torch.no_grad():
+            residuals.append(style_residual(encoder, drawn, targets[own], spread))
+    return Matched(
+        images=torch.cat(images).cpu().unflatten(0, (-1, restarts)),
+        residual=torch.cat(residuals).cpu().unflatten(0, (-1, restarts)),
+    )
+
+
+def style_residual(encoder: StyleEncoder, images: Tensor, targets: Tensor, spread: Tensor) -> Tensor:
+    """Give the root mean square over statistics of (s(x) - s*) / spread, (N,): 1 where all are off by their spread."""
+    return _square_gap(encoder, images, targets, spread).sqrt()
+
+
+def seen_side(encoder: StyleEncoder, cells: int) -> int:
+    """The side of the square pictures whose feature maps have `cells` positions.
+
+    Raises UsageError where no square picture has such maps."""
+    across = math.isqrt(cells)
+    for side in (encoder.stride * across, encoder.stride * (across + 1)):
+        if side >= SMALLEST_SIDE:
+            with torch.inference_mode():
+                shape = encoder.encode(torch.zeros(1, 3, side, side, device=encoder.device)).shape
+            if shape[2] * shape[3] == cells:
+                return side
+    raise UsageError(f"no square image has maps of {cells} cells under {encoder.name} (stride {encoder.stride}).")
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """Average the length of the colour gradient over the positions of each picture, (N,)."""
+    down, right = images[..., 1:, :-1] - images[..., :-1, :-1], images[..., :-1, 1:] - images[..., :-1, :-1]
+    return (down.square() + right.square() + FLATTEST**2).sqrt().mean((1, 2, 3))
+
+
+def _square_gap(encoder: StyleEncoder, images: Tensor, targets: Tensor, spread: Tensor) -> Tensor:
+    statistics = torch.cat(style_of(encoder.encode(images), unbiased=False), dim=1)
+    gap: Tensor = ((statistics - targets) / spread).square().mean(1)
+    return gap
+
+
+def _descend(
+    encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor], options: Matching
+) -> Tensor:
+    """Draw (N, 3, side, side) from the logits `base`, moving the grids of `pyramid`."""
+    grids = [grid.requires_grad_() for grid in _begun(encoder, targets, spread, base, pyramid, options.roughness)]
+    optimiser = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
+    for step in range(options.steps):
+        falling = (1 + math.cos(math.pi * step / options.steps)) / 2
+        for group in optimiser.param_groups:
+            group["lr"] = options.rate * (LEAST_RATE + (1 - LEAST_RATE) * falling)
+        images = _picture(base, grids)
+        loss = _square_gap(encoder, images, targets, spread) + options.variation * total_variation(images)
+        loss = loss + options.extremes * (2 * images - 1).pow(ALPHA).mean((1, 2, 3))
+        optimiser.zero_grad(set_to_none=True)
+        loss.sum().backward()
+        optimiser.step()
+    with torch.no_grad():
+        return _picture(base, grids)
+
+
+def _begun(
+    encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor],
+    roughness: tuple[float, ...],
+) -> list[Tensor]:  # fmt: skip
+    """Scale the grids of each picture by the roughness with which it comes nearest to its style."""
+    with torch.no_grad():
+        starts = (_picture(base, [rough * grid for grid in pyramid]) for rough in roughness)
+        gaps = torch.stack([_square_gap(encoder, start, targets, spread) for start in starts])
+        chosen = torch.tensor(roughness, device=base.device)[gaps.argmin(0)].view(-1, 1, 1, 1)
+        return [chosen * grid for grid in pyramid]
+
+
+def _picture(base: Tensor, grids: list[Tensor]) -> Tensor:
+    """The logistic function of `base` (N, 3, side, side) plus every grid, enlarged."""
+    size = (int(base.shape[2]), int(base.shape[3]))
+    logits = base
+    for grid in grids:
+        logits = logits + functional.interpolate(grid, size=size, mode="bilinear", align_corners=False)
+    return logits.sigmoid()
+
+
+def _sides(side: int) -> list[int]:
+    """1, 2, 4, ... and `side` itself."""
+    return [2**power for power in range(side.bit_length()) if 2**power < side] + [side]

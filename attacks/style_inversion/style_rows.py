@@ -1,0 +1,149 @@
+"""The style rows that inversion is shown: of single images, released or parted from two pooled releases, and pooled ones.
+
+Pooled are a client's style (CCST's overall one, FISC's), the centre of StableFDG's distribution, and FISC's interpolation
+style, which is everybody's. No single image is behind these."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.style_inversion.inverter import style_features, style_from_linear
+from fdgsec.federation.artifacts import InterpolationStyle, StyleDistribution
+from fdgsec.federation.released_statistics import StyleDistributions
+from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, unbiased_to_biased
+from fdgsec.runtime.errors import UsageError
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, RequestKind
+
+Kind = Literal["released", "as_if_released", "difference", "pooled", "interpolation"]
+KINDS: Mapping[RequestKind, tuple[Kind, ...]] = {
+    "released": ("released",),
+    "as_if_released": ("as_if_released",),
+    "add_one_record": ("difference",),
+    "resampled_clients": ("pooled", "interpolation"),
+}
+ALONE: frozenset[Kind] = frozenset({"released", "as_if_released"})
+"""Rows that come many to a case; of the others every case has one."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Style rows of one population: `features` (R, 2C), and how many of them belong to each of `cases`.
+
+    `domain` is the victim's: "mixed" where its images are of several, None where the adversary does not know. `averaged`
+    says that pooled rows average their images' styles (StableFDG), not their pixels."""
+
+    kind: Kind
+    domain: str | None
+    cases: tuple[int, ...]
+    sizes: tuple[int, ...]
+    features: Tensor
+    averaged: bool = False
+
+    @property
+    def pooled(self) -> bool:
+        """Whether no single image is behind a row."""
+        return self.kind in ("pooled", "interpolation")
+
+
+def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
+    """Rows that are answered together: those of one case, or, where each case has one row, all of one domain.
+
+    Of what an adversary did not see there are no pooled rows."""
+    groups: dict[tuple[Kind, str | None, int], list[int]] = {}
+    for number, case in enumerate(cases):
+        for kind in KINDS.get(case.request, ()):
+            groups.setdefault((kind, case.domain, number if kind in ALONE else -1), []).append(number)
+    result = []
+    for (kind, domain, _), numbers in groups.items():
+        read = {number: READERS[kind](cases[number], knowledge) for number in numbers}
+        parts = {number: part for number, part in read.items() if part is not None}
+        if parts:
+            result.append(
+                Rows(
+                    kind=kind, domain=domain, cases=tuple(parts), sizes=tuple(len(part) for part in parts.values()),
+                    features=torch.cat(list(parts.values())), averaged=isinstance(knowledge.reading, StyleDistributions),
+                )
+            )  # fmt: skip
+    return result
+
+
+def _released(case: Case, knowledge: Knowledge) -> Tensor:
+    """Rows of single images, whose released std is unbiased, (R, 2C)."""
+    mean, std = case.released()
+    pixels = _pixels(case, mean.shape[1], knowledge)
+    return style_features(mean, unbiased_to_biased(std, pixels=pixels))
+
+
+def _difference(case: Case, knowledge: Knowledge) -> Tensor:
+    """The added record's own style, from two pooled releases (1, 2C): both kinds are means over images."""
+    if case.records is None:
+        raise UsageError(
+            f"the difference of two releases needs the number of records of {case.victim}; it is not known."
+        )
+    n = case.records
+    before, after = (_centre(case, knowledge, run) for run in (0, 1))
+    if before is None or after is None:
+        before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
+        return style_features(*style_from_linear((n + 1) * after - n * before))
+    return style_features(*_biased(case, (n + 1) * after - n * before, knowledge))
+
+
+def _pooled(case: Case, knowledge: Knowledge) -> Tensor | None:
+    """A client's one style, (1, 2C)."""
+    centre = _centre(case, knowledge, 0)
+    if centre is not None:
+        return style_features(*_biased(case, centre, knowledge))
+    seen = case.views[0].styles(case.victim)
+    return None if seen is None or len(seen[0]) != 1 else style_features(seen[0].double(), seen[1].double())
+
+
+def _interpolation(case: Case, knowledge: Knowledge) -> Tensor | None:
+    """The style that everybody received, (1, 2C)."""
+    sent = case.views[0].latest(InterpolationStyle)
+    return None if sent is None else style_features(sent.mean.double()[None], sent.std.double()[None])
+
+
+def _centre(case: Case, knowledge: Knowledge, run: int) -> Tensor | None:
+    """The centre of the victim's distribution, its images' mean (mu, sigma), (1, 2C), where it sent one."""
+    sent = case.views[run].artifact(case.victim)
+    return torch.cat([sent.mean, sent.std]).double()[None] if isinstance(sent, StyleDistribution) else None
+
+
+def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+    """Give mean and std, (1, C) each, of a centre: the std that divides by the pixels and holds our epsilon."""
+    mean, std = statistic.chunk(2, dim=1)
+    reading = knowledge.reading
+    eps, unbiased = (reading.eps, reading.unbiased) if isinstance(reading, StyleDistributions) else (EPS, True)
+    pixels = _pixels(case, mean.shape[1], knowledge)
+    variance = (std.clamp_min(0).square() - eps).clamp_min(0) * ((pixels - 1) / pixels if unbiased else 1.0)
+    return mean, (variance + EPS).sqrt()
+
+
+def _pixels(case: Case, channels: int, knowledge: Knowledge) -> int:
+    """How many cells a feature map has. Raises UsageError where `channels` are not the encoder's."""
+    sample = _sample(knowledge)
+    if sample.channels != channels:
+        raise UsageError(
+            f"{case.victim} released {channels} channels; encoder {knowledge.encoder} has {sample.channels}."
+        )
+    return int(sample.count[0])
+
+
+def _sample(knowledge: Knowledge) -> Moments:
+    known = next((d for d in (knowledge.auxiliary, knowledge.unseen, knowledge.own) if d is not None and len(d)), None)
+    if known is None:
+        raise UsageError("style-inversion needs images to learn from; the adversary knows none (see --adversary).")
+    return knowledge.statistics(known.subset(torch.arange(1)))
+
+
+READERS: Mapping[Kind, Callable[[Case, Knowledge], Tensor | None]] = {
+    "released": _released,
+    "as_if_released": _released,
+    "difference": _difference,
+    "pooled": _pooled,
+    "interpolation": _interpolation,
+}

@@ -1,0 +1,209 @@
+"""The images an inverter is trained on: which ones an adversary has, and more made of them.
+
+Intra: images of the victim's own domain. Inter: another client's, which are the adversary's own when it is a client
+(those of other domains, or all where the victim's is not known); a server holds no client's images and takes its auxiliary
+ones of the next source domain, cyclically. Third party: images of the unseen domain. Images are mirrored, cropped, and,
+where they are line drawings, painted.
+
+Every variant is a new image that the public encoder must see; its style is then exact, not interpolated."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.attacks.statistics.defense_noise import noisy_rows
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear, style_features
+from fdgsec.data.domains import DomainDataset, as_float, shrunk
+from fdgsec.nn.styles.channel_statistics import Moments, concatenated, unbiased_to_biased
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge, Statistics
+
+LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
+NOISY_ROWS = 4000
+"""So many rows are learnt from behind a defense: on planted rows 20 copies of 200 won 1.4 dB over one."""
+LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
+COLOURLESS = 0.03
+"""Mean difference between a pixel's largest and smallest channel below which a domain counts as line drawings."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prior:
+    """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`.
+
+    `pooled` and `averaged` (2C,) are what its images would release together: the style of all their pixels, and the mean
+    of their styles."""
+
+    name: str
+    training: TrainingSet
+    linear: LinearInverse
+    unseen: Tensor
+    painted: bool
+    pooled: Tensor
+    averaged: Tensor
+
+    def aligned(self, features: Tensor) -> Tensor:
+        """Bring victims' rows (R, 2C) to a painted prior's mean and spread, which no real domain shares with paint.
+
+        Other priors, and fewer rows than can be averaged, are left alone."""
+        if not self.painted or len(features) < LEAST_ALIGNED:
+            return features
+        spread = features.std(0).clamp_min(1e-6)
+        return self.linear.centre + (features - features.mean(0)) / spread * self.linear.spread
+
+    def as_single(self, features: Tensor, *, averaged: bool) -> Tensor:
+        """Move pooled rows (R, 2C) to where single images' lie: by what the prior's own images gain when they are pooled.
+
+        (A pooled std holds the spread between images, too.) A painted prior's rows are aligned instead."""
+        if self.painted:
+            return self.aligned(features)
+        return features - (self.averaged if averaged else self.pooled) + self.linear.centre
+
+
+def encoded(
+    name: str,
+    images: DomainDataset,
+    statistics: Statistics,
+    *,
+    size: int,
+    crops: int,
+    limit: int,
+    rng: torch.Generator,
+    behind: Knowledge | None = None,
+) -> Prior:
+    """Make variants of `images`, encode them exactly, and fit the linear inverse.
+
+    With `behind` rows are learnt from as its defense would release them, each many times if there are few.
+
+    Line drawings are painted, at most `limit` of them; others are mirrored where there are at most `limit`; then come
+    `crops` cropped copies. Pictures are drawn at `drawn_side`."""
+    drawings = colourless(images)
+    if drawings:
+        kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
+        variants = [painted(kept, rng=rng)]
+    else:
+        variants = [images] if len(images) > limit else [images, mirrored(images)]
+    variants += [cropped(variants[0], rng=rng) for _ in range(crops)]
+    side = drawn_side(images, size)
+    styles = [statistics(part) for part in variants]
+    found = concatenated(styles)
+    mean, std = found.style(unbiased=False)
+    features, times = [style_features(*each.style(unbiased=False)) for each in styles], 1
+    if behind is not None:
+        times = max(1, round(NOISY_ROWS / len(mean)))
+        features = [
+            _noisy(part, each, behind, child(rng, "noise", number), copies=times)
+            for number, (part, each) in enumerate(zip(variants, styles, strict=True))
+        ]
+    training = TrainingSet(
+        features=torch.cat(features),
+        images=torch.cat([shrunk(part, (side, side)).repeat(times, 1, 1, 1) for part in variants]),
+        groups=torch.arange(len(variants[0])).repeat(times * len(variants)),
+    )
+    linear, unseen = fit_linear(training)
+    return Prior(
+        name=name, training=training, linear=linear, unseen=unseen, painted=drawings,
+        pooled=style_features(*found.pooled().style(unbiased=False))[0],
+        averaged=style_features(mean.mean(0, keepdim=True), std.mean(0, keepdim=True))[0],
+    )  # fmt: skip
+
+
+def _noisy(images: DomainDataset, found: Moments, behind: Knowledge, rng: torch.Generator, *, copies: int) -> Tensor:
+    """Features of `copies` releases of each image, (copies n, 2C)."""
+    mean, std, _ = noisy_rows(behind, images, *found.style(unbiased=True), rng, copies=copies)
+    return style_features(mean, unbiased_to_biased(std, pixels=int(found.count[0])))
+
+
+def drawn_side(images: DomainDataset, size: int) -> int:
+    """The side at which pictures are drawn: `size`, or the largest power of two that is no larger than the images'."""
+    return int(min(size, 2 ** (min(images.image_size).bit_length() - 1)))
+
+
+def variant(dataset: DomainDataset, images: Tensor, name: str) -> DomainDataset:
+    """Give the data set `images` (N, 3, H, W) in [0, 1] instead of its own; ids get `name` as a suffix."""
+    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    ids = tuple(f"{image}#{name}" for image in dataset.ids)
+    return replace(dataset, store=pixels, rows=torch.arange(len(dataset)), ids=ids)
+
+
+def mirrored(dataset: DomainDataset) -> DomainDataset:
+    """Exchange left and right. Convolutions are not symmetric, so neither are styles."""
+    return variant(dataset, as_float(dataset.pixels().flip(3)), "mirrored")
+
+
+def cropped(dataset: DomainDataset, *, rng: torch.Generator, least: float = 0.8) -> DomainDataset:
+    """Cut out squares of `least` to 1 of the side at random places, enlarge them, and mirror half of them."""
+    height, width = dataset.image_size
+    images = []
+    for image in as_float(dataset.pixels()):
+        share = least + (1 - least) * float(torch.rand((), generator=rng))
+        h, w = max(1, round(share * height)), max(1, round(share * width))
+        top = int(torch.randint(height - h + 1, (), generator=rng))
+        left = int(torch.randint(width - w + 1, (), generator=rng))
+        piece = image[None, :, top : top + h, left : left + w]
+        enlarged = functional.interpolate(piece, size=(height, width), mode="bilinear", antialias=True)
+        images.append(enlarged.flip(3) if float(torch.rand((), generator=rng)) < 0.5 else enlarged)
+    return variant(dataset, torch.cat(images), "cropped")
+
+
+def colourless(dataset: DomainDataset) -> bool:
+    """Say whether these are line drawings, from which nothing about colour can be learnt as they are."""
+    low, high = as_float(dataset.pixels()).aminmax(dim=1)
+    return float((high - low).mean()) < COLOURLESS
+
+
+def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
+    """Lay random paint under the drawn lines: two tinted greys meeting along a smooth border, softly lit."""
+    n, (height, width) = len(dataset), dataset.image_size
+    darkness = 1 - as_float(dataset.pixels()).mean(1, keepdim=True)
+
+    def normal(channels: int, side: int, scale: float) -> Tensor:
+        grid = scale * torch.randn(n, channels, side, side, generator=rng)
+        return grid if side == 1 else functional.interpolate(grid, size=(height, width), mode="bicubic")
+
+    border = normal(1, 4, 4.0).sigmoid()
+    paint = 0.5 + normal(1, 1, 0.25) + normal(3, 1, 0.12)
+    other = paint + normal(1, 1, 0.2) + normal(3, 1, 0.12)
+    ground = paint * border + other * (1 - border) + normal(3, 3, 0.06)
+    opacity = torch.rand(n, 1, 1, 1, generator=rng)
+    ink = 0.5 * torch.rand(n, 3, 1, 1, generator=rng)
+    return variant(dataset, ground + (ink - ground) * darkness * opacity, "painted")
+
+
+def prior_images(kind: str, domain: str | None, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
+    """The name and the images of a prior against `domain` (None: not known), or why there is none."""
+    found: tuple[str, DomainDataset] | str
+    if kind == "third-party":
+        found = "no images of the unseen domain" if knowledge.unseen is None else ("unseen", knowledge.unseen)
+    elif domain is None:
+        if kind == "intra" or knowledge.own is None:
+            return "the adversary does not know the domain of the victim's images"
+        found = ("own", knowledge.own)
+    elif domain not in knowledge.domain_names:
+        return f"the victim's images are of {domain} domains"
+    elif kind == "intra":
+        source = knowledge.auxiliary if knowledge.auxiliary is not None else knowledge.own
+        found = f"no images of {domain}" if source is None else (f"domain:{domain}", source.of_domain(domain))
+    else:
+        found = _other_domain(domain, knowledge)
+    if not isinstance(found, str) and len(found[1]) < LEAST_IMAGES:
+        return f"the adversary knows {len(found[1])} such images; {LEAST_IMAGES} are needed"
+    return found
+
+
+def _other_domain(domain: str, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
+    own = knowledge.own
+    if own is not None:
+        number = own.domain_index(domain)
+        mine = own.subset(own.domains != number)
+        return ("own without " + domain, mine) if len(mine) else f"the adversary's own images are of {domain}"
+    if knowledge.auxiliary is None:
+        return "the adversary has neither auxiliary images nor its own"
+    number = knowledge.auxiliary.domain_index(domain)
+    others = sorted(set(torch.unique(knowledge.auxiliary.domains).tolist()) - {number})
+    if not others:
+        return "the adversary's auxiliary images are of one domain"
+    following = next((other for other in others if other > number), others[0])
+    name = str(knowledge.domain_names[following])
+    return f"domain:{name}", knowledge.auxiliary.of_domain(following)

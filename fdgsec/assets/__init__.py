@@ -1,1 +1,0 @@
-"""Files that travel in the wheel: the bundled encoder and the report template."""

@@ -1,0 +1,181 @@
+"""What the command line prints: rich tables on a terminal, the same rows as plain text elsewhere, or JSON."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fdgsec.experiments.claims.tables import measured
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.report.text import controls_of, described, headline, interval, number, promises
+from fdgsec.experiments.sweep.tables import named, shown, verdict
+from fdgsec.runtime.errors import UsageError
+
+Rows = Sequence[Sequence[str]]
+
+
+def console() -> Console:
+    """The terminal, or 180 columns of plain text elsewhere."""
+    found = Console()
+    return found if found.is_terminal else Console(width=180)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Rows) -> None:
+    """Print rows of text under a title, the first column unbroken."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=place == 0)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
+
+
+def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
+    """Print a report: the document, or a table per attack."""
+    if as_json:
+        print(report.json(), end="")
+        return
+    terminal = console()
+    terminal.print(
+        f"target {report.target}, dataset {report.dataset['name']} ({report.dataset['images']} images), encoder "
+        f"{report.encoder}, seed {report.seed}, profile {report.profile}{', run reused' if report.reused else ''}",
+        highlight=False,
+    )
+    if report.accuracy is not None:
+        values = {key: report.accuracy[key] for key in ("value", "low", "high")}
+        value, low, high = (float(str(entry)) for entry in values.values())
+        terminal.print(
+            f"accuracy on the unseen domain {report.accuracy['unseen_domain']}: {value:.3f} "
+            f"[{low:.3f}, {high:.3f}], n = {report.accuracy['n']}",
+            highlight=False,
+        )
+    for line in promises(report):
+        terminal.print(line, highlight=False)
+    for result in report.attacks:
+        if result.status == "done":
+            shown = [row for row in result.measurements if headline(row)]
+            rows = [
+                (
+                    row.name,
+                    described(row),
+                    row.unavailable or number(row.value),
+                    interval(row),
+                    number(row.chance),
+                    str(row.n),
+                    row.verdict,
+                )
+                for row in shown
+            ]
+            title = f"{result.name} by {result.adversary.get('name')}; controls: {controls_of(result)}; {result.seconds:.1f} s"
+            print_table(title, ("measurement", "slice", "value", "95% interval", "chance", "n", "verdict"), rows)
+            if len(shown) < len(result.measurements):
+                terminal.print(f"({len(result.measurements) - len(shown)} more rows in the report)\n", highlight=False)
+        else:
+            terminal.print(f"{result.name}: {result.status}: {result.reason}\n", highlight=False)
+    terminal.print(f"written to {out}: report.html, report.json, measurements.csv", highlight=False)
+
+
+def print_stored(run: Path, *, as_json: bool) -> None:
+    """Print a stored report.json. Raises UsageError where there is none."""
+    path = run if run.is_file() else run / "report.json"
+    if not path.is_file():
+        raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
+    text = path.read_text()
+    if as_json:
+        print(text, end="")
+        return
+    try:
+        document = json.loads(text)
+        rows = [
+            (attack["name"], row["name"], ", ".join(f"{k} {v}" for k, v in row["slice"].items()), number(row["value"]),
+             "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]), row["verdict"])
+            for attack in document["attacks"] for row in attack["measurements"]
+        ]  # fmt: skip
+        title = f"{path}: {document['target']} on {document['dataset']['name']}, encoder {document['encoder']}"
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a report of schema 1: {type(error).__name__} {error}.") from error
+    print_table(title, ("attack", "measurement", "slice", "value", "95% interval", "chance", "verdict"), rows)
+
+
+def print_dry_run(config: RunConfig, rows: Sequence[tuple[str, str]]) -> None:
+    """Print which attacks would run."""
+    print_table(
+        f"{config.target} on {config.dataset}, profile {config.profile}, adversary {config.adversary}",
+        ("attack", "plan"),
+        rows,
+    )
+
+
+def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) -> None:
+    """Print the mean over seeds of each score."""
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    scores = {f"accuracy on {found['unseen_domain']} (unseen)": found["accuracy"]}
+    scores |= {f"weighted {name}": found[name] for name in ("auc", "f1") if name in found}
+    scores |= {f"validation accuracy on {domain}": mean for domain, mean in found["per_domain"].items()}
+    rows = [
+        (name, f"{mean['value']:.3f}", f"[{mean['low']:.3f}, {mean['high']:.3f}]", str(mean["n"]))
+        for name, mean in scores.items()
+    ]
+    print_table(f"{found['method']} on {found['dataset']}", ("score", "mean", "95% interval", "seeds"), rows)
+    if out is not None:
+        console().print(f"written to {out}: seeds.json and one folder per seed", highlight=False)
+
+
+def print_claims(found: Mapping[str, Any], *, out: Path) -> None:
+    """Print the ledger with its verdicts."""
+    rows = [
+        (row["id"], row["attack"], measured(row), number(row["chance"]), "" if row["n"] is None else str(row["n"]), row["verdict"], row["reason"])
+        for row in found["claims"]
+    ]  # fmt: skip
+    print_table(
+        f"claims on {found['dataset']}", ("claim", "attack", "measured", "chance", "n", "verdict", "note"), rows
+    )
+    console().print(f"written to {out}: claims.html, claims.md, claims.json and a report per run", highlight=False)
+
+
+def print_sweep(found: Mapping[str, Any], *, out: Path) -> None:
+    """Print a sweep's curves and what hiding costs."""
+    attacks = list(found["followed"])
+    accuracy = {point["value"]: point["score"] for point in found["accuracy"]}
+    rows = [
+        (named(point["value"]), *(shown(point["rows"][name]) for name in attacks), _score(accuracy.get(point["value"])))
+        for point in found["privacy"]
+    ]
+    title = f"{found['target']} on {found['dataset']}, {found['finished']} of {found['planned']} points"
+    print_table(title, (found["option"], *attacks, "accuracy"), rows)
+    console().print(verdict(found), highlight=False)
+    console().print(f"written to {out}: sweep.json, sweep.csv, sweep.md and figures", highlight=False)
+
+
+def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
+    """Print an audit: the claim, the bound with its ceiling beside it, and what neither of them says."""
+    terminal, defense = console(), found["defense"]
+    options = ", ".join(f"{key}={value}" for key, value in defense["options"].items())
+    repeats = f"median of {found['repeats']} audits, " if found["repeats"] > 1 else ""
+    capped = (
+        "; the ceiling is under the claim, which this audit could not have failed"
+        if found["ceiling"] <= found["claimed_epsilon"]
+        else ""
+    )
+    many = f" ({found['above']} of {found['repeats']} audits)"
+    for line in (
+        f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
+        f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} ({found['relation']}), over {', '.join(found['covers'])}",
+        f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}",
+        f"canary: {found['canary']}",
+        f"FAILED: bounds lie above the claim{many}, more than chance allows" if found["exceeded"] else f"not exceeded{many}",
+        str(found["note"]),
+        f"written to {out}: audit.json",
+    ):  # fmt: skip
+        terminal.print(line, highlight=False, markup=False)
+
+
+def _score(score: Mapping[str, Any] | None) -> str:
+    return "" if score is None else f"{score['value']:.3f} (n = {score['n']})"

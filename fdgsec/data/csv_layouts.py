@@ -1,0 +1,243 @@
+"""Ways in which distributions of a dataset say what each image is: folders, lists of splits, a CSV file, boxes.
+
+Each reader gives what it found by name; `fdgsec.data.folder_layouts` numbers and checks it."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec, plain
+from fdgsec.data.sources import Box, Source, printable, text_of
+from fdgsec.runtime.errors import DataError
+
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+SPLITS = frozenset({"train", "crossval", "val", "test", "full", "images"})
+"""Folders between a domain and its classes; `full` repeats the others (VLCS), `images` is none (Office-31)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
+class Found:
+    """One image as its distribution describes it: the domain by name, the class by name or number, None where unsaid."""
+
+    path: str
+    stem: str
+    domain: str | None
+    label: str | int | None
+    split: str = ""
+    group: str = ""
+    box: Box | None = None
+
+
+def is_image(path: str) -> bool:
+    """Tell an image by its suffix."""
+    return path.lower().endswith(IMAGE_SUFFIXES)
+
+
+def find_base(source: Source, spec: FolderSpec) -> str | None:
+    """Find the folder that holds the domains ("" is the root): the outermost one that fits the layout; None for none.
+
+    With closed domains a known class in a known domain decides; failing that a list, or known domains of other classes."""
+    if spec.patches is not None or (spec.leaf and any(name.endswith(".json") for name in source.files)):
+        folders = [name.rpartition("/")[0] for name in source.files if name.lower().endswith(".json")]
+        return min(folders, key=lambda base: (base.count("/"), base), default=None)
+    if not spec.domains and spec.list is None:
+        return _common_folder(source)
+    known: set[str] = set()
+    listed: set[str] = set()
+    likely: set[str] = set()
+    for name in source.files:
+        parts = name.split("/")
+        if spec.list is not None and parts[-1] == spec.list.file:
+            base = "/".join(parts[:-1])
+            if has_list(source, base, spec.list):
+                listed.add(base)
+        elif is_image(name):
+            for depth in (3, 4):
+                if len(parts) >= depth and _fits(parts[-depth:-1], spec):
+                    base = "/".join(parts[:-depth])
+                    (known if not spec.classes or plain(parts[-2]) in spec.class_numbers else likely).add(base)
+    if not spec.domains:
+        known, likely = set(), set()
+    return min(known or listed or likely, key=lambda base: (base.count("/") + bool(base), base), default=None)
+
+
+def _fits(folders: Sequence[str], spec: FolderSpec) -> bool:
+    """Tell whether these are <domain>/<class> or <domain>/<split>/<class>."""
+    return plain(folders[0]) in spec.domain_numbers and (len(folders) == 2 or plain(folders[1]) in SPLITS)
+
+
+def _common_folder(source: Source) -> str | None:
+    """The folder two levels above the classes: of a tree or archive that wraps everything in one more folder too."""
+    shared: list[str] | None = None
+    for name in source.files:
+        if not is_image(name):
+            continue
+        parts = name.split("/")[:-3]
+        if shared is None:
+            shared = parts
+        elif parts[: len(shared)] != shared:
+            same = [one == other for one, other in zip(shared, parts, strict=False)]
+            shared = shared[: same.index(False) if False in same else len(same)]
+    return None if shared is None else "/".join(shared)
+
+
+def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+    """Read <domain>/<class>/<image> and <domain>/<split>/<class>/<image> below `base`.
+
+    `full` is left out where a domain has other splits: it repeats their images under other names."""
+    prefix = f"{base}/" if base else ""
+    names = [name for name in source.files if name.startswith(prefix) and is_image(name)]
+    folders = {tuple(name[len(prefix) :].split("/")[:-1]) for name in names}
+    split = {plain(parts[0]) for parts in folders if len(parts) == 3 and plain(parts[1]) in SPLITS - {"full", "images"}}
+    for path in names:
+        parts = path[len(prefix) :].split("/")
+        stem = parts[-1].rpartition(".")[0]
+        if len(parts) == 3:
+            yield Found(path=path, stem=stem, domain=sys.intern(parts[0]), label=sys.intern(parts[1]))
+        elif len(parts) == 4 and (part := plain(parts[1])) in SPLITS:
+            if part == "full" and plain(parts[0]) in split:
+                continue
+            between = part if part not in ("full", "images") else ""
+            named = f"{between}-{stem}" if between else stem  # splits number their files each from 0
+            yield Found(path=path, stem=named, domain=parts[0], label=parts[2], split=between)
+        else:
+            yield Found(path=path, stem=stem, domain=None, label=None)
+
+
+def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+    """Leave out what the dataset's list of duplicates names, where that lies in `base` or beside it."""
+    places = [f"{part}/{spec.duplicates}" if part else spec.duplicates for part in (base, base.rpartition("/")[0])]
+    name = next((place for place in places if spec.duplicates and place in source.files), None)
+    if name is None:
+        yield from found
+        return
+    start = len(base) + 1 if base else 0
+    named = {line.strip() for line in text_of(source, name).splitlines()}
+    for image in found:
+        if image.path[start:] not in named:
+            yield image
+
+
+def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+    """Give each image the split of the list that names it; with `only_listed` drop what none names.
+
+    The lists are `<splits>/<domain>_<split>[_kfold].txt` beside or in `base`, a path and a number a line. Only the path
+    counts: some lists number classes from 1, and those of a subset anew. Where several name an image, training wins."""
+    folders = [f"{part}/{spec.splits}/" if part else f"{spec.splits}/" for part in (base, base.rpartition("/")[0])]
+    lists = [name for name in source.files if name.startswith(tuple(folders)) and name.endswith(".txt")]
+    split_of: dict[str, str] = {}
+    for name in sorted(lists, key=lambda name: ("train" not in name, "test" in name, name)):
+        stem = name.rpartition("/")[2].removesuffix(".txt").removesuffix("_kfold")
+        for line in text_of(source, name).splitlines():
+            path = line.strip().rpartition(" ")[0].replace("\\", "/").removeprefix("./")
+            if path:
+                split_of.setdefault(path, stem.rpartition("_")[2])
+    if spec.only_listed and not lists:
+        raise DataError(
+            f"{source.path} has no lists {spec.splits}/<domain>_<split>.txt, which say what of it is {spec.title}; "
+            "put that folder beside the domains."
+        )
+    start = len(base) + 1 if base else 0
+    seen: set[str] = set()
+    for image in found:
+        split = split_of.get(image.path[start:])
+        if split is not None:
+            seen.add(image.path[start:])
+            yield replace(image, split=split)
+        elif not spec.only_listed:
+            yield image
+    if spec.only_listed and (absent := sorted(set(split_of) - seen)):
+        raise DataError(
+            f"{source.path}: {len(absent)} images of the lists in {spec.splits} are not there, first "
+            f"{printable(absent[0])}; complete the files or correct the lists."
+        )
+
+
+def has_list(source: Source, base: str, spec: ListSpec) -> bool:
+    """Tell whether `base` holds the list with the columns it needs; other datasets' lists have other columns."""
+    name = f"{base}/{spec.file}" if base else spec.file
+    return name in source.files and _columns(spec.path, spec.domain) <= set(_rows(source, name).fieldnames or ())
+
+
+def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[Found]:
+    """Read what the list names, in its order. Raises DataError for a listed image that is not there."""
+    prefix = f"{base}/" if base else ""
+    names = _class_names(source, prefix + spec.names) if spec.names and prefix + spec.names in source.files else {}
+    for number, row in enumerate(_rows(source, prefix + spec.file), start=2):
+        values = {
+            key: (value or "") for key, value in row.items() if isinstance(key, str) and not isinstance(value, list)
+        }
+        path = prefix + _filled(spec.path, values)
+        if path not in source.files and spec.elsewhere:
+            path = prefix + _filled(spec.elsewhere, values)
+        if path not in source.files:
+            where = f"line {number} of {prefix + spec.file} lists {printable(path)}"
+            raise DataError(f"{source.path}: {where}, which is not there; complete the files or correct the list.")
+        domain = _filled(spec.domain, values)
+        label: str | int | None = _filled(spec.label, values) or None
+        if label is None:
+            label = int(index) if (index := _filled(spec.index, values).removesuffix(".0")).isdecimal() else None
+            label = names.get(label, label) if isinstance(label, int) else label
+        split = _filled(spec.split, values)
+        split = spec.split_of_domain.get(domain, spec.split_names.get(split, split))
+        stem = path.rpartition("/")[2].rpartition(".")[0]
+        group = _filled(spec.group, values)
+        yield Found(path=path, stem=stem, domain=domain or None, label=label, split=split, group=group)
+
+
+def _columns(*templates: str) -> set[str]:
+    return {part.partition("}")[0] for text in templates for part in text.split("{")[1:]}
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    for column in _columns(template):
+        template = template.replace("{" + column + "}", values.get(column, ""))
+    return template
+
+
+def _class_names(source: Source, name: str) -> dict[int, str]:
+    return {
+        int(row["y"]): row["name"]
+        for row in _rows(source, name)
+        if (row.get("y") or "").isdecimal() and row.get("name")
+    }
+
+
+def _rows(source: Source, name: str) -> "csv.DictReader[str]":
+    return csv.DictReader(io.StringIO(text_of(source, name), newline=""))
+
+
+def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
+    """Cut one patch around each annotated box of COCO's JSON; boxes are (x0, y0, x1, y1), patches may touch the border.
+
+    All patches of one image are a group: what is learnt from one says much about the next."""
+    prefix = f"{base}/" if base else ""
+    for name in sorted(n for n in source.files if n.startswith(prefix) and n.lower().endswith(".json")):
+        try:
+            document = json.loads(text_of(source, name))
+            images = {int(image["id"]): image for image in document["images"]}
+            boxes = [
+                (int(a["image_id"]), int(a["category_id"]), [float(v) for v in a["bbox"]])
+                for a in document["annotations"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            reason = printable(f"{type(error).__name__}: {error}")
+            raise DataError(f"{source.path}: {name} is not an annotation file in COCO's JSON ({reason}).") from error
+        for number, (image_id, category, (x0, y0, x1, y1)) in enumerate(boxes):
+            image = images.get(image_id, {})
+            path = prefix + str(image.get("file_name", ""))
+            if path not in source.files:
+                raise DataError(
+                    f"{source.path}: {name} annotates {printable(path)}, which is not there; complete the files."
+                )
+            left, top = round((x0 + x1 - spec.side) / 2), round((y0 + y1 - spec.side) / 2)
+            yield Found(
+                path=path, stem=f"{path.rpartition('/')[2].rpartition('.')[0]}-{number:05d}",
+                domain=str(image.get(spec.domain) or "") or None, label=spec.classes.get(str(category)), group=path,
+                box=(left, top, left + spec.side, top + spec.side),
+            )  # fmt: skip
+        return
+    raise DataError(f"{source.path} holds no annotation file (.json) of {spec.side} px patches.")

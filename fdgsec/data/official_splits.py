@@ -1,0 +1,40 @@
+"""Official splits: which images a dataset's own lists, folders or tables name for training, validation and testing.
+
+They go by various names (`crossval` in Dassl's lists, `id_val` in those of WILDS), each of which has one part here."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.catalog import DATASETS
+from fdgsec.data.domains import DomainDataset
+from fdgsec.runtime.errors import UsageError
+
+Part = Literal["train", "validation", "test"]
+PARTS: Mapping[str, Part] = MappingProxyType({
+    "train": "train",
+    "crossval": "validation", "val": "validation", "id_val": "validation",
+    "test": "test", "id_test": "test",
+})  # fmt: skip
+"""What an official split is for, by its name."""
+
+
+def official(dataset: DomainDataset, part: Part) -> Tensor:
+    """Mark the images that the official splits name for `part`: (N,) bool, all False where none is."""
+    numbers = [number for number, name in enumerate(dataset.split_names) if PARTS.get(name) == part]
+    if not numbers:
+        return torch.zeros(len(dataset), dtype=torch.bool)
+    return torch.isin(dataset.attributes["split"], torch.tensor(numbers))
+
+
+def require_official(dataset: DomainDataset) -> None:
+    """Raise UsageError, naming those that have some, for a dataset whose layout names no training images."""
+    if not official(dataset, "train").any():
+        known = ", ".join(name for name, entry in DATASETS.items() if entry.official)
+        raise UsageError(
+            f"{dataset.name} has no official training split as it lies here; some layout of these has one: {known} "
+            "(see docs/data.md). Without --splits official the seed draws the validation images."
+        )

@@ -1,0 +1,1 @@
+"""`fdgsec attack`: run a target, run every applicable attack, report."""

@@ -1,0 +1,238 @@
+"""The verb `attack`: run (or reuse) a target, run every applicable attack with its controls, judge, report."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import get_args
+
+from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of, obstacle
+from fdgsec.experiments.config import Keep, RunConfig
+from fdgsec.experiments.lab.scene import scene_of
+from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.setup.defenses import defense_documents, shield_of
+from fdgsec.experiments.setup.evaluation import accuracy_document
+from fdgsec.experiments.setup.guarantees import guarantee_documents
+from fdgsec.experiments.setup.run_federation import Federation, Observed, federate, observe
+from fdgsec.experiments.setup.style_view import Eyes
+from fdgsec.experiments.setup.world import (
+    World,
+    artifact_rows,
+    attacked_clients,
+    load_world,
+    method_of,
+    model_of,
+    roles_of,
+)
+from fdgsec.experiments.train import dataset_document
+from fdgsec.federation.artifacts import ModelState, StyleDistribution
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method, SharesDistributions
+from fdgsec.federation.run_folder import (
+    check_replaceable,
+    environment,
+    load_run,
+    new_folder,
+    run_key,
+    save_run,
+    stored_run,
+)
+from fdgsec.federation.wire import Transcript
+from fdgsec.nn.styles.image_styles import encoder_named, warm
+from fdgsec.runtime.errors import FdgsecError, UsageError
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.registry import target_named
+from fdgsec.threats.attack import ADVERSARIES, Observer, ReadsModels
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What a stored run says of itself beside its transcript."""
+
+    accuracy: Mapping[str, object] | None
+    guarantees: Sequence[Mapping[str, object]]
+
+    @classmethod
+    def of(cls, stored: Mapping[str, object]) -> "_Facts":
+        accuracy, guarantees = stored["accuracy"], stored["guarantees"]
+        assert accuracy is None or isinstance(accuracy, dict)
+        assert isinstance(guarantees, list)
+        return cls(accuracy=accuracy, guarantees=guarantees)
+
+
+class EngineMismatchError(FdgsecError):
+    """A federation elsewhere did not write down what this process did with the same settings (exit 1)."""
+
+
+def attack(
+    config: RunConfig,
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    fresh: bool,
+    progress: Progressive,
+    federation: Federation | None = None,
+) -> AttackReport:
+    """Attack `config.target` and hand over the report; with `out` also write the run directory.
+
+    With a `federation` that run is conducted there too, and what its server saw is attacked.
+    Raises UsageError, DataError and MissingResourceError before anything is written."""
+    started = time.monotonic()
+    if out is not None:
+        check_replaceable(out)
+    observers = observers_of(config)
+    config = replace(config, keep=_kept(config, observers))
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    roles = roles_of(world, seed=config.seed)
+    clients = attacked_clients(world, roles, config, method)
+    method.check(len(clients))
+    needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
+    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
+    shield = shield_of(config, method)
+    eyes = opened(config, world, method, model, fresh=fresh, progress=progress)
+    observed, facts, reused = _target_run(
+        config, world, method, clients, model, eyes, shield, fresh=fresh, progress=progress
+    )
+    if federation is not None:
+        progress.update("federation", 0, 1)
+        elsewhere = federation(method, clients, model, config, progress, shield=shield)
+        observed = replace(observed, transcript=_same(elsewhere.transcript, observed.transcript))
+    if model is not None and config.rounds and isinstance(method, SharesDistributions):
+        model = last_sent(observed.transcript, model)
+        eyes = opened(config, world, method, model, fresh=fresh, progress=progress)
+    scene = scene_of(config, world, roles, method, clients, observed, model, eyes, shield, progress)
+    outcomes = attacked_by(observers, Bench.of(scene), progress)
+    artifacts, traffic = artifact_rows(observed.transcript.rows)
+    report = AttackReport(
+        target=config.target, method=config.method, preset=config.preset,
+        dataset=dataset_document(world.dataset, roles.summary()), encoder=eyes.encoder,
+        backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
+        defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy, attacks=corrected(outcomes), artifacts=artifacts,
+        model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+    if out is not None:
+        write_report(report, out, config=config, transcript=observed.transcript)
+    return report
+
+
+def write_report(
+    report: AttackReport,
+    out: Path,
+    *,
+    config: RunConfig,
+    transcript: Transcript,
+    files: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Write report.json, report.html, measurements.csv, figures, settings, transcript and further `files`, or nothing."""
+    document, page, table = report.json(), render(report), report.csv()
+    with new_folder(out) as draft:
+        (draft / "report.json").write_text(document)
+        (draft / "report.html").write_text(page)
+        (draft / "measurements.csv").write_text(table)
+        (draft / "config.json").write_text(json.dumps(config.document(), indent=1, default=str) + "\n")
+        for result in report.attacks:
+            for figure in result.figures:
+                if figure.png is not None:
+                    (draft / f"{result.name}-{figure.name}.png").write_bytes(figure.png)
+        for name, content in files.items():
+            (draft / name).write_bytes(content)
+        transcript.save(draft)
+
+
+def opened(
+    config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
+) -> Eyes:
+    """The eyes for styles, with the statistics of all images ready."""
+    eyes = Eyes.of(config, world.dataset, method, model)
+    warm(
+        eyes.encoder, world.dataset, reuse=not fresh, size=eyes.style_size,
+        progress=lambda done, total: progress.update("style statistics", done, total),
+    )  # fmt: skip
+    return eyes
+
+
+def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
+    """The global model that the server sent last: styles of every round are those of its layers, and it is public.
+
+    Raises UsageError where none was kept."""
+    sent = [
+        message.artifact
+        for message in transcript.messages()
+        if message.stage == "model" and isinstance(message.artifact, ModelState)
+    ]
+    if not sent:
+        raise UsageError(
+            "styles are those of the current model's layers, and this run kept no model: train it again with --keep models=last."
+        )
+    return model.with_state(sent[-1].tensors())
+
+
+def _kept(config: RunConfig, observers: Sequence[Observer]) -> Keep:
+    """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
+    releases = target_named(config.target).releases if config.rounds else frozenset[str]()
+    able = [observer.keeps for observer in observers if isinstance(observer, ReadsModels) and observer.reads & releases]
+    if StyleDistribution.kind in releases:
+        able.append("models=last")  # the model whose layers these styles are of
+    return max({config.keep, *able}, key=get_args(Keep).index)
+
+
+def _target_run(
+    config: RunConfig,
+    world: World,
+    method: Method,
+    clients: Sequence[Client],
+    model: GlobalModel | None,
+    eyes: Eyes,
+    shield: Shield,
+    *,
+    fresh: bool,
+    progress: Progressive,
+) -> tuple[Observed, _Facts, bool]:
+    decisive = replace(config, attacks=(), attack_options={}, adversary="server")
+    weights = [encoder_named(eyes.encoder).fingerprint, *([model.state.sha256] if model else [])]
+    key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
+    folder = stored_run(key)
+    data = {client.name: client.data for client in clients}
+    if folder.exists() and not fresh:
+        transcript, states, stored = load_run(folder)
+        return Observed(transcript=transcript, states=states, clients=data), _Facts.of(stored), True
+    accuracy = None
+    if config.rounds and model is not None:
+        trained = federate(method, clients, model, config, progress, shield=shield)
+        accuracy = {**accuracy_document(trained.final, world.unseen(), {}), "round": trained.kept_round}
+        observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
+        guarantees = trained.guarantees
+    else:
+        observed = observe(method, clients, seed=config.seed, name="run", model=model, shield=shield)
+        guarantees = guarantee_documents(observed.ledger, shield, method, delta=config.delta)
+    kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
+    facts = _Facts(accuracy=accuracy, guarantees=guarantees)
+    save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": guarantees})
+    return observed, facts, False
+
+
+def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
+    """The transcript of a federation elsewhere, where it is the one of this process byte for byte.
+
+    Only clients know which images are behind a release; the run of this process may speak for them as long as both runs
+    wrote the same. Raises EngineMismatchError where they did not."""
+    if elsewhere.sha256 != here.sha256:
+        pairs = zip(elsewhere.rows, here.rows, strict=False)
+        first = next((f"{a.stage} of {a.sender} in round {a.round}" for a, b in pairs if a != b), "its length")
+        raise EngineMismatchError(
+            f"the federation's transcript is not the one of this process (first difference: {first}): another machine or "
+            "version, other images, or nodes with a secret of their own; `fdgsec train` there, then `fdgsec attack --run DIR`."
+        )
+    return elsewhere
+
+
+def dry_run(config: RunConfig) -> list[tuple[str, str]]:
+    """Say for each attack whether it would run, or why not, without loading any data."""
+    kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
+    reasons = {observer.name: obstacle(observer, config.target, kinds, adversary) for observer in observers_of(config)}
+    return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

@@ -1,0 +1,1 @@
+"""`fdgsec attack --run`: attack a run that has already finished."""

@@ -1,0 +1,79 @@
+"""A finished training run, read back from its folder: settings, data, clients, final model, transcript."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.setup.world import World, load_world, method_of, model_of
+from fdgsec.experiments.train import MODEL, split_sources
+from fdgsec.federation.artifacts import ModelState, decode
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method
+from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.errors import DataError, UsageError
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.random_streams import stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Finished:
+    """What `fdgsec train --out` left: the model that it kept, and the world that it was trained in, made again."""
+
+    config: RunConfig
+    world: World
+    method: Method
+    clients: tuple[Client, ...]
+    model: GlobalModel
+    transcript: Transcript
+
+    def updates(self) -> dict[str, GlobalModel]:
+        """The clients' models of the last round, by name.
+
+        Raises UsageError where the transcript does not hold them."""
+        found = {
+            message.sender: self.model.with_state(message.artifact.tensors())
+            for message in self.transcript.messages()
+            if message.stage == "update"
+            and isinstance(message.artifact, ModelState)
+            and message.round == self.config.rounds - 1
+            and message.artifact.tensors().keys() == self.model.state.tensors().keys()
+        }
+        if not found:
+            raise UsageError("this run kept no client's model; train it again with --keep models=last.")
+        return found
+
+    def inbox(self, client: str) -> Inbox:
+        """What `client` received beside the model before round 0: the exchange made again, from the same streams.
+
+        Raises UsageError for a method that does not share once."""
+        if self.method.shares != "once":
+            raise UsageError(f"{self.config.method} transfers no style before it trains; ccst and fisc do.")
+        seed, names = self.config.seed, tuple(member.name for member in self.clients)
+        clock = Clock(round=0, rounds=self.config.rounds, participants=names)
+        shared = {}
+        for member in self.clients:
+            rng = stream(seed, "world", "share", 0, member.name)
+            shared[member.name], _ = self.method.share(member, model=None, state={}, clock=clock, rng=rng)
+        rng = stream(seed, "secret", "combine", 0)
+        return self.method.combine(shared, server={}, clock=clock, rng=rng)[0][client]
+
+
+def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Finished:
+    """Read a run that `fdgsec train` wrote. Raises UsageError for a folder without one, DataError for a broken one."""
+    if not (run / "config.json").is_file() or not (run / MODEL).is_file():
+        raise UsageError(f"{run} holds no trained run (config.json, {MODEL}); `fdgsec train --out {run}` writes one.")
+    try:
+        config = build(RunConfig, json.loads((run / "config.json").read_text()), where=f"{run}/config.json")
+    except ValueError as error:
+        raise DataError(f"{run}/config.json cannot be read: {error}") from error
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    clients, _ = split_sources(world, config)
+    state = decode((run / MODEL).read_bytes(), source=str(run / MODEL))
+    fresh = model_of(config, method, len(world.dataset.class_names))
+    if state.tensors().keys() != fresh.state.tensors().keys():
+        raise DataError(f"{run / MODEL} is not the network that {config.method} trains with {config.backbone}.")
+    return Finished(
+        config=config, world=world, method=method, clients=tuple(clients),
+        model=fresh.with_state(state.tensors()), transcript=Transcript.load(run),
+    )  # fmt: skip

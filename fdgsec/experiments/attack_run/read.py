@@ -1,0 +1,264 @@
+"""A finished run, read back from its folder to be attacked: what it recorded, and the world that it was made in, made again.
+
+Runs of `fdgsec train` put all images of the source domains to use. What nobody trained on are the validation images, a
+tenth that chance drew from each client's: they are halved into non-members and auxiliary images. An image that has a near
+copy among the training images is neither. Runs of `fdgsec attack` have left roles aside; so have training runs whose
+report counts held-out images."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.data.lazy_pixels import LazyPixels
+from fdgsec.data.roles import THRESHOLD, Roles, duplicate_groups
+from fdgsec.experiments.attack_vectors.read import OWN
+from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.setup.world import World, attacked_clients, load_world, method_of, model_of, roles_of
+from fdgsec.experiments.train import split_sources
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.errors import ArtifactError, DataError, UsageError
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import ADVERSARIES
+
+ROLES = ("federation", "held_out", "auxiliary")
+MODELS = ("ModelState", "GeneratorState")
+"""Kinds whose payloads a run keeps only where it was asked to (`--keep`)."""
+LEAST_KNOWN = 10
+"""Auxiliary images of every source domain without which no attack that learns from them is worth running."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """The files of a run's folder, which belong together: its settings, what it said of itself, and what crossed its wire."""
+
+    config: RunConfig
+    report: Mapping[str, Any]
+    transcript: Transcript
+
+    @property
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """How many images the run had in which role."""
+        found: Mapping[str, Mapping[str, int]] = self.report["dataset"]["roles"]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Recorded:
+    """A run made again: who held which images, the model that it began with (None where it had none), and who is what.
+
+    `copied` names images that a near copy takes part beside, so that they are neither plain members nor plain others; empty
+    where roles had been left aside. `alike` says whether chance, and not somebody's list, parted members from held-out images, `led` that
+    clients held images of their own elsewhere, which those here may or may not be."""
+
+    record: Record
+    config: RunConfig
+    world: World
+    method: Method
+    clients: tuple[Client, ...]
+    roles: Roles
+    model: GlobalModel | None
+    alike: bool
+    led: bool = False
+    copied: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def read_record(run: Path) -> Record:
+    """Read a run's folder. Raises UsageError where there is none, DataError or ArtifactError where it is not as it was written."""
+    for name in ("config.json", "report.json", "transcript.jsonl"):
+        if not (run / name).is_file():
+            raise UsageError(f"{run} holds no finished run ({name} is missing); `fdgsec train --out {run}` makes one.")
+    config = settings_of(run)
+    if config.target == OWN:
+        raise UsageError(f"{run} is an attack on vectors of one's own; there is no run in it to be attacked.")
+    report = _document(run / "report.json")
+    try:
+        said = report["method"], report["seed"], report["dataset"]["name"], report["transcript_sha256"]
+        counts = [report["dataset"][key] for key in ("roles", "manifest_sha256")]
+        counts += [report[key] for key in ("accuracy", "defenses", "guarantees")]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{run}/report.json is not a report of schema 1: {type(error).__name__} {error}.") from error
+    if (
+        said[0] not in (config.method_name, config.method)
+        or said[1:3] != (config.seed, config.dataset)
+        or not counts[0]
+    ):
+        raise DataError(
+            f"{run}/report.json is of {said[0]} on {said[2]}, seed {said[1]}, but config.json of {config.method_name} on "
+            f"{config.dataset}, seed {config.seed}; they are not of one run."
+        )
+    return Record(config=config, report=report, transcript=_transcript(run, said[3]))
+
+
+def settings_of(run: Path) -> RunConfig:
+    """The settings in a run's folder. Raises DataError where they cannot be read, UsageError where they are none of ours."""
+    return build(RunConfig, _document(run / "config.json"), where=f"{run}/config.json")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path} is no JSON object; it was altered.")
+    return found
+
+
+def _transcript(run: Path, expected: str) -> Transcript:
+    """Read the transcript, all of it. Raises ArtifactError where a link, a payload or the end is not the run's."""
+    try:
+        transcript = Transcript.load(run)
+    except ArtifactError:
+        raise
+    except (OSError, ValueError, TypeError) as error:  # a line that is no row has no place in the chain
+        raise ArtifactError(f"{run / 'transcript.jsonl'} cannot be read ({error}); it was altered.") from error
+    if transcript.sha256 != expected:
+        raise ArtifactError(
+            f"{run / 'transcript.jsonl'} ends with {transcript.sha256[:16]}, the report with {expected[:16]}; one was altered."
+        )
+    for row in transcript.rows:
+        if row.kind not in MODELS and row.sha256 not in transcript.payloads:
+            raise ArtifactError(f"{run / 'payloads' / row.sha256}.safetensors is missing; the run is not complete.")
+    return transcript
+
+
+def make_again(record: Record, config: RunConfig, *, data_root: Path | None, progress: Progressive) -> Recorded:
+    """Load the run's images and find out who held which; `config` are its settings, those of the attack among them.
+
+    Raises DataError where images, clients or roles here are not the run's."""
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    led = _led(record, world)
+    model, notes = _first_model(record, config, method, len(world.dataset.class_names))
+    clients, aside = list[Client](), dict[str, DomainDataset]()
+    if "train" in record.counts:
+        clients, aside = split_sources(world, config)
+        told = (
+            record.counts["train"] if led else {client.name for client in clients}
+        )  # with a defense, clients say nothing
+        _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in told}})
+    if set(ROLES) <= set(record.counts):
+        roles, copied = roles_of(world, seed=config.seed), frozenset[str]()
+        _check_counts(record, roles.summary())
+        if "train" not in record.counts:
+            clients = attacked_clients(world, roles, config, method)
+    else:
+        roles, copied, note = _validation_aside(clients, join(list(aside.values())), seed=config.seed)
+        notes = [*notes, note]
+        if "auxiliary" in ADVERSARIES[config.adversary].knows:
+            _check_known(roles, world)
+        if method.reviews != "none":
+            notes.append("clients weigh models by their validation images, which leave a number each in them")
+    return Recorded(
+        record=record, config=config, world=world, method=method, clients=tuple(clients), roles=roles, model=model,
+        alike=config.splits == "own", led=led, copied=copied, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _led(record: Record, world: World) -> bool:
+    """Whether the run was led without its clients' images: all that it names, if any, are the unseen domain's.
+
+    Raises DataError where it names others than are here."""
+    manifest, here = record.report["dataset"]["manifest_sha256"], world.dataset.manifest_sha256
+    if manifest == here:
+        return False
+    if manifest in ("", world.unseen().manifest_sha256):
+        return True
+    raise DataError(
+        f"the run was made of other images: {record.config.dataset} has manifest {here[:16]} here, and had {manifest[:16]}; "
+        "give them with --data-root."
+    )
+
+
+def _check_known(roles: Roles, world: World) -> None:
+    known = {name: counts for name, counts in roles.summary()["auxiliary"].items()}
+    lacking = [
+        name for name in (str(world.dataset.domain_names[d]) for d in world.sources) if known[name] < LEAST_KNOWN
+    ]
+    if lacking:
+        raise UsageError(
+            f"a training run leaves a tenth of its images aside, of {lacking[0]} {known[lacking[0]]} for an adversary to know; "
+            f"at least {LEAST_KNOWN} are needed (the adversaries client and outsider need none). `fdgsec attack` leaves more aside."
+        )
+
+
+def _check_counts(record: Record, counts: Mapping[str, Mapping[str, int]]) -> None:
+    for role, expected in counts.items():
+        found = dict(record.counts.get(role, {}))
+        if found != dict(expected):
+            raise DataError(
+                f"the run had {found} images as {role}; here they come to {dict(expected)}: clients held images of their own, or "
+                "another version of fdgsec parted them."
+            )
+
+
+def _first_model(
+    record: Record, config: RunConfig, method: Method, classes: int
+) -> tuple[GlobalModel | None, list[str]]:
+    """The model that the run began with: made again, else as it was kept; and a note where it is neither."""
+    if not config.rounds and method.shares != "every":
+        return None, []
+    model = model_of(config, method, classes)
+    first = next((row for row in record.transcript.rows if row.stage == "model" and row.round == 0), None)
+    if first is None or first.sha256 == model.state.sha256:
+        return model, []
+    kept = record.transcript.payloads.get(first.sha256)
+    if isinstance(kept, ModelState) and kept.tensors().keys() == model.state.tensors().keys():
+        return model.with_state(kept.tensors()), []
+    return model, ["the model that the run began with cannot be made again here: simulations start from another one"]
+
+
+def _validation_aside(
+    clients: Sequence[Client], aside: DomainDataset, *, seed: int
+) -> tuple[Roles, frozenset[str], str]:
+    """Halve the images that nobody trained on into non-members and auxiliary ones, without copies of training images.
+
+    Gives the roles, the names of all images that have a near copy, and what to say about it."""
+    trained = join([client.data for client in clients])
+    images = join([trained, aside])
+    groups = _groups(images)
+    beside = torch.isin(groups[len(trained) :], groups[: len(trained)])
+    held, known = _halved(aside.subset(~beside), groups[len(trained) :][~beside], seed=seed)
+    share = len(held) / len(images), len(known) / len(images)
+    roles = Roles(
+        federation=trained, held_out=held, auxiliary=known, fractions=(1 - sum(share), *share), threshold=THRESHOLD,
+    )  # fmt: skip
+    several = (torch.bincount(groups)[groups] > 1).tolist()
+    copied = frozenset(name for name, has_copy in zip(images.ids, several, strict=True) if has_copy)
+    note = (
+        f"all images of the source domains took part: non-members ({len(held)}) and auxiliary images "
+        f"({len(known)}) are those of the {len(aside)} kept for validation that have no near copy among the others"
+    )
+    return roles, copied, note
+
+
+def _halved(images: DomainDataset, groups: Tensor, *, seed: int) -> tuple[DomainDataset, DomainDataset]:
+    """Deal the images of every domain in turn to held-out and auxiliary, class by class in random order.
+
+    Cells are small here: dealing goes on from one class to the next, so that halves are even where classes are not. What has
+    a held-out copy is held out too."""
+    rng, held = stream(seed, "world", "validation roles"), torch.zeros(len(images), dtype=torch.bool)
+    for domain in images.domains.unique():
+        mine = (images.domains == domain).nonzero().flatten()
+        mine = mine[torch.randperm(len(mine), generator=rng)]
+        mine = mine[images.labels[mine].argsort(stable=True)]
+        held[mine[::2]] = True
+    held |= torch.isin(groups, groups[held])
+    return images.subset(held), images.subset(~held)
+
+
+def _groups(images: DomainDataset) -> Tensor:
+    """Number the near-duplicate group of every image, as roles do: (N,) int64."""
+    if "group" in images.attributes:
+        return images.attributes["group"]
+    return torch.arange(len(images)) if isinstance(images.store, LazyPixels) else duplicate_groups(images)

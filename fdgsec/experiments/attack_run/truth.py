@@ -1,0 +1,178 @@
+"""What a recorded run's clients know and its transcript does not: which of their images stand behind what they sent.
+
+That is client state. It is found by taking the step once more, with the run's own settings and streams, and counts only
+where the release that comes of it is byte for byte the recorded one: another machine, another version of a library or
+noise from elsewhere leaves the truth unknown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import get_args
+
+import torch
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.attack_run.read import MODELS, Recorded
+from fdgsec.experiments.config import Keep
+from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.lab.released import released
+from fdgsec.experiments.lab.simulator import Cases
+from fdgsec.experiments.lab.trained import trained
+from fdgsec.federation.artifacts import Artifact, ModelState
+from fdgsec.federation.client_step import handle
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State
+from fdgsec.federation.method import Request as Asked
+from fdgsec.federation.wire import Row
+from fdgsec.runtime.errors import UsageError
+from fdgsec.threats.attack import Observer, ReadsModels, Request
+
+UNKNOWN = (
+    "cannot be made again here byte for byte (another machine, library or version, or noise from elsewhere), so nobody can "
+    "say which images are behind it"
+)
+ELSEWHERE = "clients held images of their own elsewhere and shared nothing that could be made again, so nobody here can say which"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Remade:
+    """Per client what it remembers of its sharing, and why that is not known; an empty reason says that it is."""
+
+    states: Mapping[str, State]
+    reasons: Mapping[str, str]
+
+
+def remade(recorded: Recorded, shield: Shield) -> Remade:
+    """Have every client share once more, and hold what it would send against what was recorded."""
+    found = {client.name: _shared_again(recorded, client, shield) for client in recorded.clients}
+    return Remade(
+        states={name: state for name, (state, _) in found.items()},
+        reasons={name: reason for name, (_, reason) in found.items()},
+    )
+
+
+def _shared_again(recorded: Recorded, client: Client, shield: Shield) -> tuple[State, str]:
+    """The state after the last round in which `client` shared; where it names no images, the first will do as well."""
+    rows = [row for row in recorded.record.transcript.rows if row.stage == "share"]
+    mine = [row for row in rows if row.sender == client.name]
+    if not rows:
+        return {}, ELSEWHERE if recorded.led else ""
+    if not mine:
+        hidden = any(not row.sender.startswith("client:") for row in rows)
+        why = "is one of senders whose names a policy hid" if hidden else "took part in no round"
+        return {}, f"{client.name} {why}"
+    last, first = max(row.round for row in mine), min(row.round for row in mine)
+    state, reason = _again(recorded, client, shield, [row for row in mine if row.round == last])
+    if not reason or first == last:
+        return state, reason
+    early, other = _again(recorded, client, shield, [row for row in mine if row.round == first])
+    return (early, "") if not other and SHARED_ROWS not in early else (state, reason)
+
+
+def _again(recorded: Recorded, client: Client, shield: Shield, rows: list[Row]) -> tuple[State, str]:
+    """Share once more in the round of `rows`, which are all that `client` shared there."""
+    number, config = rows[0].round, recorded.config
+    names = tuple(other.name for other in recorded.clients)
+    asked = Asked(
+        clock=Clock(round=number, rounds=config.rounds, participants=names), inbox={},
+        model=_model_of(recorded, client.name, number) if recorded.method.shares == "every" else None,
+    )  # fmt: skip
+    try:
+        reply, state = handle(recorded.method, client, "share", asked, {}, config.seed, shield)
+    except UsageError as error:
+        lacking = recorded.method.shares == "every" and asked.model is None
+        kept = "" if not lacking else f" (the model of round {number} was not kept; --keep models=all keeps it)"
+        return {}, f"what {client.name} released cannot be made again: {error}{kept}"
+    if _hashes(reply.artifacts) != sorted(row.sha256 for row in rows):
+        return {}, f"what {client.name} released {UNKNOWN}"
+    return state, ""
+
+
+def _hashes(artifacts: Mapping[str, Artifact]) -> list[str]:
+    return sorted(artifact.sha256 for artifact in artifacts.values())
+
+
+def _model_of(recorded: Recorded, client: str, number: int) -> GlobalModel | None:
+    """The model that `client` received in a round: as it was kept, or the first one made again; None where it is neither."""
+    transcript = recorded.record.transcript
+    for row in transcript.rows:
+        if (row.stage, row.receiver, row.round) == ("model", client, number) and recorded.model is not None:
+            kept = transcript.payloads.get(row.sha256)
+            if isinstance(kept, ModelState):
+                return recorded.model.with_state(kept.tensors())
+            if row.sha256 == recorded.model.state.sha256:
+                return recorded.model
+    return None
+
+
+def unkept(observer: Observer, keep: Keep) -> str:
+    """Say that an attack reads models which a run did not keep; empty where it does not, or the run did."""
+    levels = get_args(Keep)
+    if not isinstance(observer, ReadsModels) or levels.index(keep) >= levels.index(observer.keeps):
+        return ""
+    return f"this run kept no models; train it again with --keep {observer.keeps}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RecordedQuestions:
+    """Answers from a recorded run: what it released and trained by its transcript, all else by simulating its method."""
+
+    recorded: Recorded
+    laboratory: Laboratory
+    remade: Remade
+
+    def cases(self, request: Request, observer: Observer) -> Cases:
+        """Give the cases of `request` whose truth is known."""
+        lab = self.laboratory
+        if request.kind not in ("released", "trained"):
+            return lab.cases(request)
+        if request not in lab.memo:
+            pairs = self._released(request) if request.kind == "released" else self._trained(request)
+            lab.memo[request] = [(lab.told(case), truth) for case, truth in pairs]
+        return lab.memo[request]
+
+    def gap(self, request: Request, observer: Observer) -> str:
+        """Say what was not kept, whose truth is not known, or that there are too few images."""
+        recorded, roles = self.recorded, self.recorded.roles
+        read = request.kind in ("released", "trained") or (request.kind, request.scheme) == ("single_step", "last")
+        if read and (reason := unkept(observer, recorded.config.keep)):
+            return reason
+        if request.kind == "released":
+            reasons = [self.remade.reasons[name] for name in self._victims()]
+            return "; ".join(dict.fromkeys(filter(None, reasons)))
+        if request.kind == "trained" and recorded.led and any(self.remade.reasons.values()):
+            return "; ".join(dict.fromkeys(filter(None, self.remade.reasons.values())))
+        if request.kind == "trained" and not recorded.alike:
+            return "official splits, not chance, parted training from other images: members and others differ anyhow"
+        if request.kind == "as_if_released" and recorded.method.releasing_all() is None:
+            return ""  # there is nothing of the kind to be had
+        if not self.cases(request, observer):
+            return f"too few images: {len(roles.federation)} took part, {len(roles.held_out)} are left as non-members"
+        return ""
+
+    def _victims(self) -> list[str]:
+        parties = self.laboratory.adversary.parties
+        return [client.name for client in self.recorded.clients if client.name not in parties]
+
+    def _released(self, request: Request) -> Cases:
+        return released(replace(self.laboratory, clients=self._known()), request)
+
+    def _known(self) -> list[Client]:
+        return [client for client in self.recorded.clients if not self.remade.reasons[client.name]]
+
+    def _trained(self, request: Request) -> Cases:
+        """Members and others without near copies: chance alone parted those."""
+        lab, recorded = self.laboratory, self.recorded
+        models = any(message.artifact.kind in MODELS for message in recorded.record.transcript.messages())
+        if not (models and recorded.alike):
+            return []
+        clients = self._known() if recorded.led else lab.clients
+        alone = replace(
+            lab, roles=replace(lab.roles, held_out=_without(lab.roles.held_out, recorded.copied)),
+            clients=[replace(client, data=_without(client.data, recorded.copied)) for client in clients],
+        )  # fmt: skip
+        sizes = {client.name: len(client.data) for client in clients}
+        return [(replace(case, records=sizes[case.victim]), truth) for case, truth in trained(alone, request)]
+
+
+def _without(images: DomainDataset, names: frozenset[str]) -> DomainDataset:
+    return images.subset(torch.tensor([name not in names for name in images.ids], dtype=torch.bool))

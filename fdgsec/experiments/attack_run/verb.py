@@ -1,0 +1,194 @@
+"""The verb `attack --run`: attack what a finished run recorded, whoever ran it: `train`, `attack` or a federation elsewhere."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of, obstacle
+from fdgsec.experiments.attack.verb import last_sent, opened, write_report
+from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, make_again, read_record
+from fdgsec.experiments.attack_run.truth import RecordedQuestions, remade, unkept
+from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignments
+from fdgsec.experiments.lab.scene import scene_of
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.run_federation import Observed
+from fdgsec.experiments.setup.world import artifact_rows, method_of, options_of
+from fdgsec.experiments.train import dataset_document
+from fdgsec.federation.method import SharesDistributions
+from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.registry import TARGETS, Target, resolve, target_named
+from fdgsec.threats.attack import ADVERSARIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRequest:
+    """How to attack a recorded run; `target` None finds it by the run's method, `seed` None takes the run's.
+
+    `assignments` are the command line's --set items, of attacks alone; `device` None takes the run's."""
+
+    run: Path
+    target: str | None = None
+    adversary: str = "server"
+    attacks: Sequence[str] = ()
+    profile: str = "quick"
+    seed: int | None = None
+    assignments: Sequence[str] = field(default_factory=tuple)
+    device: str | None = None
+
+
+def attack_recorded(
+    request: RecordedRequest, *, data_root: Path | None, out: Path | None, fresh: bool, progress: Progressive
+) -> AttackReport:
+    """Attack the run in `request.run` and hand over the report; with `out` also write it, beside a copy of the transcript.
+
+    What its transcript cannot answer is simulated with its method, or left out with the reason. Raises UsageError,
+    DataError, ArtifactError and MissingResourceError before anything is written."""
+    started = time.monotonic()
+    if out is not None:
+        check_replaceable(out)
+        if out.resolve() == request.run.resolve():
+            raise UsageError(f"--out {out} is the run that is attacked; name another folder.")
+    record = read_record(request.run)
+    config = settings_for(record, request)
+    observers = observers_of(config)
+    recorded = make_again(record, config, data_root=data_root, progress=progress)
+    bench, notes = _bench(recorded, request, fresh=fresh, progress=progress)
+    outcomes = attacked_by(observers, bench, progress)
+    report = _report(recorded, bench, started=started, notes=notes)
+    report = replace(report, attacks=corrected(outcomes), seconds=time.monotonic() - started)
+    if out is not None:
+        write_report(report, out, config=config, transcript=record.transcript)
+    return report
+
+
+def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[str, str]]]:
+    """Say for each attack whether the run lets it run, or why not, without loading any data."""
+    config = settings_for(read_record(request.run), request)
+    kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
+    rows = []
+    for observer in observers_of(config):
+        reason, lacking = obstacle(observer, config.target, kinds, adversary), unkept(observer, config.keep)
+        rows.append((observer.name, f"skipped: {reason}" if reason else f"in part: {lacking}" if lacking else "runs"))
+    return config, rows
+
+
+def settings_for(record: Record, request: RecordedRequest) -> RunConfig:
+    """The run's settings with those of the attack. Raises UsageError for what does not fit the run."""
+    if request.profile not in get_args(Profile):
+        raise unknown_name("profile", request.profile, get_args(Profile))
+    ran = record.config
+    resolve("methods", ran.method)
+    name = _target(record, request.target)
+    chosen = {
+        "target": name, "profile": request.profile, "adversary": request.adversary, "attacks": tuple(request.attacks),
+        "attack_options": _attack_options(request.assignments), "encoder": target_named(name).encoder or ran.encoder,
+        "device": request.device or ran.device,
+        "style_size": ran.style_size if "style_size" in options_of(ran.method) else None,
+    }  # fmt: skip
+    return build(RunConfig, {**ran.document(), **chosen}, where="run")
+
+
+def _attack_options(assignments: Sequence[str]) -> Mapping[str, Any]:
+    given = parse_assignments(assignments)
+    foreign = sorted(set(given) - {"attacks"})
+    if foreign:
+        raise UsageError(
+            f"--set {foreign[0]}=... is settled: the run's own settings hold; attacks.NAME.OPTION is open."
+        )
+    found: Mapping[str, Any] = given.get("attacks", {})
+    return found
+
+
+def _target(record: Record, named: str | None) -> str:
+    """The target that was named, or the one whose method and options are the run's.
+
+    Raises UsageError where none is, where several are, or where the run released nothing of the kind."""
+    config = record.config
+    kinds = {row.kind for row in record.transcript.rows}
+    if named is None:
+        fitting = [name for name, target in TARGETS.items() if target.method == config.method and _fits(config, target)]
+        if len(fitting) != 1:
+            also = "fedavg attacks its models" if MODELS[0] in kinds else "see `fdgsec list targets`"
+            raise UsageError(
+                f"no target is {config.method} with the options of this run; name one by --target ({also})."
+            )
+        named = fitting[0]
+    target = target_named(named)
+    if target.method == config.method and not _fits(config, target):
+        raise UsageError(f"{named} is {target.method} with {dict(target.options)}; this run had other options.")
+    if target.method != config.method and target.releases != {MODELS[0]}:
+        raise UsageError(
+            f"{named} is of {target.method}; this run is of {config.method} (--target fedavg reads its models)."
+        )
+    if not target.releases & kinds or (target.trained and not config.rounds):
+        raise UsageError(
+            f"{named} releases {', '.join(sorted(target.releases))}; this run trained for {config.rounds} rounds and "
+            f"released {', '.join(sorted(kinds)) or 'nothing'}."
+        )
+    return named
+
+
+def _fits(config: RunConfig, target: Target) -> bool:
+    """Whether the run's method has what sets this target apart from others of the same method."""
+    apart = {option for other in TARGETS.values() if other.method == target.method for option in other.options}
+    base = replace(config, local="", local_options={})
+    meant = method_of(replace(base, options=dict(target.options)))
+    ran = method_of(base)
+    return all(getattr(ran, option) == getattr(meant, option) for option in apart)
+
+
+def _bench(
+    recorded: Recorded, request: RecordedRequest, *, fresh: bool, progress: Progressive
+) -> tuple[Bench, list[str]]:
+    """The bench before which attacks are put, and what is to be said about the run."""
+    config, record = recorded.config, recorded.record
+    shield = shield_of(config, recorded.method)
+    model = recorded.model
+    if model is not None and config.rounds and isinstance(recorded.method, SharesDistributions):
+        model = last_sent(record.transcript, model)
+    eyes = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
+    found = remade(recorded, shield)
+    observed = Observed(
+        transcript=record.transcript, states=found.states,
+        clients={client.name: client.data for client in recorded.clients},
+    )  # fmt: skip
+    scene = scene_of(
+        config,
+        recorded.world,
+        recorded.roles,
+        recorded.method,
+        recorded.clients,
+        observed,
+        model,
+        eyes,
+        shield,
+        progress,
+    )
+    questions = RecordedQuestions(recorded=recorded, laboratory=scene.laboratory, remade=found)
+    notes = [*recorded.notes, *dict.fromkeys(reason for reason in found.reasons.values() if reason)]
+    if record.report.get("environment", {}).get("code_sha256") != code_sha256():
+        notes.append("another version of fdgsec made the run: what is simulated is its method as it is today")
+    return Bench.of(scene, questions=questions, seed=request.seed), notes
+
+
+def _report(recorded: Recorded, bench: Bench, *, started: float, notes: Sequence[str]) -> AttackReport:
+    """Everything about the run but its attacks; accuracy and promises are what the run reported."""
+    config, said = recorded.config, recorded.record.report
+    artifacts, traffic = artifact_rows(recorded.record.transcript.rows)
+    summary = recorded.roles.summary()
+    roles = {**recorded.record.counts, **{role: summary[role] for role in ("held_out", "auxiliary")}}
+    return AttackReport(
+        target=config.target, method=config.method_name, preset=config.preset,
+        dataset=dataset_document(recorded.world.dataset, roles),
+        encoder=bench.knowledge.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
+        profile=config.profile, reused=True, defenses=said["defenses"], guarantees=said["guarantees"],
+        accuracy=said["accuracy"], attacks=[], artifacts=artifacts, model_traffic=traffic,
+        transcript_sha256=recorded.record.transcript.sha256,
+        environment={**environment(), "attack_seed": bench.seed, "notes": "; ".join(notes)},
+        seconds=time.monotonic() - started,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""`fdgsec attack --artifacts`: attack style vectors from elsewhere."""

@@ -1,0 +1,153 @@
+"""What attacks ask, answered from vectors that somebody handed over: no run can be made again, and nobody holds more images."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.attack_vectors.read import Listed, Sent
+from fdgsec.experiments.lab.simulator import Cases, blinded
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Case, Observer, Request, RequestKind, Truth
+
+MOST = 1000
+"""Public images that stand as candidates where no truth names any."""
+BEHIND = 300
+"""Images of a pooled style by which pictures drawn of it are judged as a set."""
+READERS_OF_POOLED = ("membership", "style-inversion")
+"""Attacks to which a client's one pooled style is a question of its own, and not one of many to be compared."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class VectorQuestions:
+    """What was `sent`, by client, and the `images` that attacks are asked about, in an order that says nothing.
+
+    `places` (n,) says where in `images` each image of the truth is. `first` remembers what an attack was answered: there is
+    one answer of each kind, whatever sizes are asked for."""
+
+    sent: Mapping[str, Sent]
+    truth: Listed | None
+    images: DomainDataset | None
+    places: Tensor
+    first: dict[tuple[str, RequestKind], Request] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, sent: Mapping[str, Sent], truth: Listed | None, public: DomainDataset | None, *, seed: int
+    ) -> "VectorQuestions":
+        """Ask about the images of the truth, else about public ones. Raises UsageError where rows and images do not match."""
+        asked = public if truth is None else truth.images
+        if asked is None:
+            return cls(sent=sent, truth=None, images=None, places=torch.empty(0, dtype=torch.int64))
+        if truth is not None:
+            _check_behind(sent, truth)
+        order = torch.randperm(len(asked), generator=stream(seed, "world", "candidates of vectors"))
+        order = order if truth is not None else order[:MOST]
+        return cls(sent=sent, truth=truth, images=asked.subset(order), places=order.argsort())
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What each candidate is called, by the name under which it is shown."""
+        if self.images is None:
+            return {}
+        return dict(zip(blinded(self.images).ids, self.images.ids, strict=True))
+
+    @property
+    def pooled(self) -> bool:
+        """Whether these are styles pooled over images."""
+        return any(one.pooled for one in self.sent.values())
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is known which domain each client's images are of: of one, where they are pooled."""
+        if self.truth is None or not self.truth.placed:
+            return False
+        return not self.pooled or all(self._domain(one) != "mixed" for one in self.sent.values())
+
+    @property
+    def sized(self) -> bool:
+        """Whether it is known how many images are behind a pooled style; how many more a client holds nobody knows."""
+        return self.pooled and self.truth is not None
+
+    def cases(self, request: Request, observer: Observer) -> Cases:
+        """Give one case per client, the first time that an attack asks for something that vectors can answer."""
+        if not self._answers(request, observer):
+            return []
+        if self.first.setdefault((observer.name, request.kind), request) != request:
+            return []
+        return [self._case(request, name, one) for name, one in self.sent.items()]
+
+    def gap(self, request: Request, observer: Observer) -> str:
+        """Say what would have to be run, or who would have to be asked about."""
+        if not self._answers(request, observer):
+            return "needs further runs of the method that made these vectors, or other images of their clients"
+        if request.kind != "released" and self.images is None:
+            return "asks about candidate images: name them with --truth, or public ones with --dataset"
+        return ""
+
+    def _answers(self, request: Request, observer: Observer) -> bool:
+        if request.kind == "released":
+            return bool(not request.gallery or self.images is not None)
+        if request.kind == "rounds":
+            return not self.pooled and request.rounds == 1 and not request.scheme and self.images is not None
+        return request.kind == "resampled_clients" and self.pooled and observer.name in READERS_OF_POOLED
+
+    def _case(self, request: Request, name: str, one: Sent) -> tuple[Case, Truth]:
+        message = Message(round=0, stage="share", sender=name, receiver=SERVER, artifact=one.artifact)
+        domain = self._domain(one) if self.placed else None
+        asks = request.kind != "released" or request.gallery
+        where: dict[str, str | int] = {"domain": domain or "unknown"}
+        if self.sized:
+            where["n_per_client"] = len(self._behind(one))
+        case = Case(
+            request=request.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
+            records=len(self._behind(one)) if self.sized else None,
+            candidates=None if self.images is None or not asks else blinded(self.images),
+        )  # fmt: skip
+        return case, Truth() if self.truth is None else self._truth(request, one, self.truth)
+
+    def _behind(self, one: Sent) -> Tensor:
+        """The positions in the truth of the images behind what a client sent."""
+        assert self.truth is not None
+        return self.truth.behind if one.pooled else self.truth.behind[one.rows]
+
+    def _truth(self, request: Request, one: Sent, truth: Listed) -> Truth:
+        behind = self._behind(one)
+        members = torch.zeros(len(truth.images), dtype=torch.bool)
+        members[self.places[behind]] = True
+        images, some = truth.images.subset(behind), torch.arange(len(behind))[:BEHIND]
+        domains = images.domains if truth.placed else None
+        if one.pooled:
+            majority = None if domains is None else torch.bincount(domains).argmax().reshape(1)
+            return Truth(members=members, domains=majority, images=images.pixels(some))
+        return Truth(
+            members=members if request.kind == "rounds" else None, rows=self.places[behind], images=images.pixels(),
+            labels=images.labels if truth.labelled else None, domains=domains,
+        )  # fmt: skip
+
+    def _domain(self, one: Sent) -> str:
+        assert self.truth is not None
+        found = self.truth.images.domains[self._behind(one)].unique()
+        return str(self.truth.images.domain_names[int(found[0])]) if len(found) == 1 else "mixed"
+
+
+def _check_behind(sent: Mapping[str, Sent], truth: Listed) -> None:
+    """Raise UsageError where the truth's members cannot be the images behind what was sent."""
+    rows = sum(len(one.rows) for one in sent.values())
+    if any(one.pooled for one in sent.values()):
+        if len(sent) > 1:
+            raise UsageError(
+                "a truth is about one pooled style; this file has those of several clients: give them one by one."
+            )
+        if not len(truth.behind):
+            raise UsageError("the truth names no member (member 1); a pooled style has some image behind it.")
+    elif len(truth.behind) != rows:
+        raise UsageError(
+            f"the truth names {len(truth.behind)} members and the file has {rows} rows; every row needs the image behind it, "
+            "in the same order (member 0: an image that is behind none)."
+        )

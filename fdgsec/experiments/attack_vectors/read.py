@@ -1,0 +1,274 @@
+"""One's own vectors, and what is known about them: files that somebody else wrote, read and checked.
+
+Vectors come as an artifact (.safetensors), or as plain numbers, one row per image: mean of every channel, then std of
+every channel (.csv with or without a header, .npy). The truth is a CSV with a line per image: `image`, its path from
+where the CSV lies, and as far as known `label`, `domain` and `member`. Members (all lines, where nothing else is said) are the
+images behind the rows, in the order of the rows; others are images that might have been."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.sources import ImageFile, decode
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
+from fdgsec.federation.artifacts import decode as decoded
+from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_name
+
+OWN = "artifacts"
+"""The target, and the method, that reports on vectors of one's own name."""
+READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
+COLUMNS = ("image", "label", "domain", "member")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sent:
+    """What one client sent: rows of single images, which are `rows` (R,) of the file, or a style `pooled` over images."""
+
+    artifact: Artifact
+    rows: Tensor
+    pooled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Listed:
+    """Images that a truth file names, `members` (n,) bool among them; None where it has no such column.
+
+    Without their columns, labels and domains of `images` are 0 and mean nothing."""
+
+    images: DomainDataset
+    members: Tensor | None
+    labelled: bool
+    placed: bool
+
+    @property
+    def behind(self) -> Tensor:
+        """The positions of the images behind the release, in the order of its rows."""
+        everyone = torch.ones(len(self.images), dtype=torch.bool)
+        return (everyone if self.members is None else self.members).nonzero().flatten()
+
+
+def read_vectors(path: Path, *, channels: int, encoder: str) -> dict[str, Sent]:
+    """Read a file of vectors: what each client sent, by name. `channels` are those of the encoder called `encoder`.
+
+    A bank is parted by its owners. Raises UsageError, DataError or ArtifactError, naming file and place."""
+    if not path.is_file():
+        raise UsageError(f"--artifacts {path} is no file; give an artifact (.safetensors), or rows as .csv or .npy.")
+    readers = {".safetensors": _artifact, ".csv": _from_csv, ".npy": _from_npy}
+    if path.suffix not in readers:
+        raise UsageError(f"--artifacts {path} must end in {', '.join(readers)}; got {path.suffix or 'no suffix'}.")
+    artifact = readers[path.suffix](path)
+    if isinstance(artifact, ImageStyles | StyleStatistics | StyleBank) and artifact.mean.shape[-1] != channels:
+        raise UsageError(
+            f"{path} has {artifact.mean.shape[-1]} channels, encoder {encoder} {channels}; name the encoder that made them "
+            "(--encoder)."
+        )
+    return _by_client(artifact)
+
+
+def _artifact(path: Path) -> Artifact:
+    artifact = decoded(path.read_bytes(), source=str(path))
+    if artifact.kind not in READABLE:
+        raise UsageError(
+            f"{path} is a {artifact.kind}; vectors alone are read where they are {', '.join(READABLE)} (see --run for the rest)."
+        )
+    return artifact
+
+
+def _by_client(artifact: Artifact) -> dict[str, Sent]:
+    """Part a bank, or spectra, by owners; where each owns a single row of a bank, these are pooled styles."""
+    if not isinstance(artifact, StyleBank | Amplitudes):
+        pooled = isinstance(artifact, StyleStatistics)
+        count = 1 if pooled else len(next(iter(artifact.tensors().values())))
+        return {"client:1": Sent(artifact=artifact, rows=torch.arange(count), pooled=pooled)}
+    owned = {f"client:{owner}": artifact.owner == owner for owner in artifact.owner.unique().tolist()}
+    if isinstance(artifact, Amplitudes):
+        return {
+            name: Sent(artifact=Amplitudes(values=artifact.values[mine], owner=artifact.owner[mine]), rows=mine.nonzero().flatten())
+            for name, mine in owned.items()
+        }  # fmt: skip
+    pooled = all(int(mine.sum()) == 1 for mine in owned.values())
+    parts = {name: (artifact.mean[mine], artifact.std[mine]) for name, mine in owned.items()}
+    return {
+        name: Sent(
+            artifact=StyleStatistics(mean=mean[0], std=std[0]) if pooled else ImageStyles(mean=mean, std=std),
+            rows=owned[name].nonzero().flatten(), pooled=pooled,
+        )
+        for name, (mean, std) in parts.items()
+    }  # fmt: skip
+
+
+def _from_npy(path: Path) -> ImageStyles:
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as .npy: {error}.") from error
+    if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind not in "fiu":
+        raise DataError(f"{path} must hold numbers (rows, 2 C): means, then stds; got {_shape(values)}.")
+    return _rows(torch.from_numpy(values.astype(np.float64)), path)
+
+
+def _shape(values: object) -> str:
+    return f"{values.shape} of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+
+
+def _from_csv(path: Path) -> ImageStyles:
+    lines = [line for line in _lines(path) if any(cell.strip() for cell in line)]
+    if lines and not _number(lines[0][0]):
+        _check_header([cell.strip() for cell in lines[0]], path)
+        lines = lines[1:]
+    widths = {len(line) for line in lines}
+    if len(widths) > 1:
+        raise DataError(f"{path} has rows of {min(widths)} and of {max(widths)} numbers; every row has as many.")
+    for count, line in enumerate(lines, 1):
+        wrong = next((cell for cell in line if not _number(cell)), None)
+        if wrong is not None:
+            raise DataError(f"{path}, row {count}: {wrong!r} is no number.")
+    return _rows(torch.tensor([[float(cell) for cell in line] for line in lines], dtype=torch.float64), path)
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    half = len(names) // 2
+    fits = [name.startswith("mean") for name in names[:half]] + [name.startswith("std") for name in names[half:]]
+    if len(names) % 2 or not all(fits):
+        raise DataError(
+            f"{path} must have columns mean..., then as many std...; its header begins {', '.join(names[:3])}."
+        )
+
+
+def _number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _rows(values: Tensor, path: Path) -> ImageStyles:
+    if not len(values) or values.shape[1] % 2 or not values.shape[1]:
+        raise DataError(f"{path} must have rows of 2 C numbers, means then stds; got {tuple(values.shape)}.")
+    mean, std = values.chunk(2, dim=1)
+    try:
+        return ImageStyles(mean=mean.contiguous(), std=std.contiguous())
+    except ArtifactError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _lines(path: Path) -> list[list[str]]:
+    try:
+        return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as CSV in UTF-8: {error}.") from error
+
+
+def read_truth(
+    path: Path, *, image_size: int | None, classes: Sequence[str] = (), domains: Sequence[str] = ()
+) -> Listed:
+    """Read a truth file and its images, at `image_size` (None: as they are, if all are one square size).
+
+    `classes` and `domains` are the names that public images have; without any, those of the file are taken. Raises
+    UsageError or DataError, naming the line, for anything that is not there or makes no sense."""
+    rows = _truth_rows(path)
+    files = [path.parent / row["image"] for row in rows]
+    for line, file in enumerate(files, 2):
+        if not file.is_file():
+            raise DataError(f"{path}, line {line}: there is no image {file}.")
+    names = {key: tuple(known) or tuple(dict.fromkeys(row[key] for row in rows if key in row)) or ("any",)
+             for key, known in (("label", classes), ("domain", domains))}  # fmt: skip
+    numbers = {key: _numbers(rows, key, names[key], path) for key in ("label", "domain")}
+    size = image_size or _common_size(files, path)
+    listed = [
+        ImageFile(path=row["image"], id=row["image"], domain=0, label=0, size=file.stat().st_size)
+        for row, file in zip(rows, files, strict=True)
+    ]
+    images = DomainDataset(
+        name=path.name, store=decode(_Named(path, {row["image"]: file for row, file in zip(rows, files, strict=True)}), listed, image_size=size),
+        rows=torch.arange(len(rows)), labels=numbers["label"], domains=numbers["domain"],
+        ids=tuple(row["image"] for row in rows), class_names=names["label"], domain_names=names["domain"],
+    )  # fmt: skip
+    return Listed(images=images, members=_members(rows, path), labelled="label" in rows[0], placed="domain" in rows[0])
+
+
+def _truth_rows(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        raise UsageError(
+            f"--truth {path} is no file; give a CSV with a column image, and label, domain, member if known."
+        )
+    header, *lines = [[cell.strip() for cell in line] for line in _lines(path) if line] or [[]]
+    for name in header:
+        if name not in COLUMNS:
+            raise unknown_name(f"column of {path}", name, COLUMNS)
+    if "image" not in header or not lines:
+        raise DataError(f"{path} must have a header with a column image, and a line per image; got {len(lines)} lines.")
+    for number, line in enumerate(lines, 2):
+        if len(line) != len(header) or not all(line):
+            raise DataError(f"{path}, line {number}: {len(header)} cells are needed, none of them empty; got {line}.")
+    rows = [dict(zip(header, line, strict=True)) for line in lines]
+    images = [row["image"] for row in rows]
+    if len(set(images)) < len(images):
+        twice = next(name for name in images if images.count(name) > 1)
+        raise DataError(f"{path} names {twice} twice; an image is a member, or is not.")
+    return rows
+
+
+def _members(rows: Sequence[Mapping[str, str]], path: Path) -> Tensor | None:
+    if "member" not in rows[0]:
+        return None
+    said = {"0": False, "1": True}
+    for number, row in enumerate(rows, 2):
+        if row["member"] not in said:
+            raise DataError(f"{path}, line {number}: member must be 0 or 1; got {row['member']!r}.")
+    return torch.tensor([said[row["member"]] for row in rows])
+
+
+def _numbers(rows: Sequence[Mapping[str, str]], key: str, names: Sequence[str], path: Path) -> Tensor:
+    if key not in rows[0]:
+        return torch.zeros(len(rows), dtype=torch.int64)
+    places = {name: number for number, name in enumerate(names)}
+    for line, row in enumerate(rows, 2):
+        if row[key] not in places:
+            raise unknown_name(
+                f"{key} in {path}, line {line}:",
+                row[key],
+                names,
+                note=f" in --dataset; else leave the column {key} out",
+            )
+    return torch.tensor([places[row[key]] for row in rows])
+
+
+def _common_size(files: Sequence[Path], path: Path) -> int:
+    sizes = set()
+    for file in files:
+        try:
+            with Image.open(file) as image:
+                sizes.add(image.size)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise DataError(f"{file} cannot be decoded ({error}); replace it.") from error
+    width, height = next(iter(sizes))
+    if len(sizes) > 1 or width != height:
+        raise UsageError(f"images of {path} are not of one square size (one is {width} x {height}); give --image-size.")
+    return int(width)
+
+
+class _Named:
+    """Files wherever they lie, under the names that a list gives them: a source of images."""
+
+    def __init__(self, path: Path, named: Mapping[str, Path]) -> None:
+        self.path = path
+        self._named = named
+        self.files: Mapping[str, int] = {name: file.stat().st_size for name, file in named.items()}
+
+    def read(self, name: str) -> bytes:
+        """Give the bytes of one file."""
+        return self._named[name].read_bytes()
+
+    def stamp(self, name: str) -> str:
+        """Give the time of one file."""
+        return str(self._named[name].stat().st_mtime_ns)

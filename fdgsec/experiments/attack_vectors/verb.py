@@ -1,0 +1,258 @@
+"""The verb `attack --artifacts`: attack one's own vectors, with what is known about them as the truth, or without any.
+
+There is no method to run again, so attacks are asked about the vectors as they are, and what they want beside that is left
+out with the reason. Public images (`--dataset`) are what the adversary learns from, and without a truth they are also the
+candidates."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fdgsec.data.catalog import dataset_entry, load_dataset
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.lazy_pixels import LazyPixels
+from fdgsec.data.roles import duplicate_groups
+from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of
+from fdgsec.experiments.attack.verb import write_report
+from fdgsec.experiments.attack_vectors.guesses import guessed
+from fdgsec.experiments.attack_vectors.questions import VectorQuestions
+from fdgsec.experiments.attack_vectors.read import OWN, Listed, Sent, read_truth, read_vectors
+from fdgsec.experiments.config import RunConfig, attack_settings, parse_assignments
+from fdgsec.experiments.lab.scene import EXTRACTORS
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.setup.world import artifact_rows
+from fdgsec.experiments.train import dataset_document
+from fdgsec.federation.artifacts import Amplitudes, ImageStyles
+from fdgsec.federation.run_folder import check_replaceable, environment
+from fdgsec.federation.wire import SERVER, Message, Transcript
+from fdgsec.metrics.image_similarity import PerceptualEncoder
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import Progressive
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.attack import Case, Guess, TargetFacts, Truth
+from fdgsec.threats.judging.judge import Judge
+
+FITS = 1e-3
+"""Share of a row's length by which the style of its image may miss it, and still be the one that was sent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorsRequest:
+    """Which vectors, by which encoder, and what is known; `dataset` None leaves the adversary without images.
+
+    `unseen` names a domain of the dataset that is set apart, for attacks that learn from domains that nobody has."""
+
+    artifacts: Path
+    encoder: str
+    truth: Path | None = None
+    dataset: str | None = None
+    unseen: str | None = None
+    per_domain: int | None = None
+    image_size: int | None = None
+    allow_partial: bool = False
+    attacks: Sequence[str] = ()
+    adversary: str = "server"
+    profile: str = "quick"
+    seed: int = 0
+    assignments: Sequence[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Untold(Judge):
+    """A judge whom nobody has told the truth."""
+
+    def measure(
+        self, guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
+    ) -> list[Measurement]:
+        """Say of every row that wants a truth that there is none."""
+        rows = super().measure(guess, cases, truths, rng)
+        return [
+            row if row.unavailable is None else replace(row, unavailable=f"no truth: {row.unavailable}") for row in rows
+        ]
+
+
+def attack_vectors(
+    request: VectorsRequest, *, data_root: Path | None, out: Path | None, progress: Progressive
+) -> AttackReport:
+    """Attack the vectors and hand over the report; with `out` also write it, with guesses.csv and the pictures drawn.
+
+    Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
+    started = time.monotonic()
+    if out is not None:
+        check_replaceable(out)
+    config = _settings(request)
+    observers = observers_of(config)
+    encoder = encoder_named(request.encoder)
+    sent = read_vectors(request.artifacts, channels=encoder.channels, encoder=request.encoder)
+    public = _public(request, data_root=data_root, progress=progress)
+    truth = None if request.truth is None else _truth(request, request.truth, public)
+    public, notes = _apart(public, truth)
+    questions = VectorQuestions.of(sent, truth, public, seed=request.seed)
+    notes += _fitting(sent, truth, request.encoder)
+    bench = _bench(request, config, questions, public)
+    outcomes = attacked_by(observers, bench, progress)
+    transcript = _transcript(sent)
+    report = AttackReport(
+        target=OWN, method=OWN, preset="", dataset=_described(public, truth), encoder=request.encoder, backbone=None,
+        seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
+        attacks=corrected(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
+        transcript_sha256=transcript.sha256, environment={**environment(), "notes": "; ".join(notes)},
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+    if out is not None:
+        files = guessed(outcomes, questions.names, bench.knowledge)
+        write_report(report, out, config=config, transcript=transcript, files=files)
+    return report
+
+
+def _settings(request: VectorsRequest) -> RunConfig:
+    """The attacks' options as for any target; what says how a target is run has no meaning here."""
+    foreign = sorted(set(parse_assignments(request.assignments)) - {"attacks"})
+    if foreign:
+        raise UsageError(f"--set {foreign[0]}=... has no meaning for vectors alone; attacks.NAME.OPTION has.")
+    if request.adversary == "client":
+        raise UsageError("--adversary client has images of its own, and vectors come without; use server or outsider.")
+    given: Mapping[str, Any] = {
+        "attacks": tuple(request.attacks), "adversary": request.adversary, "seed": request.seed,
+        "dataset": request.dataset or "none", "encoder": request.encoder,
+    }  # fmt: skip
+    config = attack_settings("ccst-single", given, profile=request.profile, assignments=request.assignments)
+    return replace(config, method=OWN, target=OWN, options={}, per_domain=request.per_domain)
+
+
+def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progressive) -> DomainDataset | None:
+    """The adversary's public images, or None. Raises UsageError for options that only make sense with some."""
+    if request.dataset is None:
+        if request.unseen or request.per_domain or data_root is not None:
+            raise UsageError(
+                "--target-domain, --per-domain and --data-root are of public images; name them with --dataset."
+            )
+        return None
+    images = load_dataset(
+        request.dataset, data_root=data_root, image_size=request.image_size, allow_partial=request.allow_partial,
+        per_domain=_cap(request), seed=request.seed, progress=progress.update,
+    )  # fmt: skip
+    if request.unseen is not None and bool((images.domains == images.domain_index(request.unseen)).all()):
+        raise UsageError(
+            f"--target-domain {request.unseen} sets all of {request.dataset} apart; name one domain of several."
+        )
+    return images
+
+
+def _cap(request: VectorsRequest) -> int | None:
+    drawn = dataset_entry(str(request.dataset)).drawn
+    return request.per_domain if not drawn or request.per_domain is None else min(request.per_domain, drawn)
+
+
+def _truth(request: VectorsRequest, path: Path, public: DomainDataset | None) -> Listed:
+    """Read the truth at the size, and by the names, of the public images. Raises UsageError where these cannot tell."""
+    size = request.image_size or (None if public is None else public.image_size[0])
+    if public is None:
+        return read_truth(path, image_size=size)
+    found = read_truth(path, image_size=size, classes=public.class_names, domains=public.domain_names)
+    apart = None if request.unseen is None else public.domain_index(request.unseen)
+    if found.placed and apart in found.images.domains.tolist():
+        raise UsageError(
+            f"{path} has images of {request.unseen}, which --target-domain sets apart; name another domain."
+        )
+    return found
+
+
+def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDataset | None, list[str]]:
+    """Leave out public images of which the truth has a near copy: nobody learns from what he is asked about."""
+    if public is None:
+        return None, ["without --dataset the adversary knows no images, and most attacks have nothing to learn from"]
+    if truth is None or isinstance(public.store, LazyPixels):
+        return public, []
+    both = torch.cat([truth.images.pixels(), public.pixels()])
+    nothing = torch.zeros(len(both), dtype=torch.int64)
+    together = replace(
+        public, store=both, rows=torch.arange(len(both)), labels=nothing, domains=nothing, attributes={},
+        ids=tuple(str(number) for number in range(len(both))),
+    )  # fmt: skip
+    groups = duplicate_groups(together)
+    copies = torch.isin(groups[len(truth.images) :], groups[: len(truth.images)])
+    left = int(copies.sum())
+    note = [f"{left} public images are near copies of images of the truth and were left out"] if left else []
+    return public.subset(~copies), note
+
+
+def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> list[str]:
+    """Say of how many rows the image that stands behind them has the very style, so that a wrong encoder shows."""
+    rows = [(one.artifact, one.rows) for one in sent.values() if isinstance(one.artifact, ImageStyles)]
+    if truth is None or not rows:
+        return []
+    fits = 0
+    for artifact, places in rows:
+        images = truth.images.subset(truth.behind[places])
+        own = torch.cat(statistics(encoder, images).style(unbiased=True), dim=1)
+        seen = torch.cat([artifact.mean, artifact.std], dim=1).double()
+        fits += int(((seen - own).norm(dim=1) <= FITS * own.norm(dim=1)).sum())
+    total = sum(len(places) for _, places in rows)
+    size = truth.images.image_size[0]
+    hint = (
+        ""
+        if fits == total
+        else " (noise, another encoder, or images prepared in another way, would explain the others)"
+    )
+    return [f"{fits} of {total} rows are the style of their image by {encoder} at {size} px{hint}"]
+
+
+def _bench(
+    request: VectorsRequest, config: RunConfig, questions: VectorQuestions, public: DomainDataset | None
+) -> Bench:
+    """What the adversary knows is what was given; `knows` is cut down to that, so that attacks give their reasons."""
+    kept = ADVERSARIES[config.adversary]
+    told = {
+        "auxiliary": public is not None, "unseen": request.unseen is not None,
+        "client sizes": questions.sized, "victim domains": questions.placed,
+    }  # fmt: skip
+    adversary = replace(kept, knows=tuple(name for name in kept.knows if told.get(name, True)))
+    apart = None if public is None or request.unseen is None else public.domain_index(request.unseen)
+    knows = adversary.knows
+    auxiliary = public if public is None or apart is None else public.subset(public.domains != apart)
+    names = questions.images if public is None else public
+    knowledge = Knowledge(
+        statistics=lambda dataset: statistics(request.encoder, dataset), encoder=request.encoder,
+        class_names=("any",) if names is None else names.class_names,
+        domain_names=("any",) if names is None else names.domain_names,
+        auxiliary=auxiliary if "auxiliary" in knows else None,
+        unseen=None if public is None or apart is None or "unseen" not in knows else public.of_domain(apart), own=None,
+    )  # fmt: skip
+    facts = TargetFacts(
+        artifact_kinds=frozenset(one.artifact.kind for one in questions.sent.values()), clients=len(questions.sent),
+        images_per_client=min(len(one.rows) for one in questions.sent.values()), classes=len(knowledge.class_names),
+        profile=config.profile, knows=frozenset(knows),
+        pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
+    )  # fmt: skip
+    perceptual = (PerceptualEncoder(encoder_named("mini")),)
+    judge = Judge if questions.truth is not None else Untold
+    return Bench(
+        target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
+        judge=judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
+    )  # fmt: skip
+
+
+def _described(public: DomainDataset | None, truth: Listed | None) -> dict[str, object]:
+    """What the report says about the images: the public ones, else those of the truth, else none."""
+    images = public if public is not None else None if truth is None else truth.images
+    counts = {"auxiliary": public, "truth": None if truth is None else truth.images}
+    roles = {role: {"all": 0 if held is None else len(held)} for role, held in counts.items()}
+    if truth is not None:
+        roles["truth"] = {"members": len(truth.behind), "others": len(truth.images) - len(truth.behind)}
+    if images is None:
+        return {"name": "none", "manifest_sha256": "", "images": 0, "domains": [], "classes": [], "roles": roles}
+    return dataset_document(images, roles)
+
+
+def _transcript(sent: Mapping[str, Sent]) -> Transcript:
+    transcript = Transcript()
+    for name, one in sent.items():
+        transcript.append(Message(round=0, stage="share", sender=name, receiver=SERVER, artifact=one.artifact))
+    return transcript

@@ -1,0 +1,1 @@
+"""`fdgsec audit`: empirical lower bounds on epsilon."""

@@ -1,0 +1,205 @@
+"""What is planted to audit a message: a canary far outside the clip, read back from what left in its own direction."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.audit.neighbours import Canary, Release, Site, judged
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
+from fdgsec.federation.defense import Lens, Look, Shield
+from fdgsec.federation.method import GlobalModel
+from fdgsec.federation.public_clip_bounds import (
+    Reference,
+    client_region,
+    pooled_frame,
+    row_region,
+    rows_of,
+    shared_rows,
+    with_rows,
+)
+from fdgsec.federation.released_statistics import Reading
+from fdgsec.privacy.accounting import Unit, Use
+from fdgsec.privacy.clipping import HalfDiscs
+
+FAR = 10.0
+"""How far outside the clip a canary lies, in its radii."""
+
+
+@runtime_checkable
+class ClipsAboutPublic(Protocol):
+    """What is public of a defense that clips about public images: where and how its bound is found."""
+
+    @property
+    def clip(self) -> float | str:
+        """The bound, or "auto"."""
+        ...
+
+    @property
+    def quantile(self) -> float:
+        """Of public distances, for "auto"."""
+        ...
+
+    @property
+    def centre(self) -> str:
+        """ "public" or "zero"."""
+        ...
+
+    @property
+    def scale(self) -> str:
+        """ "public" or "none"."""
+        ...
+
+
+def canary_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> Canary:
+    """Choose the canary for a kind of release. Raises UsageError for one in which none can be planted."""
+    if release.step == "fit":
+        return _learned(release, max(bound for use in uses for bound in use.sensitivity.values()))
+    if release.step == "review":
+        return _mislabelled(site)
+    reference = _reference(site.shield)
+    if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
+        return _rows(release, reference, every=unit == "client")
+    return _pooled(site, release, reference)
+
+
+def _reference(shield: Shield) -> Reference:
+    for defense in shield.defenses:
+        if isinstance(defense, ClipsAboutPublic):
+            return Reference(
+                bound=None if isinstance(defense.clip, str) else defense.clip, quantile=defense.quantile,
+                centred=defense.centre == "public", scaled=defense.scale == "public",
+            )  # fmt: skip
+    return Reference()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlantedLens:
+    """Sees images as they are, but for the first one of `client`, of which it gives the planted `statistic` (D,)."""
+
+    lens: Lens
+    client: DomainDataset
+    statistic: Tensor
+
+    @property
+    def reading(self) -> Reading:
+        """The lens's own."""
+        return self.lens.reading
+
+    def records(self, images: DomainDataset) -> Tensor:
+        """Give t(x) of every image, (n, D) float64."""
+        found = self.lens.records(images)
+        if images.store is not self.client.store:  # public images may have the same names
+            return found
+        return torch.where((images.rows == self.client.rows[0]).unsqueeze(1), self.statistic, found)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlantedLook:
+    """Gives the planted lens in place of a client's own."""
+
+    look: Look
+    client: DomainDataset
+    statistic: Tensor
+
+    def __call__(self, images: DomainDataset, model: GlobalModel | None) -> Lens:
+        """Give the lens of what a client holds and received."""
+        return PlantedLens(lens=self.look(images, model), client=self.client, statistic=self.statistic)
+
+
+def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
+    """An image whose mean in the first channel is far off; only what the lens says of it is planted."""
+    frame, look = pooled_frame(release.sender, release.slot, reference), release.sender.look
+    assert look is not None
+    data = site.client.data
+    direction = torch.zeros_like(frame.about)
+    direction[0] = FAR * frame.region.radius
+    looks: Mapping[int, PlantedLook] = {
+        side: PlantedLook(
+            look=look, client=data,
+            statistic=frame.reading.from_about(frame.region.values(side * direction), frame.about),
+        )
+        for side in (-1, 0, 1)
+    }  # fmt: skip
+    others = replace(site.client, data=data.subset(torch.arange(1, len(data))))
+
+    def without(given: Release) -> Release:
+        return replace(given, sender=replace(given.sender, client=others))
+
+    return Canary(
+        words=f"an image whose first channel's mean is {FAR:g} clips from the centre, the rest at it",
+        plant=lambda given, side: replace(given, sender=replace(given.sender, look=looks[side])),
+        score=lambda artifact: float(frame.reading.release(artifact, images=len(data))[0, 0]),
+        without=without,
+    )
+
+
+def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
+    """A row, or all rows of the client, far off along the longest way through their region."""
+    single = shared_rows(release.sender.state, release.slot) is not None
+    region = (row_region if single else client_region)(release.sender, release.slot, reference)
+    rows = rows_of(release.artifact)
+    zeros = torch.zeros_like(rows[0])
+    centre = region.values(zeros)
+    scale = region.values(zeros + 1) - centre
+    direction = zeros.clone()
+    if isinstance(region, HalfDiscs):
+        direction[: len(direction) // 2] = FAR * region.radius
+    elif isinstance(release.artifact, Amplitudes):  # what cannot be negative has most room where it is largest
+        direction[(centre / scale).argmax()] = FAR * region.radius
+    else:
+        direction[0] = FAR * region.radius
+    towards = region.inside(region.values(direction)) / scale
+    planted = slice(None) if every else slice(0, 1)
+
+    def plant(given: Release, side: int) -> Release:
+        values = rows_of(given.artifact).clone()
+        values[planted] = region.values(side * direction)
+        return replace(given, artifact=with_rows(given.artifact, values))
+
+    whose = "every row of the client" if every else "the row of one image"
+    return Canary(
+        words=f"{whose}, {FAR:g} clips from the centre along one direction",
+        plant=plant,
+        score=lambda artifact: float(((rows_of(artifact)[planted] - centre) @ towards).sum()),
+    )
+
+
+def _learned(release: Release, bound: float) -> Canary:
+    """A model that has moved far along one parameter."""
+    assert release.sender.model is not None
+    name, _ = next(release.sender.model.module().named_parameters())
+
+    def plant(given: Release, side: int) -> Release:
+        state = given.artifact.tensors()
+        state[name] = state[name].clone()
+        state[name].view(-1)[0] += side * FAR * bound
+        return replace(given, artifact=ModelState(state=state))
+
+    return Canary(
+        words=f"a model whose first parameter has moved {FAR:g} sensitivities, the others not at all",
+        plant=plant,
+        score=lambda artifact: float(artifact.tensors()[name].reshape(-1)[0]),
+    )
+
+
+def _mislabelled(site: Site) -> Canary:
+    """A validation image with another label, judged by models that are sure of the first: all losses change at once."""
+    validation = site.client.validation
+    assert validation is not None
+    labels = validation.labels.clone()
+    labels[0] = (labels[0] + 1) % len(validation.class_names)
+    wrong = replace(validation, labels=labels)
+
+    def score(artifact: Artifact) -> float:
+        assert isinstance(artifact, Scores)
+        return float(artifact.values.double().mean())
+
+    return Canary(
+        words="a validation image with a wrong label, before models that are sure of the right one",
+        plant=lambda given, side: judged(site, wrong if side == 1 else validation, given.sender.clock),
+        score=score,
+    )

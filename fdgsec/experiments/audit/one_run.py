@@ -1,0 +1,247 @@
+"""Private training in one run with many canaries, each in by a coin: the audit of Steinke, Nasr & Jagielski (2023).
+
+*Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal and
+far longer than the bound, each with a weight to itself (fdgsec.experiments.audit.gradient_canaries). The trainer is the defense's own: its sampling, clip, noise, divisor and accounting are what is tested, step by step.
+*Mislabelled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
+how far each loss fell.
+
+Beside the run stands a second one without any canary: noise that is drawn alike in both cancels out of their difference.
+Guesses are made from the run and from the difference, and each bound holds with half the error allowed. Half of the guesses
+are "in" and half "out"; where steps sample, all are "in"."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
+from fdgsec.experiments.audit.neighbours import Site
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.defense import PrivateTrainer, Shield, Uses
+from fdgsec.federation.method import Client, Clock, Reply, Request, TrainsByPlan
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.plan import Plan
+from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.epsilon_bounds import AuditResult
+from fdgsec.privacy.ledger import Guarantee
+from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, right_guesses
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observed:
+    """What one run showed: of each step (k,) what speaks for each canary, (k, m), and what is known of the step.
+
+    In a step with rate q a canary that is in adds 1 with probability q; noise has the standard deviation `spreads` (k,)."""
+
+    evidence: Tensor
+    rates: Tensor
+    spreads: Tensor
+    uses: Sequence[Uses]
+
+    def scores(self, beside: "Observed | None" = None) -> Tensor:
+        """Add up each canary's log likelihood ratio, (m,), of this run or of its difference from the one `beside` it."""
+        seen, spreads = self.evidence, self.spreads
+        if beside is not None:
+            seen, spreads = seen - beside.evidence, spreads * math.sqrt(2)
+        rates = self.rates.unsqueeze(1)
+        drawn = rates.log() + (seen - 0.5) / spreads.square().unsqueeze(1)
+        return torch.logaddexp(torch.log1p(-rates), drawn).sum(0)
+
+
+class Canaries(Protocol):
+    """Records of which some are put in, and what a run shows of them."""
+
+    @property
+    def words(self) -> str:
+        """What they are."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def observed(self, included: Tensor, shield: Shield) -> Observed:
+        """Train behind `shield` with those that are `included`, (m,) bool; the others add nothing."""
+        ...
+
+
+def audited(
+    canaries: Canaries, shield: Shield, guarantee: Guarantee, *, guesses: int, confidence: float, seed: int, repeat: int
+) -> AuditResult:
+    """Run with and without canaries, guess, and give the better bound. Raises UsageError where no claim can fail by it."""
+    if guarantee.relation == "replace-one":
+        raise UsageError(
+            "canaries that are in or out audit zero-out or add-remove; this guarantee is under replace-one."
+        )
+    if guesses > len(canaries):
+        raise UsageError(f"{guesses} guesses about {len(canaries)} canaries are too many; lower --guesses.")
+    assert guarantee.epsilon is not None
+    coins = torch.rand(len(canaries), generator=stream(seed, "secret", "audit coins", shield.name, repeat)) < 0.5
+    run = canaries.observed(coins, replace(shield, name=f"{shield.name}/{repeat}/run"))
+    beside = canaries.observed(torch.zeros_like(coins), replace(shield, name=f"{shield.name}/{repeat}/reference"))
+    sampled = bool((run.rates < 1).any())
+    error = (1 - confidence) / 2
+    right = max(_right(scores, coins, guesses, sampled=sampled) for scores in (run.scores(), run.scores(beside)))
+    m, delta = len(canaries), guarantee.delta
+    return AuditResult(
+        lower_bound=one_run_lower_bound(m, guesses, right, delta, 1 - error), ceiling=ceiling(m, guesses, delta, 1 - error),
+        confidence=confidence, repeats=1, auditor="one-run", claimed_epsilon=guarantee.epsilon, delta=delta,
+        unit=guarantee.unit,
+    )  # fmt: skip
+
+
+def _right(scores: Tensor, coins: Tensor, guesses: int, *, sampled: bool) -> int:
+    """Count right guesses; where steps sample, a canary that is in may never be drawn, and nobody is called out."""
+    if not sampled:
+        return right_guesses(scores, coins, guesses=guesses)
+    return int(coins[scores.argsort(descending=True, stable=True)][:guesses].sum())
+
+
+def trainings(
+    site: Site, shield: Shield, client: Client, train: Callable[[Client, Clock], None]
+) -> Sequence[PrivateTrainer]:
+    """Let `train` use the client's private trainer of every round; give the trainers."""
+    used = []
+    for clock in site.clocks:
+        dressed, trainer = shield.dressed(client, site.method, clock)
+        if trainer is None:
+            raise UsageError("this audit needs a defense that trains.")
+        train(dressed, clock)
+        used.append(trainer)
+    return used
+
+
+def costs(
+    site: Site, shield: Shield, client: Client, trainers: Sequence[PrivateTrainer], sent: nn.Module
+) -> list[Uses]:
+    """What the defense says that each round's model cost."""
+    found = []
+    for clock, trainer in zip(site.clocks, trainers, strict=True):
+        request = Request(clock=clock, model=site.model, inbox={})
+        sender = shield.sender(client, site.method, request, {}, trainer)
+        state = {name: value.detach().clone() for name, value in sent.state_dict().items()}
+        reply = shield.sent("fit", Reply(artifacts={"model": ModelState(state=state)}), sender)
+        found.append(reply.uses["model"])
+    return found
+
+
+def plan_of(site: Site) -> Plan:
+    """How the method's clients train. Raises UsageError where no plan says so."""
+    if not isinstance(site.method, TrainsByPlan):
+        raise UsageError(f"an audit of training needs a plan; {type(site.method).__name__} has none.")
+    return site.method.plan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GradientCanaries:
+    """`count` images with a lit pixel each; one that is out is black."""
+
+    site: Site
+    count: int
+
+    @property
+    def words(self) -> str:
+        """What they are, and how many networks step on them at most."""
+        together = max(networks_of(self.site.method, clock) for clock in self.site.clocks)
+        where = "" if together == 1 else f", in each of {together} networks that step together"
+        return f"canaries with orthogonal gradients far longer than the bound{where}, every step seen"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def observed(self, included: Tensor, shield: Shield) -> Observed:
+        """Read every step's noisy sum off the weights, in units of the bound."""
+        side = math.ceil(math.sqrt(self.count / 3))
+        client = Client(name=self.site.client.name, data=lit_pixels(self.count, side))
+        images = client.data.pixels() * included.view(-1, 1, 1, 1)
+        given = TrainingSet(images=images, labels=client.data.labels)
+        plan = replace(
+            plan_of(self.site), optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
+            crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
+        )  # fmt: skip
+        seen: list[list[Tensor]] = []
+
+        def train(dressed: Client, clock: Clock) -> None:
+            sign = (-1.0) ** len(seen)  # from round to round canaries change sides, as in audit_worlds
+            seen.append(moves(dressed, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
+
+        trainers = trainings(self.site, shield, client, train)
+        evidence, rates, spreads = [], [], []
+        for trainer, moved in zip(trainers, seen, strict=True):
+            use = _only(trainer.uses)
+            bound = use.sensitivity["zero-out"]
+            expected = use.sampling_rate * self.count
+            evidence += [one.double()[0, : self.count] * expected / bound for one in moved]
+            rates += [use.sampling_rate] * len(moved)
+            spreads += [max(use.noise / bound, 1e-9)] * len(moved)
+        sent = one_layer(3 * side * side)  # only its cost is asked for
+        return Observed(
+            evidence=torch.stack(evidence), rates=torch.tensor(rates, dtype=torch.float64),
+            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, shield, client, trainers, sent),
+        )  # fmt: skip
+
+
+def _only(uses: Sequence[Use]) -> Use:
+    if len(uses) != 1:
+        raise UsageError(f"an audit of training reads one use per call; this trainer states {len(uses)}.")
+    return uses[0]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Included:
+    """Cross-entropy of the records that are in, (n,) bool by place; the others add nothing."""
+
+    included: Tensor
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give the losses, (B,)."""
+        losses = functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
+        return losses * self.included[batch.records].to(losses)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MislabelledCanaries:
+    """The client's images, each with a wrong label; the evidence is by how much its loss has fallen."""
+
+    site: Site
+    words: str = "images of the client with wrong labels, the last model seen"
+
+    def __len__(self) -> int:
+        return len(self.site.client.data)
+
+    def observed(self, included: Tensor, shield: Shield) -> Observed:
+        """Train the run's network, and compare losses before and after."""
+        site, data = self.site, self.site.client.data
+        if site.model is None:
+            raise UsageError("mislabelled canaries need a network to train.")
+        classes = len(data.class_names)
+        shift = torch.randint(1, classes, (len(data),), generator=stream(site.seed, "secret", "audit labels"))
+        given = TrainingSet(images=data.pixels(), labels=(data.labels + shift) % classes)
+        model, plan = site.model.module(), plan_of(site)
+        before = _losses(model, given)
+
+        def train(dressed: Client, clock: Clock) -> None:
+            dressed.trainer(
+                model, given, Included(included=included), plan, stream(site.seed, "world", "audit", clock.round),
+                round=clock.round, rounds=clock.rounds,
+            )  # fmt: skip
+
+        trainers = trainings(site, shield, site.client, train)
+        one = torch.ones(1, dtype=torch.float64)
+        return Observed(
+            evidence=(before - _losses(model, given)).unsqueeze(0), rates=one, spreads=one,
+            uses=costs(site, shield, site.client, trainers, model),
+        )  # fmt: skip
+
+
+def _losses(model: Classifier, given: TrainingSet) -> Tensor:
+    found = functional.cross_entropy(logits(model, given.images), given.labels, reduction="none").double()
+    model.train()
+    return found

@@ -1,0 +1,1 @@
+"""`fdgsec bench`: the papers' accuracy tables and ablations."""

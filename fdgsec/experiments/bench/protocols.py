@@ -1,0 +1,161 @@
+"""The papers' tables as data: which arms run, on which clients, with which training, and what the paper prints for them.
+
+Each protocol is one TOML file of `fdgsec/protocols`; an ablation is a protocol whose arms are variants of one method."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, Literal
+
+from fdgsec.experiments.config import RunConfig, build, merged, resolve_settings
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import names
+
+ABLATION = "ablation-"
+SHARED = ("metric", "seeds", "run", "plan", "options", "datasets")
+"""What a table takes over from the protocol that it is `like`."""
+Metric = Literal["accuracy", "auc", "f1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One row of a table: a method with its preset and options, and `local` with its own for what is put on top of it.
+
+    `run` are settings of this row alone, such as `adapt`."""
+
+    method: str
+    preset: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    local: str = ""
+    local_options: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is different on one dataset: `run` and `plan` for every arm, `arms` their options by name.
+
+    `domains` are its columns where a paper does not test on all."""
+
+    run: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    arms: Mapping[str, Any] = field(default_factory=dict)
+    domains: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Leave two domains out: models are looked at on `validation` and tested on `test`."""
+
+    validation: str
+    test: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """One table: `run`, `plan` and `options` hold for every arm, `published` the paper's percentages by dataset, arm and domain.
+
+    `plan` are training options ([method.plan]), `options` other options that every method has. An arm's preset gives way to
+    these, these to what `datasets` says of all arms, that to the arm's own, and this to what `datasets` says of the arm.
+    `pairs` are the LTDO splits by dataset; without them every domain is left out in turn. `metric` is what the columns
+    show, and `baseline` names the arm that the others are compared with. `like` names a protocol whose settings, but not its
+    arms and its numbers, hold here too."""
+
+    title: str
+    source: str = ""
+    like: str = ""
+    metric: Metric = "accuracy"
+    baseline: str = "fedavg"
+    seeds: int = 3
+    run: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    pairs: Mapping[str, Any] = field(default_factory=dict)
+    arms: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`; a method that the protocol does not list runs with its defaults.
+
+        Raises UsageError for a name that is neither."""
+        if name in self.arms:
+            return build(Arm, {"method": name, **self.arms[name]}, where=f"arms.{name}")
+        if name in names("methods"):
+            return Arm(method=name)
+        raise unknown_name("arm", name, [*self.arms, *names("methods")])
+
+    def setting(self, dataset: str) -> Setting:
+        """What is different on `dataset`; nothing where the protocol does not name it."""
+        return build(Setting, self.datasets.get(dataset, {}), where=f"datasets.{dataset}")
+
+    def splits(self, dataset: str, domains: Sequence[str]) -> list[tuple[str | None, str]]:
+        """The (validation, test) domains of each column; validation is None where one domain alone is left out.
+
+        Raises UsageError for a dataset that an LTDO protocol does not split."""
+        if not self.pairs:
+            return [(None, domain) for domain in self.setting(dataset).domains or domains]
+        if dataset not in self.pairs:
+            raise UsageError(
+                f"{self.title}: there are no pairs of unseen domains for {dataset}, only for {', '.join(self.pairs)}; take "
+                "one of these, or a protocol that leaves one domain out."
+            )
+        chosen = [build(Pair, pair, where=f"pairs.{dataset}") for pair in self.pairs[dataset]]
+        return [(pair.validation, pair.test) for pair in chosen]
+
+    def printed(self, dataset: str, arm: str) -> Mapping[str, float]:
+        """The paper's percentages of an arm by domain, "average" among them; empty where it has none."""
+        return {name: float(value) for name, value in self.published.get(dataset, {}).get(arm, {}).items()}
+
+    def config(
+        self,
+        arm: str,
+        split: tuple[str | None, str],
+        seed: int,
+        given: Mapping[str, Any],
+        assignments: Sequence[str] = (),
+    ) -> RunConfig:
+        """The settings of one training run; `given` (None: not given) wins over the protocol, --set over everything.
+
+        Raises UsageError for an unknown arm, and for options of a local method that is not named."""
+        chosen = self.arm(arm)
+        stated = {key: value for key, value in given.items() if value is not None}
+        own = self.setting(str(stated.get("dataset", "")))
+        run = {
+            **self.run, **own.run, **({"local": chosen.local} if chosen.local else {}), **chosen.run, **stated,
+            "validation_domain": split[0], "target_domain": split[1], "seed": seed,
+        }  # fmt: skip
+        defaults = {"method": chosen.method, "target": chosen.method, "rounds": 10, "profile": "full"}
+        plan = merged(self.plan, own.plan)
+        options = merged(self.options, {"plan": plan} if plan else {}, chosen.options, own.arms.get(arm, {}))
+        config = resolve_settings(run, preset=chosen.preset, assignments=assignments, defaults=defaults, method=options)
+        return replace(config, local_options=merged(chosen.local_options, config.local_options))
+
+
+def protocols(kind: Literal["protocol", "ablation"] = "protocol") -> list[str]:
+    """The names of the bundled protocols, or of the ablations (without their prefix)."""
+    found = [file.name.removesuffix(".toml") for file in _files() if file.name.endswith(".toml")]
+    if kind == "ablation":
+        return sorted(name.removeprefix(ABLATION) for name in found if name.startswith(ABLATION))
+    return sorted(name for name in found if not name.startswith(ABLATION))
+
+
+def protocol_named(name: str, kind: Literal["protocol", "ablation"] = "protocol") -> Protocol:
+    """Read a bundled protocol or ablation. Raises UsageError for an unknown name."""
+    known = protocols(kind)
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    document = _document(f"{ABLATION if kind == 'ablation' else ''}{name}")
+    if "like" in document:
+        shared = _document(document["like"])
+        document = merged({key: shared[key] for key in SHARED if key in shared}, document)
+    return build(Protocol, document, where=f"{kind} {name}")
+
+
+def _document(name: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files("fdgsec.experiments.bench").joinpath("protocols", f"{name}.toml").read_text())
+
+
+def _files() -> list[Any]:
+    return list(resources.files("fdgsec.experiments.bench").joinpath("protocols").iterdir())

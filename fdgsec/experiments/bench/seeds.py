@@ -1,0 +1,58 @@
+"""Several seeds of one training run: each in its own folder, and the mean over them with its interval."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fdgsec.experiments.bench.tables import mean_of
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.setup.run_federation import Federation, federate
+from fdgsec.experiments.train import train
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Progressive
+
+
+def train_seeds(
+    config: RunConfig,
+    seeds: Sequence[int],
+    *,
+    data_root: Path | None,
+    out: Path | None,
+    progress: Progressive,
+    federation: Federation = federate,
+) -> dict[str, object]:
+    """Train once per seed (`out`/seed0, ...) and give the summary, written as `out`/seeds.json.
+
+    Raises UsageError for fewer than two seeds, a seed named twice, or no rounds."""
+    if len(seeds) < 2 or len(set(seeds)) != len(seeds) or not config.rounds:
+        raise UsageError(f"several seeds need two or more, each once, and rounds to train; got {list(seeds)}.")
+    reports = []
+    for number, seed in enumerate(seeds):
+        progress.update("seeds", number, len(seeds))
+        folder = None if out is None else out / f"seed{seed}"
+        again = replace(config, seed=seed)
+        reports.append(train(again, data_root=data_root, out=folder, progress=progress, federation=federation))
+    found = {"schema": 1, "method": config.method, "dataset": config.dataset, "seeds": list(seeds), **_means(reports)}
+    if out is not None:
+        write_atomic(out / "seeds.json", json.dumps(found, indent=1) + "\n")
+    return found
+
+
+def _means(reports: Sequence[AttackReport]) -> dict[str, object]:
+    """Mean and Student's 95 % interval of each score over the reports."""
+    documents: list[Mapping[str, Any]] = [report.accuracy or {} for report in reports]
+    first = documents[0]
+    result: dict[str, object] = {"unseen_domain": first["unseen_domain"]}
+    result["accuracy"] = mean_of([float(document["value"]) for document in documents]).document()
+    for name in ("auc", "f1"):
+        if all(name in document for document in documents):
+            result[name] = mean_of([float(document[name]["value"]) for document in documents]).document()
+    result["per_domain"] = {
+        domain: mean_of([float(document["per_domain"][domain]["value"]) for document in documents]).document()
+        for domain in first["per_domain"]
+    }
+    return result

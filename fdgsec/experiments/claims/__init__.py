@@ -1,0 +1,1 @@
+"""`fdgsec claims`: the papers' privacy claims, each with a measured verdict."""

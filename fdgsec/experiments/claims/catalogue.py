@@ -1,0 +1,41 @@
+"""The papers' privacy claims as data: whose they are, in our words, and which rows of which attack decide them."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+from fdgsec.experiments.claims.verdicts import Criterion
+from fdgsec.experiments.config import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One row of the ledger; `run` are settings of its attack, `vgg` says that its number depends on VGG's features.
+
+    `profiles` are those in which its attack is run; elsewhere the row says so. `rule` puts the criteria into words."""
+
+    id: str
+    paper: str
+    section: str
+    claim: str
+    rule: str
+    attack: str
+    target: str
+    criteria: Sequence[Mapping[str, Any]]
+    adversary: Literal["server", "client", "outsider"] = "server"
+    run: Mapping[str, Any] = field(default_factory=dict)
+    settings: Sequence[str] = ()
+    vgg: bool = False
+    profiles: Sequence[str] = ("quick", "full")
+
+    def rows(self) -> list[Criterion]:
+        """The kinds of rows that decide it."""
+        return [build(Criterion, row, where=f"claim {self.id}") for row in self.criteria]
+
+
+def ledger() -> list[Claim]:
+    """Read the claims, in the order of the ledger."""
+    text = resources.files("fdgsec.experiments.claims").joinpath("claims.toml").read_text()
+    return [build(Claim, row, where="ledger") for row in tomllib.loads(text)["claims"]]

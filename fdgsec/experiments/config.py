@@ -1,0 +1,259 @@
+"""Settings: one frozen dataclass, resolved from defaults, preset, profile and the command line, in that order."""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import DEFENSES, target_named
+
+T = TypeVar("T")
+Profile = Literal["quick", "full"]
+Keep = Literal["artifacts", "models=last", "models=all"]
+
+LATER: Mapping[str, object] = {"roles": "none"}
+"""Settings younger than stored tables, with the value under which a run is what it was without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that decides a run's numbers; `None` means "the dataset's or the method's own default".
+
+    `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt` whether
+    the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those per class
+    and domain; `splits` says whether the seed or the dataset's official splits set validation images aside, `roles` whether
+    `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `rounds` 0 exchanges artifacts and
+    trains nothing."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    local: str = ""
+    local_options: Mapping[str, Any] = field(default_factory=dict)
+    adapt: str = ""
+    preset: str = ""
+    target: str = ""
+    dataset: str = "shapes"
+    image_size: int | None = None
+    per_domain: int | None = None
+    per_class: int | None = None
+    target_domain: str | None = None
+    validation_domain: str | None = None
+    partition: Literal["domain", "single-domain", "dirichlet", "lambda"] = "domain"
+    clients: int | None = None
+    heterogeneity: float = 0.1
+    splits: Literal["own", "official"] = "own"
+    roles: Literal["none", "aside"] = "none"
+    allow_partial: bool = False
+    encoder: str = "mini"
+    style_size: int | None = None
+    backbone: str = "tiny"
+    norm: Literal["batch", "group"] = "batch"
+    pretrained: bool = False
+    rounds: int = 0
+    participation: float = 1.0
+    seed: int = 0
+    profile: Profile = "quick"
+    attacks: tuple[str, ...] = ()
+    attack_options: Mapping[str, Any] = field(default_factory=dict)
+    adversary: Literal["server", "client", "outsider"] = "server"
+    defenses: tuple[str, ...] = ()
+    delta: float = 1e-5
+    keep: Keep = "artifacts"
+    device: str = "auto"
+
+    @property
+    def method_name(self) -> str:
+        """The method as reports name it: ccst, or ccst+mixstyle."""
+        return f"{self.method}+{self.local}" if self.local else self.method
+
+    def document(self) -> dict[str, Any]:
+        """Plain data, as written into the run directory."""
+        return dataclasses.asdict(self)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the settings; one that came later counts where it is not as it was before (see LATER)."""
+        told = {name: value for name, value in self.document().items() if name not in LATER or value != LATER[name]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def parse_value(text: str) -> Any:
+    """Read a value as TOML does, else as a string: 3, 0.1, true, [1, 2], overall, none."""
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
+    """Turn ["method.k=3", "rounds=5"] into nested settings. Raises UsageError for anything else."""
+    result: dict[str, Any] = {}
+    for item in items:
+        path, equals, text = item.partition("=")
+        if not equals or not path or any(not part for part in path.split(".")):
+            raise UsageError(f"--set expects name.option=value; got {item!r}.")
+        node = result
+        *parents, last = path.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = parse_value(text)
+    return result
+
+
+def presets() -> list[str]:
+    """The names of the bundled presets."""
+    files = resources.files("fdgsec.experiments").joinpath("presets").iterdir()
+    names = sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return [name for name in names if name not in get_args(Profile)]
+
+
+def load_preset(name: str) -> dict[str, Any]:
+    """Read a bundled preset, or a TOML file by path. Raises UsageError for an unknown or broken one."""
+    path = Path(name)
+    bundled = name in presets() or name in get_args(Profile)
+    if not bundled and not path.is_file():
+        raise unknown_name("preset", name, presets(), note=" (or give the path of a TOML file)")
+    text = (
+        resources.files("fdgsec.experiments").joinpath("presets", f"{name}.toml").read_text()
+        if bundled
+        else path.read_text()
+    )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"preset {name} is not TOML: {error}.") from error
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay settings over each other, later ones winning, tables merged key by key."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            known = result.get(key)
+            result[key] = merged(known, value) if isinstance(known, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
+    """Make the frozen dataclass `cls` from plain settings, tables becoming nested dataclasses.
+
+    Raises UsageError, naming `where` and the option, for an unknown name or a value of the wrong type."""
+    hints = get_type_hints(cls)
+    known = {spec.name for spec in dataclasses.fields(cls) if spec.init}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise unknown_name(f"option of {where}", name, sorted(known))
+        values[name] = _fitted(hints[name], value, f"{where}.{name}")
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise UsageError(f"{where}: {error}.") from error
+
+
+def _fitted(kind: Any, value: Any, where: str) -> Any:
+    origin = get_origin(kind)
+    if origin in (Union, types.UnionType):
+        if value == "none" and type(None) in get_args(kind):  # TOML has no null
+            return None
+        for option in get_args(kind):
+            try:
+                return _fitted(option, value, where)
+            except UsageError:
+                continue
+        raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+    if origin is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return build(kind, value, where=where)  # type: ignore[arg-type]
+    if origin is tuple and isinstance(value, list | tuple):
+        return tuple(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    plain = origin or kind
+    if plain is Any or (
+        isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool))
+    ):
+        return value
+    raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+
+
+def _described(kind: Any) -> str:
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_described(option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return " or ".join(repr(option) for option in get_args(kind))
+    return "nothing" if kind is type(None) else getattr(kind, "__name__", str(kind))
+
+
+def resolve_settings(
+    given: Mapping[str, Any],
+    *,
+    preset: str | None,
+    assignments: Sequence[str] = (),
+    defaults: Mapping[str, Any],
+    method: Mapping[str, Any] | None = None,
+) -> RunConfig:
+    """Lay defaults, preset, what was `given` (None: not given) and --set assignments over each other, later ones winning.
+
+    `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
+    loaded = load_preset(preset) if preset else {}
+    foreign = set(loaded) - {"method", "with", "run", "attacks"}
+    if foreign:
+        raise UsageError(
+            f"preset {preset} has tables {sorted(foreign)}; [method], [with], [run] and [attacks] are known."
+        )
+    extra = parse_assignments(assignments)
+    options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
+    chosen = merged(loaded.get("attacks", {}), extra.pop("attacks", {}))
+    stated = {key: value for key, value in given.items() if value is not None}
+    on_top = merged(loaded.get("with", {}), extra.pop("with", {}))
+    tables = {"options": options, "local_options": on_top, "preset": preset or "", "attack_options": chosen}
+    run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
+    for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
+        if shared in options and given.get(shared) is None:
+            run[shared] = options[shared]
+    for text in run.get("defenses", ()):
+        name = str(text).partition(":")[0]
+        if name not in DEFENSES:
+            raise unknown_name("defense", name, DEFENSES)
+    return build(RunConfig, run, where="run")
+
+
+def attack_settings(
+    target: str,
+    given: Mapping[str, Any],
+    *,
+    profile: str = "quick",
+    preset: str | None = None,
+    assignments: Sequence[str] = (),
+) -> RunConfig:
+    """Settings of the verb `attack`: the profile's table first; a preset's rounds are for `train` and do not apply here.
+
+    Raises UsageError for an unknown target or profile, for official splits (members, non-members and auxiliary images
+    must be drawn alike), or for a target that releases nothing without training."""
+    named = target_named(target)
+    if profile not in get_args(Profile):
+        raise unknown_name("profile", profile, get_args(Profile))
+    defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
+    if named.encoder is not None:
+        defaults["encoder"] = named.encoder
+    config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
+    if given.get("rounds") is None and preset is not None:
+        config = dataclasses.replace(config, rounds=0)
+    if config.splits != "own":
+        raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
+    if named.trained and not config.rounds:
+        raise UsageError(f"{target} releases nothing before it trains; give --rounds 1 or more.")
+    return config

@@ -1,0 +1,218 @@
+"""The two apps that Flower runs: `server` conducts a job, `client` takes part in one. Both live where fdgsec is installed."""
+
+import json
+import math
+import os
+import secrets
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fdgsec.data.catalog import load_dataset
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
+from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.run_federation import conduct
+from fdgsec.experiments.setup.world import (
+    attacked_clients,
+    blueprint_of,
+    load_world,
+    method_of,
+    model_of,
+    roles_of,
+    with_validation,
+)
+from fdgsec.experiments.train import split_sources
+from fdgsec.federation.engines.flower.codec import Introduction
+from fdgsec.federation.engines.flower.consent import Consent, noise_seed
+from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
+from fdgsec.federation.engines.flower.handler import Member, answer
+from fdgsec.federation.method import Client
+from fdgsec.federation.round_loop import ClientFailedError
+from fdgsec.federation.run_folder import code_sha256
+from fdgsec.runtime.errors import FdgsecError, UsageError
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.version import __version__
+
+SIMULATION = "FDGSEC_SIMULATION"
+"""The environment variable by which simulated nodes know their job's folder; nodes of their own never read it."""
+
+server = ServerApp()
+client = ClientApp()
+
+
+@server.main()
+def _serve(grid: Grid, context: Context) -> None:
+    folder = Path(str(context.run_config["job"]))
+    status = Status(folder=folder)
+    status.note(status="running")
+    try:
+        _conducted(Job.read(folder), grid, folder, status)
+    except FdgsecError as error:
+        status.note(status="failed", exit_code=error.exit_code, error=str(error))
+        raise
+    except BaseException as error:
+        status.note(status="failed", exit_code=1, error=f"{type(error).__name__}: {error}")
+        raise
+    status.note(status="done", exit_code=0)
+
+
+def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
+    config = job.config
+    method = method_of(config)
+    shield = shield_of(config, method)
+    if job.deployed and shield.policies:
+        raise UsageError(
+            "secure aggregation and shuffling are not part of this deployment: the server would see every upload; "
+            "leave the defense out, or use --engine local."
+        )
+    found = assemble(
+        grid,
+        settings=job.settings(),
+        clients=job.clients,
+        least=math.ceil(job.quorum * job.clients - 1e-9),
+        wait=job.wait,
+    )
+    status.note(rounds=config.rounds, clients={told.name: asdict(told) for told in found.values()})
+    classes = _agreed(list(found.values()))
+    needed = config.rounds or method.shares == "every"
+    engine = GridEngine(
+        grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(), timeout=job.timeout,
+        on_stage=lambda stage: _staged(status, stage),
+    )  # fmt: skip
+    trained = conduct(
+        method, engine, model_of(config, method, classes) if needed else None, config, Silent(), shield=shield,
+        quorum=job.quorum, checked=True, on_failure=lambda failure: status.add("failures", asdict(failure)),
+    )  # fmt: skip
+    save_trained(trained, folder / RUN)
+
+
+def _staged(status: Status, stage: Stage) -> None:
+    status.note(round=stage.round)
+    status.add("stages", asdict(stage))
+
+
+def _agreed(told: list[Introduction]) -> int:
+    """How many classes there are. Raises ClientFailedError where clients or the server run other software, or name others."""
+    for each in told:
+        if (each.fdgsec, each.code_sha256) != (__version__, code_sha256()):
+            raise ClientFailedError(
+                f"{each.name} runs fdgsec {each.fdgsec} (code {each.code_sha256[:12]}), the server {__version__} "
+                f"({code_sha256()[:12]}); install the same version everywhere."
+            )
+        if each.classes != told[0].classes:
+            raise ClientFailedError(
+                f"{each.name} has the classes {', '.join(each.classes)}; {told[0].name} has {', '.join(told[0].classes)}."
+            )
+    return len(told[0].classes)
+
+
+@client.query("fdgsec")
+def _take_part(message: Message, context: Context) -> Message:
+    return answer(message, context, member_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """Where a node stands: which client it is, of how many, where its images are and where it keeps what it remembers.
+
+    `own_data` says that all images under `data_root` are this client's; `required` are the defenses without which it takes
+    part in nothing; `secret` is the file of the seed of its noise, empty where that is drawn from the run's seed."""
+
+    partition: int
+    clients: int
+    data_root: Path | None
+    state: Path
+    own_data: bool = False
+    required: tuple[str, ...] = ()
+    secret: str = ""
+
+    @classmethod
+    def of(cls, context: Context) -> "Post":
+        """Read a node's own configuration. Raises UsageError."""
+        told = context.node_config
+        if "partition-id" not in told or "num-partitions" not in told:
+            raise UsageError("a node needs partition-id and num-partitions in its --node-config; use `fdgsec join`.")
+        simulated = os.environ.get(SIMULATION)
+        state = str(told.get("state", "")) or (f"{simulated}/state" if simulated else "")
+        if not state:
+            raise UsageError("a node needs a folder for what it remembers: state in its --node-config.")
+        root = str(told.get("data-root", ""))
+        return cls(
+            partition=int(told["partition-id"]), clients=int(told["num-partitions"]),
+            data_root=Path(root) if root else None, state=Path(state) / f"run-{context.run_id}",
+            own_data=bool(told.get("own-data", False)), required=tuple(json.loads(str(told.get("require-defenses", "[]")))),
+            secret=str(told.get("secret", "")),
+        )  # fmt: skip
+
+
+def member_of(settings: str, context: Context) -> Member:
+    """This node's client for the run that `settings` describe. Raises FdgsecError."""
+    return _member(settings, Post.of(context))
+
+
+@lru_cache(maxsize=16)
+def _member(settings: str, post: Post) -> Member:
+    purpose, config = settings_read(settings)
+    lacking = [text for text in post.required if text not in config.defenses]
+    if lacking:
+        raise UsageError(f"client:{post.partition} takes part in no run without --defense {lacking[0]}.")
+    method = method_of(config)
+    shield = shield_of(config, method)
+    if post.secret not in ("", "run"):
+        shield = replace(shield, seed=noise_seed(post.state, _secret_seed(Path(post.secret))))
+    person, classes = _person(purpose, config, post)
+    sizes = (
+        (0, 0) if shield.defenses else (len(person.data), 0 if person.validation is None else len(person.validation))
+    )
+    introduction = Introduction(  # a defense may have a client's size to hide
+        name=person.name, clients=post.clients, training=sizes[0], validation=sizes[1], classes=classes,
+        fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
+    )  # fmt: skip
+    consent = Consent(folder=post.state, name=person.name, method=method, rounds=config.rounds, clients=post.clients)
+    return Member(
+        client=person, method=method, shield=shield, blueprint=blueprint_of(config, method, len(classes)),
+        seed=config.seed, folder=post.state, consent=consent, introduction=introduction,
+    )  # fmt: skip
+
+
+def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tuple[str, ...]]:
+    """This node's client: its own images, or its part of a dataset that lies complete at the node."""
+    name = f"client:{post.partition}"
+    if post.own_data and purpose == "attack":
+        raise UsageError(f"{name} holds images of its own; train first, then `fdgsec attack --run DIR`.")
+    if post.own_data and config.roles == "aside":
+        raise UsageError(f"{name} holds images of its own, from which --roles aside cannot take any for the judge.")
+    if post.own_data:
+        images = load_dataset(
+            config.dataset, data_root=post.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
+        )
+        return with_validation(Client(name=name, data=images), seed=config.seed), tuple(images.class_names)
+    world = load_world(config, data_root=post.data_root, progress=Silent())
+    if purpose == "train":
+        clients, _ = split_sources(world, config)
+    else:
+        clients = attacked_clients(world, roles_of(world, seed=config.seed), config, method_of(config))
+    known = {each.name: each for each in clients}
+    if name not in known or len(known) != post.clients:
+        raise UsageError(
+            f"{name} of {post.clients} is not among the {len(known)} clients of this run; join with --of {len(known)}."
+        )
+    return known[name], tuple(world.dataset.class_names)
+
+
+def _secret_seed(path: Path) -> int:
+    """The seed of a node's noise: drawn the first time, 63 bits, readable by its owner alone."""
+    if not path.exists():
+        write_atomic(path, f"{secrets.randbits(63)}\n")
+        path.chmod(0o600)
+    try:
+        return int(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path} does not hold a seed; remove it, and a new one is drawn.") from error

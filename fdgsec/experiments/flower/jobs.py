@@ -1,0 +1,214 @@
+"""A federation on Flower as a job: what the server app is told, what it writes, and the run that comes of it.
+
+A job is a folder on the server's machine. `job.json` says what to run; the server app keeps `status.json` up to date and
+leaves the run in `run/`. Flower's own exit code is 0 even where the server app raised, so only the status counts."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.setup.run_federation import Trained
+from fdgsec.experiments.setup.world import blueprint_of
+from fdgsec.experiments.train import MODEL
+from fdgsec.federation.artifacts import ModelState, decode
+from fdgsec.federation.client_step import UNDEFENDED
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.progress import Progressive, warn
+
+Purpose = Literal["train", "attack"]
+"""Who the clients are: all images of the sources (train), or those that roles leave to the federation (attack)."""
+
+STATUS, ORDER, RUN, FACTS, CURVE = "status.json", "job.json", "run", "facts.json", "curve.json"
+
+
+class JobFailedError(FdgsecError):
+    """A federation on Flower that did not end well; `exit_code` is the one that its server app gave."""
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        """Keep the exit code beside the text."""
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a server app is told: the run's settings, how many clients there are, and how patient it is.
+
+    `quorum` is the share of clients that must answer a step, `timeout` how many seconds an answer may take, `wait` how long
+    nodes may take to come online. `deployed` says that clients are on machines of their own."""
+
+    config: RunConfig
+    purpose: Purpose
+    clients: int
+    quorum: float = 1.0
+    timeout: float = 600.0
+    wait: float = 300.0
+    deployed: bool = True
+
+    def settings(self) -> str:
+        """What clients are told: attacks are none of their business."""
+        told = replace(self.config, attacks=(), attack_options={}, adversary="server")
+        return json.dumps({"purpose": self.purpose, "config": told.document()}, sort_keys=True)
+
+    def write(self, folder: Path) -> None:
+        """Write job.json."""
+        document = {
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "config": self.config.document(),
+        }
+        write_atomic(folder / ORDER, json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> "Job":
+        """Read job.json. Raises UsageError."""
+        try:
+            told = json.loads((folder / ORDER).read_text())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{folder / ORDER} cannot be read: {error}.") from error
+        return cls(**{**told, "config": build(RunConfig, told["config"], where=f"{folder / ORDER}: config")})
+
+
+def settings_read(text: str) -> tuple[Purpose, RunConfig]:
+    """Read `Job.settings`. Raises UsageError."""
+    try:
+        told = json.loads(text)
+        purpose, config = told["purpose"], told["config"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"the settings of this run cannot be read: {error}.") from error
+    if purpose not in ("train", "attack") or not isinstance(config, dict):
+        raise UsageError(f"the settings of this run name the purpose {purpose!r}; train and attack are known.")
+    return purpose, build(RunConfig, config, where="run")
+
+
+@dataclass(eq=False)
+class Status:
+    """How far a job is, written after every change: status, exit code, round, who failed when and why, and its stages."""
+
+    folder: Path
+    document: dict[str, Any] = field(
+        default_factory=lambda: {
+            "status": "running", "exit_code": None, "error": "", "round": 0, "rounds": 0, "clients": {}, "failures": [],
+            "stages": [],
+        }
+    )  # fmt: skip
+
+    def note(self, **changes: object) -> None:
+        """Change fields and write the file."""
+        self.document |= changes
+        write_atomic(self.folder / STATUS, json.dumps(self.document, indent=1) + "\n")
+
+    def add(self, name: Literal["failures", "stages"], entry: Mapping[str, object]) -> None:
+        """Append to a list and write the file."""
+        self.note(**{name: [*self.document[name], dict(entry)]})
+
+
+def save_trained(trained: Trained, folder: Path) -> None:
+    """Leave a finished run in `folder`: model, curve, facts, and the transcript last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if trained.model is not None:
+        write_atomic(folder / MODEL, trained.model.state.encode())
+    write_atomic(folder / CURVE, json.dumps(list(trained.curve)) + "\n")
+    order = [] if trained.model is None else list(trained.model.state.state)  # files do not keep it
+    facts = {
+        "kept_round": trained.kept_round, "order": order, "guarantees": [dict(each) for each in trained.guarantees]
+    }  # fmt: skip
+    write_atomic(folder / FACTS, json.dumps(facts) + "\n")
+    trained.transcript.save(folder)
+
+
+def load_trained(folder: Path, blueprint: Blueprint) -> Trained:
+    """Read a run that `save_trained` left; `blueprint` says how to build its network. Raises ArtifactError or DataError."""
+    try:
+        facts, curve = json.loads((folder / FACTS).read_text()), json.loads((folder / CURVE).read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder} holds no finished run: {error}.") from error
+    stored, model = folder / MODEL, None
+    if stored.exists():
+        state = decode(stored.read_bytes(), source=str(stored))
+        if not isinstance(state, ModelState):
+            raise DataError(f"{stored} holds {state.kind}; ModelState was expected.")
+        model = GlobalModel(
+            blueprint=blueprint, state=ModelState(state={name: state.state[name] for name in facts["order"]})
+        )
+    return Trained(
+        model=model, transcript=Transcript.load(folder), curve=curve, kept_round=int(facts["kept_round"]),
+        guarantees=facts["guarantees"],
+    )  # fmt: skip
+
+
+Runner = Callable[[Path, Job], None]
+"""Runs the job in a folder to its end: Flower's simulation, or a SuperLink. Raises FdgsecError where it cannot start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowerFederation:
+    """A federation that `runner` runs on Flower.
+
+    Calling it is what `fdgsec.experiments.setup.run_federation.federate` is for this process."""
+
+    runner: Runner
+    purpose: Purpose = "train"
+    quorum: float = 1.0
+    timeout: float = 600.0
+    wait: float = 300.0
+    deployed: bool = True
+
+    def __call__(
+        self,
+        method: Method,
+        members: Sequence[Client],
+        model: GlobalModel | None,
+        config: RunConfig,
+        progress: Progressive,
+        *,
+        shield: Shield = UNDEFENDED,
+    ) -> Trained:
+        """Run the job in a folder of its own, and give what it left. Raises JobFailedError."""
+        return self.run(method, config, clients=len(members), progress=progress)
+
+    def run(self, method: Method, config: RunConfig, *, clients: int, progress: Progressive) -> Trained:
+        """Run `config` among `clients` clients, wherever their images are. Raises JobFailedError."""
+        job = Job(
+            config=config, purpose=self.purpose, clients=clients, quorum=self.quorum, timeout=self.timeout, wait=self.wait,
+            deployed=self.deployed,
+        )  # fmt: skip
+        folder = Path(tempfile.mkdtemp(prefix="fdgsec-job-"))  # stays where the job fails: errors name its logs
+        job.write(folder)
+        progress.update("federation on Flower", 0, 1)
+        self.runner(folder, job)
+        status = finished_status(folder)
+        progress.update("federation on Flower", 1, 1)
+        trained = load_trained(folder / RUN, blueprint_of(config, method, len(classes_of(status))))
+        shutil.rmtree(folder, ignore_errors=True)
+        return replace(trained, federation=status)
+
+
+def classes_of(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes that the clients of a job agree on."""
+    return tuple(next(iter(status["clients"].values()))["classes"])
+
+
+def finished_status(folder: Path) -> dict[str, Any]:
+    """Read the status of a job that ended well; clients that failed on the way are named on stderr.
+
+    Raises JobFailedError for any other."""
+    path = folder / STATUS
+    if not path.exists():
+        raise JobFailedError(f"the federation left no {STATUS}: its server app never began; see Flower's log.")
+    told: dict[str, Any] = json.loads(path.read_text())
+    for failure in told["failures"]:
+        warn("round {round}: {client} failed in {step}: {reason}".format(**failure))
+    if told["status"] != "done":
+        raise JobFailedError(
+            str(told["error"] or "the server app ended before it was done."), int(told["exit_code"] or 1)
+        )
+    return told

@@ -1,0 +1,194 @@
+"""The verb `join`: a Flower node that takes part in a federation with this machine's images."""
+
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key, write_private
+from fdgsec.federation.engines.flower.commands import Node, Setting, typed
+from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
+from fdgsec.federation.engines.flower.foreground import News, alone, until_told
+from fdgsec.federation.engines.flower.processes import supernode
+from fdgsec.federation.engines.flower.running import FlowerFailedError, Running, free_port, telling_line
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import names
+
+POLL, AGAIN = 0.2, 3.0
+"""Seconds between two looks at the node, and between two attempts to join."""
+PLAIN = (
+    "# started so, it runs whatever app its server sends; write `python -m fdgsec.federation.engines.flower.node_limits` for",
+    "# flower-supernode, as `fdgsec join` does, and it runs fdgsec's own alone.",
+)
+UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
+"""By these Flower's server says that it does not know a node's key."""
+SEED_BITS = 63
+RUN = "run"
+"""Instead of the file of a node's secret seed: the node's noise is drawn from the run's seed, which the server knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joining:
+    """What `fdgsec join` was asked for. Raises UsageError where it does not go together.
+
+    `own_data`: everything under `data_root` is this client's, else it is client `partition` of a partition into `clients`.
+    `required` are defenses without which the node takes part in nothing. `secret` is the file with the seed of its noise,
+    made in `state` where none is named; `reproducible` draws from the run's seed instead. `patience` is how many seconds the
+    server may take to come up, and to get to know this node's key."""
+
+    server: str
+    partition: int
+    clients: int
+    state: Path
+    ca: Path | None = None
+    key: Path | None = None
+    data_root: Path | None = None
+    own_data: bool = False
+    required: Sequence[str] = ()
+    secret: Path | None = None
+    reproducible: bool = False
+    port: int | None = None
+    insecure: bool = False
+    patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.partition < self.clients:
+            raise UsageError(
+                f"--partition must lie in 0..M-1 of --of M; got {self.partition} of {self.clients} (counted from 0)."
+            )
+        if self.insecure and (self.ca or self.key):
+            raise UsageError("--insecure joins without certificate and key; leave --ca and --key out, or --insecure.")
+        if not self.insecure and not (self.ca and self.key):
+            raise UsageError(
+                "join needs --ca (the server's ca.crt) and --key (make one: `fdgsec join --new-key FILE`); to join without "
+                "TLS, type --insecure."
+            )
+        if self.secret and self.reproducible:
+            raise UsageError("--secret and --reproducible exclude each other.")
+        if self.own_data and self.data_root is None:
+            raise UsageError("--own-data needs --data-root: the folder that holds this client's images.")
+        if self.data_root is not None and not self.data_root.exists():
+            raise UsageError(f"--data-root {self.data_root} is not there.")
+        for text in self.required:
+            if (name := text.partition(":")[0]) not in names("defenses"):
+                raise unknown_name("defense", name, names("defenses"))
+
+
+def join_commands(joining: Joining) -> list[str]:
+    """Prepare the folder as `join` does, and give the line that does the same by hand."""
+    return [typed("flower-supernode", _node(joining).arguments(), home=_home(joining)), *PLAIN]
+
+
+def join(joining: Joining, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+    """Take part until a signal comes, again and again where the server lets this node go (it was started anew).
+
+    `say` gets what the operator needs to know, `log` Flower's own lines. Raises UsageError for wrong input,
+    UnreachableError where there is no such server, FlowerFailedError where it does not let this node in."""
+    with alone(joining.state / "join.lock") as first:
+        if not first:
+            raise UsageError(f"--state {joining.state} is in use by another `fdgsec join`; each node needs its own.")
+        node = _node(joining)
+        with until_told():
+            _reach(node.server, time.monotonic() + joining.patience)
+            _take_part(joining, node, say, log)
+        say("stopped.")
+
+
+def _take_part(joining: Joining, node: Node, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+    met, deadline = False, time.monotonic() + joining.patience
+    while True:
+        try:
+            with supernode(node, home=_home(joining), log=joining.state / "supernode.log") as run:
+                say(f"client:{joining.partition} of {joining.clients} has joined {node.server.address}.")
+                met = True
+                _watch(run, log)
+                end = f"the node ended with code {run.process.returncode}: {telling_line(run.text())}"
+            say(f"{end if run.process.returncode else 'the server has let this node go'}; joining again.")
+            deadline = time.monotonic() + joining.patience
+        except FlowerFailedError as error:
+            unknown = any(code in str(error) for code in UNKNOWN_KEY)
+            if time.monotonic() > deadline or not (unknown or met):
+                raise (_unknown_key(joining, node) if unknown else error) from None
+            say(f"{_unknown_key(joining, node) if unknown else error}; trying again.")
+        time.sleep(AGAIN)
+        _reach(node.server, None if met else deadline)
+
+
+def _watch(run: Running, log: Callable[[str], None]) -> None:
+    news = News(run, log)
+    while run.process.poll() is None:
+        news.pass_on()
+        time.sleep(POLL)
+    news.pass_on()
+
+
+def _unknown_key(joining: Joining, node: Node) -> FlowerFailedError:
+    return FlowerFailedError(
+        f"{node.server.address} does not know this node's key; take {joining.key}.pub there: `fdgsec serve --register FILE.pub`"
+    )
+
+
+def _reach(server: Connection, deadline: float | None) -> None:
+    """Return once the server answers. Raises UnreachableError: at once for a wrong one, for none at all at `deadline`."""
+    while True:
+        try:
+            ask(server, "/health")
+            return
+        except AbsentError:
+            if deadline is not None and time.monotonic() > deadline:
+                raise
+        time.sleep(POLL)
+
+
+def _home(joining: Joining) -> Path:
+    return joining.state / "flower"
+
+
+def _node(joining: Joining) -> Node:
+    """Check the files that were named, and make the folder with the node's secret. Raises UsageError."""
+    server = Connection(address=joining.server, ca=joining.ca)
+    if joining.ca is not None and joining.key is not None:
+        check_certificate(joining.ca)
+        check_node_key(joining.key)
+        if stat.S_IMODE(joining.key.stat().st_mode) & 0o077:
+            raise UsageError(f"others can read {joining.key}; run: chmod 600 {joining.key}")
+    joining.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key = joining.key.resolve() if joining.key else None
+    ca = joining.ca.resolve() if joining.ca else None
+    return Node(
+        server=Connection(address=server.address, ca=ca), key=key, port=joining.port or free_port(),
+        settings=_settings(joining),
+    )  # fmt: skip
+
+
+def _settings(joining: Joining) -> dict[str, Setting]:
+    settings: dict[str, Setting] = {
+        "partition-id": joining.partition, "num-partitions": joining.clients, "state": str(joining.state.resolve()),
+        "secret": _secret(joining),
+    }  # fmt: skip
+    root = joining.data_root or (Path(given) if (given := os.environ.get("FDGSEC_DATA")) else None)
+    if root is not None:
+        settings["data-root"] = str(root.resolve())
+    if joining.own_data:
+        settings["own-data"] = True
+    if joining.required:
+        settings["require-defenses"] = json.dumps(list(joining.required))
+    return settings
+
+
+def _secret(joining: Joining) -> str:
+    """The file with the seed of the node's noise, RUN where there is none."""
+    if joining.reproducible:
+        return RUN
+    path = joining.secret or joining.state / "secret.seed"
+    if not path.exists():
+        write_private(path, f"{secrets.randbits(SEED_BITS)}\n".encode())
+    try:
+        int(path.read_text())
+    except (OSError, ValueError):
+        raise UsageError(f"{path} holds no seed; expected one whole number (remove it, and one is drawn).") from None
+    return str(path.resolve())

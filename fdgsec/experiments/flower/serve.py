@@ -1,0 +1,213 @@
+"""The verb `serve`: a Flower server for one federation, with its certificates and the nodes that it lets in.
+
+The folder is the truth: `nodes/` holds the public key of every node that may join. A server learns them when it starts and
+whenever that folder changes; it keeps nothing else from one start to the next, so that no database fills with what clients
+sent."""
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from fdgsec.federation.engines.flower.certificates import (
+    certificate_gap,
+    certificate_names,
+    create_authority,
+    create_server_certificate,
+    is_name,
+    public_key,
+)
+from fdgsec.federation.engines.flower.commands import Server, Tls, typed
+from fdgsec.federation.engines.flower.connection import address_of
+from fdgsec.federation.engines.flower.foreground import News, alone, until_told
+from fdgsec.federation.engines.flower.processes import superlink
+from fdgsec.federation.engines.flower.running import FlowerFailedError
+from fdgsec.federation.engines.flower.superlink_control import NAME, Control
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.files import write_atomic
+
+POLL, LOOK = 0.2, 2.0
+"""Seconds between two looks at the server, and between two at the folder of keys."""
+PLAIN = (
+    "# started so, it takes runs and keys from whoever reaches the port: put a firewall before /v1/control and /v1/runtime,",
+    "# or write `python -m fdgsec.federation.engines.flower.server_limits` for flower-superlink, as `fdgsec serve` does.",
+)
+ANYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """What `fdgsec serve` was asked for. Raises UsageError where it does not go together.
+
+    `names` are those by which nodes reach the server, `allowed` nodes' public keys (files, or folders of *.pub); without
+    `host` it listens everywhere, when `insecure` at loopback."""
+
+    folder: Path
+    host: str | None = None
+    port: int = 9191
+    names: Sequence[str] = ()
+    allowed: Sequence[Path] = ()
+    renew: bool = False
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        if self.insecure and (self.names or self.allowed or self.renew):
+            raise UsageError(
+                "--insecure serves without certificates and keys; leave --name, --register, --allow, --renew out."
+            )
+        if not 0 < self.port < 65536:
+            raise UsageError(f"--port must lie in 1..65535; got {self.port}.")
+
+    @property
+    def nodes(self) -> Path:
+        """Where the public keys of those are that may join."""
+        return self.folder / "nodes"
+
+    @property
+    def home(self) -> Path:
+        """Where Flower keeps its own files."""
+        return self.folder / "flower"
+
+
+def serve_commands(serving: Serving) -> list[str]:
+    """Prepare the folder as `serve` does, and give the lines that do the same by hand: the server, then every node's key."""
+    server = _prepared(serving)
+    _admit(serving)
+    Control(connection=server.connection, home=serving.home).write()
+    keys = [["supernode", "register", str(key.resolve()), NAME] for key in sorted(serving.nodes.glob("*.pub"))]
+    plain = typed("flower-superlink", server.arguments(), home=serving.home)
+    return [plain, *PLAIN, *(typed("flwr", words, home=serving.home) for words in keys)]
+
+
+def serve(serving: Serving, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+    """Serve until a signal comes; `say` gets what the operator needs to know, `log` Flower's own lines.
+
+    Where the folder's server runs already, new keys are left for it, and that is all. Raises UsageError for wrong input,
+    FlowerFailedError where the server does not start or ends by itself."""
+    with alone(serving.folder / "serve.lock") as first:
+        if not first:
+            _leave_keys(serving, say)
+            return
+        server = _prepared(serving)
+        _admit(serving)
+        with until_told():
+            _serve(serving, server, say, log)
+        say("stopped.")
+
+
+def _serve(serving: Serving, server: Server, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+    with superlink(server, home=serving.home, log=serving.folder / "superlink.log") as link:
+        for line in _greeting(serving, server):
+            say(line)
+        news = News(link, log)
+        door = _Door(Control(connection=server.connection, home=serving.home), serving.nodes, say)
+        looked = 0.0
+        while True:
+            news.pass_on()
+            link.check("SuperLink")
+            if server.tls is not None and time.monotonic() - looked > LOOK:
+                door.update()
+                looked = time.monotonic()
+            time.sleep(POLL)
+
+
+def _greeting(serving: Serving, server: Server) -> list[str]:
+    where = address_of(server.host, server.port)
+    if server.tls is None:
+        return [f"serving at {where} WITHOUT TLS: whoever reaches it may join, and read and alter what is sent."]
+    names = ", ".join(certificate_names(server.tls.certificate))
+    return [
+        f"serving at {where}, with TLS and node authentication, as {names}.",
+        f"copy to every node: {server.tls.ca.resolve()}",
+        f"let a node in: put its public key into {serving.nodes.resolve()}, or `fdgsec serve {serving.folder} --register FILE.pub`",
+        "runs and keys are taken from this machine alone: `fdgsec train --engine flower` here.",
+    ]
+
+
+class _Door:
+    """Lets in whose public key is in a folder, and out whose is not any more."""
+
+    def __init__(self, control: Control, folder: Path, say: Callable[[str], None]) -> None:
+        self.control, self.folder, self.say = control, folder, say
+        self.known: dict[Path, tuple[bytes, str]] = {}
+
+    def update(self) -> None:
+        """Compare the folder with what the server knows."""
+        found: dict[Path, bytes] = {}
+        for path in sorted(self.folder.glob("*.pub")):
+            with suppress(OSError):  # gone meanwhile
+                found[path] = path.read_bytes()
+        for path, (text, node) in list(self.known.items()):
+            if found.get(path) != text:
+                del self.known[path]
+                if node:
+                    self._try(partial(self.control.unregister, node), f"{path.stem} may not join any more.")
+        for path, text in found.items():
+            if path not in self.known:
+                node = self._try(partial(self.control.register, path), f"{path.stem} may join.")
+                self.known[path] = (text, node)
+
+    def _try(self, change: Callable[[], str | None], done: str) -> str:
+        try:
+            node = change() or ""
+        except FlowerFailedError as error:
+            self.say(str(error))  # one bad key does not end the others' server
+            return ""
+        self.say(done)
+        return node
+
+
+def _leave_keys(serving: Serving, say: Callable[[str], None]) -> None:
+    if not serving.allowed:
+        raise UsageError(f"{serving.folder} is served already, by another `fdgsec serve`.")
+    _admit(serving)
+    say(f"left for the server that runs in {serving.folder}; it lets the keys in within seconds.")
+
+
+def _prepared(serving: Serving) -> Server:
+    """Make the folder and its certificates where they are missing. Raises UsageError where those there do not do."""
+    serving.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if serving.insecure:
+        return Server(host=serving.host or "127.0.0.1", port=serving.port, tls=None)
+    serving.nodes.mkdir(exist_ok=True)
+    host = serving.host or ANYWHERE[0]
+    folder = serving.folder
+    tls = Tls(ca=folder / "ca.crt", certificate=folder / "server.pem", key=folder / "server.key")
+    if not tls.ca.exists():
+        create_authority(folder)
+    needed = [*serving.names, *([] if host in ANYWHERE else [host])]
+    if not tls.certificate.exists():
+        create_server_certificate(folder, [*needed, *_own_name()], overwrite=True)
+    elif serving.renew:
+        create_server_certificate(folder, [*certificate_names(tls.certificate), *needed], overwrite=True)
+    elif gap := certificate_gap(tls.certificate, needed):
+        raise UsageError(f"{gap}; issue another with --renew (nodes keep their ca.crt).")
+    return Server(host=host, port=serving.port, tls=tls)
+
+
+def _own_name() -> list[str]:
+    name = socket.gethostname()
+    return [name] if is_name(name) else []
+
+
+def _admit(serving: Serving) -> None:
+    """Copy the keys that were named to the folder of those that may join. Raises UsageError for what is no public key."""
+    keys: list[Path] = []
+    for path in serving.allowed:
+        found = sorted(path.glob("*.pub")) if path.is_dir() else [path]
+        if not found:
+            raise UsageError(f"{path} holds no public key (*.pub).")
+        keys += found
+    held = {public_key(path): path for path in serving.nodes.glob("*.pub")} if keys else {}
+    for key in keys:
+        line = public_key(key)
+        if line in held:
+            continue
+        target = serving.nodes / f"{key.name.removesuffix('.pub')}.pub"
+        if target.exists():
+            raise UsageError(f"{target} holds another key; rename {key}, or remove that one first.")
+        write_atomic(target, f"{line}\n")
+        held[line] = target

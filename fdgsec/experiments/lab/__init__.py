@@ -1,0 +1,1 @@
+"""Simulated runs that answer what an attack asks for."""

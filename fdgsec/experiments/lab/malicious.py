@@ -1,0 +1,155 @@
+"""Runs in which the adversary's client forges what it sends, beside the same runs in which it does not."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.sampling import uniform
+from fdgsec.experiments.lab.simulator import Cases, Instruments
+from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
+from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
+from fdgsec.threats.answers import Harm
+from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.paired_runs import Run, Setting, compared, displacement, honest_run, hostile_run
+
+
+def hostile(lab: Instruments, request: Request) -> Cases:
+    """For each of `count` seeds one honest run, and one for each intruder in the place of the adversary's client.
+
+    Seeds are the run's and those that follow; clients are the run's, each with at most `records` of its images. Without
+    training (`rounds` 0) the exchange alone is run. An intruder of whom one run is enough (`once`) is not asked again. An
+    adversary that is no client has no cases."""
+    forger = _forger(lab)
+    result: Cases = []
+    if forger is None:
+        return result
+    setting = Setting(
+        method=lab.method,
+        members=_members(lab, request.records),
+        shield=lab.shield,
+        guards=lab.guards,
+        measured=_measured(lab),
+    )
+    rounds, settled = min(request.rounds, lab.rounds), set[Intruder]()
+    for number in range(request.count):
+        seed = lab.seed + number
+        model = _start(lab, seed, rounds)
+        honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
+        for intruder in request.intruders:
+            if intruder in settled:
+                continue
+            other = hostile_run(setting, seed=seed, rounds=rounds, model=model, intruders={forger: intruder})
+            coins = lab.coins("hostile", intruder.kind, intruder.name, number)
+            harm = compared(honest, other, setting=setting, forgers=[forger], rng=coins)
+            result.append((_case(request, forger, intruder), Truth(harm=harm)))
+            if intruder.once and (harm.hostile.refused or harm.harmless):
+                settled.add(intruder)
+    return result
+
+
+def _forger(lab: Instruments) -> str | None:
+    names = {client.name for client in lab.clients}
+    return next((party for party in lab.adversary.parties if party in names), None)
+
+
+def _members(lab: Instruments, most: int) -> list[Client]:
+    """The run's clients with `most` of their training images, drawn evenly (0: all)."""
+    if not most:
+        return list(lab.clients)
+    return [
+        replace(
+            client, data=client.data.subset(uniform(client.data, most, lab.coins("hostile", client.name)).sort().values)
+        )
+        for client in lab.clients
+    ]
+
+
+def _measured(lab: Instruments) -> dict[str, DomainDataset]:
+    """The unseen domain, and of the others the images that nobody trains on: what models learn first."""
+    held = lab.roles.held_out
+    seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(lab.sources)))}
+    return seen if lab.unseen is None else {"unseen domain": lab.unseen, **seen}
+
+
+def _start(lab: Instruments, seed: int, rounds: int) -> GlobalModel | None:
+    """The initial model of a seed; the run's own where nobody can draw another."""
+    if not rounds and lab.method.shares != "every":
+        return None
+    return lab.model if lab.initial is None else lab.initial(seed)
+
+
+def _case(request: Request, forger: str, intruder: Intruder, where: Mapping[str, str | int] | None = None) -> Case:
+    """What the adversary sees of such runs is no part of the question: harm is there or not, whoever looks."""
+    return Case(
+        request=request.kind, views=(), victim=forger,
+        slice={"artifact": intruder.kind, "forgery": intruder.name, **(where or {})},
+    )  # fmt: skip
+
+
+def breakdown(lab: Instruments, request: Request) -> Cases:
+    """Exchanges of clients of one domain each, of which the first `hostile` many, domains in turn, forge alike.
+
+    For each of `count` draws of clients, each intruder and each number of hostile clients: how far the style that the
+    method publishes is moved (FISC's interpolation style), and how far the mean, the median, the trimmed mean and Krum's
+    choice of the same uploads are. Nothing where the pools have too few images for all clients, or nobody forges."""
+    pools = [lab.others(domain) for domain in lab.sources]
+    per_pool = -(-request.clients // len(pools))
+    result: Cases = []
+    if _forger(lab) is None or min(len(pool) for pool in pools) < request.records * per_pool:
+        return result
+    for number in range(request.count):
+        orders = [
+            torch.randperm(len(pool), generator=lab.coins("breakdown", number, place))
+            for place, pool in enumerate(pools)
+        ]
+        members = []
+        for client in range(request.clients):
+            which, turn = client % len(pools), client // len(pools)
+            rows = orders[which][turn * request.records : (turn + 1) * request.records]
+            members.append(Client(name=f"client:{client}", data=pools[which].subset(rows)))
+        method = lab.method.fitting(len(members))
+        setting = Setting(method=method, members=members, shield=lab.shield, guards=lab.guards)
+        honest = honest_run(setting, seed=lab.seed + number, rounds=0, model=None, forger="client:0")
+        for intruder in request.intruders:
+            for count in request.hostile:
+                crowd = {client.name: intruder for client in members[:count]}
+                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, intruders=crowd)
+                where: dict[str, str | int] = {"hostile": count, "clients": len(members)}
+                truth = Truth(harm=_broken(honest, other, crowd=count))
+                result.append((_case(request, "client:0", intruder, where), truth))
+    return result
+
+
+def _broken(honest: Run, hostile: Run, *, crowd: int) -> Harm:
+    if hostile.outcome.ended:
+        return Harm(honest=honest.outcome, hostile=hostile.outcome)
+    kind, last = InterpolationStyle.kind, len(honest.uploads) - 1
+    pair = [(run.received.get((kind, f"client:{last}"))) for run in (honest, hostile)]  # the last client is honest
+    published = None if pair[0] is None or pair[1] is None else displacement([(pair[0], pair[1])])
+    moved = {} if published is None else {kind: published}
+    before, after = (_stacked(run.uploads) for run in (honest, hostile))
+    for name, centre in _centres(len(before), crowd=crowd).items():
+        start = centre(before)
+        moved[name] = float((centre(after) - start).norm() / start.norm())
+    return Harm(honest=honest.outcome, hostile=hostile.outcome, displacement=moved)
+
+
+def _stacked(uploads: Mapping[str, StyleStatistics]) -> Tensor:
+    """All clients' styles in the order of their numbers, (N, 2C) float64."""
+    ordered = sorted(uploads, key=lambda name: int(name.partition(":")[2]))
+    return torch.stack([torch.cat([uploads[name].mean, uploads[name].std]) for name in ordered]).double()
+
+
+def _centres(clients: int, *, crowd: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The centres of fdgsec.federation.robust_statistics that so many clients have, those of guards: each knows how many are hostile."""
+    found: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda rows: rows.mean(0), "median": median}
+    if crowd < clients / 2:
+        found["trimmed-mean"] = lambda rows: trimmed_mean(rows, trim=crowd)
+    if clients > 2 * crowd + 2:
+        found["krum"] = lambda rows: rows[krum(rows, hostile=crowd)]
+    return found

@@ -1,0 +1,262 @@
+"""Runs among re-drawn clients, so that clients are independent units and members come from the same draw as others."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.membership.image_styles import random_crops
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.data.sampling import skewed, uniform
+from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded, shown_images
+from fdgsec.federation.method import CLUSTER_SIZES, State
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.attack import Case, Request, Truth
+
+CANDIDATES = 150
+"""Members asked about per membership case, and as many non-members."""
+LEAST_OUTSIDE = 30
+"""Images that must be left outside a re-drawn client."""
+CROPPED = 0.8
+"""Least share of the area that a random crop keeps, as in training (fdgsec.nn.training.plan)."""
+
+
+def resampled_clients(lab: Instruments, request: Request) -> Cases:
+    """Re-draw clients from all images of a domain that the adversary does not hold; who was not drawn is a non-member.
+
+    Every image is a member of some clients and not of others, so that what is odd about an image or about the
+    adversary's reference favours neither answer, and clients are independent units for an interval. With a fixed
+    set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%."""
+    result: Cases = []
+    for domain in lab.sources:
+        where = lab.domain_name(domain)
+        pool = lab.others(domain)
+        if len(pool) < request.records + LEAST_OUTSIDE:
+            continue
+        drawn: list[DomainDataset] = []
+        for number in range(request.count):
+            rng = lab.coins("resampled", domain, request.records, number)
+            order = torch.randperm(len(pool), generator=rng)
+            drawn.append(pool.subset(order[: request.records]))
+        observed = lab.exchange(drawn, name=f"resampled:{domain}:{request.records}")
+        view = lab.view(observed)
+        for number, data in enumerate(drawn):
+            rng = lab.coins("resampled", domain, request.records, number)
+            order = torch.randperm(len(pool), generator=rng)
+            outside = order[request.records :]
+            asked = min(CANDIDATES, len(data), len(outside))
+            both = torch.cat([order[:asked], outside[:asked]])
+            mixed = torch.randperm(2 * asked, generator=rng)
+            case = Case(
+                request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
+                domain=where, slice={"domain": where, "n_per_client": request.records},
+                candidates=blinded(pool.subset(both[mixed])),
+            )  # fmt: skip
+            truth = Truth(
+                members=mixed < asked,
+                domains=torch.tensor([domain]),
+                statistic=lab.statistic_of(data).mean(0, keepdim=True),
+            )
+            result.append((case, truth))
+    return result
+
+
+def halves(lab: Instruments, request: Request) -> Cases:
+    """Two releases of each of `count` clients: of disjoint halves, or (sessions) of all its images both times."""
+    groups = [[domain] for domain in lab.sources] if request.scheme != "domain" else [list(lab.sources)]
+    return [pair for group in groups for pair in _halves_of(lab, request, group)]
+
+
+def _halves_of(lab: Instruments, request: Request, domains: list[int]) -> Cases:
+    """Draw the clients of one population from disjoint images; sessions release all of a client's, twice.
+
+    Were they drawn independently, the first half of one client would share images with the second halves of others
+    but never with its own, and its true partner would look farther away than chance. They come under new names, so
+    that even whoever knows the domain of every client is not told theirs."""
+    pools = [lab.others(domain) for domain in domains]
+    per_pool = -(-request.count // len(pools))
+    records = request.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
+    again = request.kind == "sessions"
+    firsts, seconds = [], []
+    left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
+    for number in range(request.count):
+        which = number % len(pools)
+        rng = lab.coins("halves", request.scheme, *domains, number)
+        remaining = left[which].nonzero().flatten()
+        pool = pools[which].subset(remaining)
+        draw = skewed if request.scheme == "dirichlet" else uniform
+        chosen = draw(pool, 2 * records, rng)
+        left[which][remaining[chosen]] = False
+        firsts.append(pool.subset(chosen if again else chosen[:records]))
+        seconds.append(pool.subset(chosen if again else chosen[records:]))
+    order = torch.randperm(request.count, generator=lab.coins("halves-order", request.scheme, *domains))
+    held = 2 * records if again else records
+    slices: dict[str, str | int] = {"clients": request.scheme, "n_per_client": held}
+    if len(domains) == 1:
+        slices["domain"] = lab.domain_name(domains[0])
+    name = f"{request.kind}:{request.scheme}:{domains}"
+    view_a = lab.view(lab.exchange(firsts, name=f"{name}:A"))
+    view_b = lab.view(lab.exchange([seconds[int(i)] for i in order], name=f"{name}:B", turn=int(again)))
+    place = {int(client): position for position, client in enumerate(order)}
+    result: Cases = []
+    for half, view in (("A", view_a), ("B", view_b)):
+        for number in range(request.count):
+            case = Case(
+                request=request.kind, views=(view,), victim=f"client:{number + 1}", records=held,
+                slice={**slices, "half": half},
+            )  # fmt: skip
+            result.append((case, Truth(partner=place[number] if half == "A" else None)))
+    return result
+
+
+def rounds(lab: Instruments, request: Request) -> Cases:
+    """Clients seen in several exchanges under their names, `count` per domain; candidates are half theirs.
+
+    A candidate is a member where any of the exchanges released it (per-image releases), or where it is the client's
+    (pooled ones). With the scheme "crops" styles are taken of a random crop of each image, as training would see it."""
+    result: Cases = []
+    for domain in lab.sources:
+        where, pool = lab.domain_name(domain), lab.others(domain)
+        if len(pool) < request.records + LEAST_OUTSIDE:
+            continue
+        orders = [
+            torch.randperm(len(pool), generator=lab.coins("rounds", domain, request.records, number))
+            for number in range(request.count)
+        ]
+        drawn = [pool.subset(order[: request.records]) for order in orders]
+        name, held, extraction = f"rounds:{domain}:{request.records}", drawn, dict[str, str | int]()
+        if request.scheme == "crops":
+            coins = lab.coins("rounds-crops", domain, request.records)
+            held = [random_crops(data, least=CROPPED, rng=child(coins, n)) for n, data in enumerate(drawn)]
+            name, extraction = f"{name}:crops", {"extraction": "random crop"}
+        observed = [lab.exchange(held, name=name, turn=turn) for turn in range(request.rounds)]
+        views = tuple(lab.view(one) for one in observed)
+        for number, (data, order) in enumerate(zip(drawn, orders, strict=True)):
+            client = f"client:{number + 1}"
+            shown = [shown_images(data, one.states[client]) for one in observed]
+            seen = (
+                set(data.ids)
+                if None in shown
+                else {name for images in shown if images is not None for name in images.ids}
+            )
+            asked = pool.subset(order[: 2 * request.records])
+            asked = asked.subset(torch.randperm(len(asked), generator=lab.coins("rounds-order", domain, number)))
+            case = Case(
+                request="rounds", views=views, victim=client, records=len(data), domain=where,
+                slice={"domain": where, "n_per_client": request.records, **extraction}, candidates=blinded(asked),
+            )  # fmt: skip
+            members = torch.tensor([name in seen for name in asked.ids])
+            sizes = _cluster_sizes(data, observed[-1].states[client], asked)
+            result.append((case, Truth(members=members, cluster_sizes=sizes)))
+    return result
+
+
+def _cluster_sizes(data: DomainDataset, state: State, asked: DomainDataset) -> Tensor | None:
+    """How many images are in the cluster of each candidate, 0 of one that is not the client's; None without clusters."""
+    if CLUSTER_SIZES not in state:
+        return None
+    sizes = dict(zip(data.ids, state[CLUSTER_SIZES].tolist(), strict=True))
+    return torch.tensor([sizes.get(name, 0) for name in asked.ids])
+
+
+def mixtures(lab: Instruments, request: Request) -> Cases:
+    """Clients with skewed shares of classes, `count` per domain, or of domains, `count` in all."""
+    together = request.scheme == "domains"
+    groups = [list(lab.sources)] if together else [[domain] for domain in lab.sources]
+    result: Cases = []
+    for domains in groups:
+        pool = join([lab.others(domain) for domain in domains])
+        if len(pool) < request.records + LEAST_OUTSIDE:
+            continue
+        draw = partial(skewed, by="domains" if together else "labels")
+        drawn = [
+            pool.subset(draw(pool, request.records, lab.coins("mixtures", *domains, request.records, number)))
+            for number in range(request.count)
+        ]
+        view = lab.view(lab.exchange(drawn, name=f"mixtures:{domains}:{request.records}"))
+        where = "mixed" if together else lab.domain_name(domains[0])
+        for number, data in enumerate(drawn):
+            case = Case(
+                request="mixtures", views=(view,), victim=f"client:{number + 1}", records=len(data), domain=where,
+                slice={"domain": where, "n_per_client": request.records},
+            )  # fmt: skip
+            result.append((case, Truth(
+                proportions=_shares(data.labels, len(data.class_names)),
+                domain_shares=_shares(data.domains, len(data.domain_names)),
+            )))  # fmt: skip
+    return result
+
+
+def _shares(values: Tensor, count: int) -> Tensor:
+    found: Tensor = torch.bincount(values, minlength=count).double() / max(len(values), 1)
+    return found
+
+
+def cohorts(lab: Instruments, request: Request) -> Cases:
+    """Federations of half of a pool of single-domain clients each; asked is which of the pool took part.
+
+    A candidate client is shown by other images of its own than those that it brought to the federation, unless the scheme
+    is "same images" (`groups` says whose they are), and all clients of a pool hold disjoint images: any of their domain's,
+    or (scheme "dirichlet") skewed class shares. Pools are re-drawn from the same images. With two `rounds` a case shows
+    a second session, of other images of the members of the federation that `partner` names."""
+    pools = [lab.others(domain) for domain in lab.sources]
+    per_pool = -(-2 * request.clients // len(pools))
+    if min(len(pool) for pool in pools) < 2 * request.records * per_pool:
+        return []
+    drawn = [_cohort(lab, request, pools, number) for number in range(request.count)]
+    name = f"cohorts:{request.scheme}:{request.clients}:{request.records}"
+    first = [lab.view(lab.exchange(c.members(c.held), name=f"{name}:{i}")) for i, c in enumerate(drawn)]
+    again = [
+        lab.view(lab.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
+        for i, c in enumerate(drawn if request.rounds > 1 else [])
+    ]
+    order = torch.randperm(request.count, generator=lab.coins("cohorts-order", request.scheme, request.clients))
+    result: Cases = []
+    for number, cohort in enumerate(drawn):
+        case = Case(
+            request="cohorts", views=(first[number], *([again[int(order[number])]] if again else [])), victim="server",
+            domain="mixed", candidates=blinded(join(cohort.shown)),
+            slice={
+                "clients": request.clients, "n_per_client": request.records, "scheme": request.scheme or "iid",
+            },
+            groups=torch.arange(2 * request.clients).repeat_interleave(request.records),
+        )  # fmt: skip
+        partner = int((order == number).nonzero()) if again else None
+        result.append((case, Truth(members=cohort.takes_part, partner=partner)))
+    return result
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Cohort:
+    """A pool of clients: what each `held`, `other` images of its own, those that are `shown`, and who took part."""
+
+    held: Sequence[DomainDataset]
+    other: Sequence[DomainDataset]
+    shown: Sequence[DomainDataset]
+    takes_part: Tensor
+
+    def members(self, data: Sequence[DomainDataset]) -> list[DomainDataset]:
+        """What of `data` is of clients that took part."""
+        return [images for images, inside in zip(data, self.takes_part.tolist(), strict=True) if inside]
+
+
+def _cohort(lab: Instruments, request: Request, pools: Sequence[DomainDataset], number: int) -> _Cohort:
+    """Draw a pool of twice as many clients as take part, of each domain in turn, and half of them."""
+    size, records = 2 * request.clients, request.records
+    rng = lab.coins("cohorts", request.scheme, request.clients, records, number)
+    left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
+    draw = skewed if request.scheme == "dirichlet" else uniform
+    held, other = list[DomainDataset](), list[DomainDataset]()
+    for client in range(size):
+        which = client % len(pools)
+        remaining = left[which].nonzero().flatten()
+        chosen = remaining[draw(pools[which].subset(remaining), 2 * records, rng)]
+        left[which][chosen] = False
+        held.append(pools[which].subset(chosen[:records]))
+        other.append(pools[which].subset(chosen[records:]))
+    takes_part = torch.zeros(size, dtype=torch.bool)
+    takes_part[torch.randperm(size, generator=rng)[: request.clients]] = True
+    shown = held if request.scheme == "same images" else other
+    return _Cohort(held=held, other=other, shown=shown, takes_part=takes_part)

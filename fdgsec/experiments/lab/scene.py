@@ -1,0 +1,89 @@
+"""Everything that one report's attacks share: the adversary, what it knows, and the laboratory that runs for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fdgsec.data.roles import Roles
+from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.setup.run_federation import Observed
+from fdgsec.experiments.setup.style_view import Eyes
+from fdgsec.experiments.setup.world import World, model_of
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.method import Client, GlobalModel, Method, TrainsByPlan
+from fdgsec.metrics.feature_extractors import INCEPTION
+from fdgsec.metrics.image_similarity import PerceptualEncoder
+from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.registry import target_named
+from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge
+from fdgsec.threats.attack import TargetFacts
+from fdgsec.threats.judging.judge import Judge
+
+EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPTION, "mini")}
+"""The networks that generated sets are judged by, per profile: the customary one takes a second per three images here."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scene:
+    """Everything that one report's attacks share."""
+
+    config: RunConfig
+    world: World
+    roles: Roles
+    laboratory: Laboratory
+    adversary: Adversary
+    knowledge: Knowledge
+    facts: TargetFacts
+    judge: Judge
+    progress: Progressive
+
+
+def scene_of(
+    config: RunConfig,
+    world: World,
+    roles: Roles,
+    method: Method,
+    clients: Sequence[Client],
+    observed: Observed,
+    model: GlobalModel | None,
+    eyes: Eyes,
+    shield: Shield,
+    progress: Progressive,
+) -> Scene:
+    """Set the scene: one adversary before one target."""
+    adversary = ADVERSARIES[config.adversary]
+    knows = adversary.knows
+    auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
+    laboratory = Laboratory(
+        method=method, roles=roles, sources=world.sources, clients=clients,
+        adversary=adversary, encoder=eyes.encoder, style_size=eyes.style_size, seed=config.seed, run=observed,
+        model=model, reading=eyes.reading, shield=shield, rounds=config.rounds, unseen=world.unseen(),
+        initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
+    )  # fmt: skip
+    knowledge = Knowledge(
+        statistics=lambda dataset: statistics(eyes.encoder, dataset, size=eyes.style_size),
+        encoder=eyes.encoder,
+        class_names=world.dataset.class_names,
+        domain_names=world.dataset.domain_names,
+        auxiliary=auxiliary if "auxiliary" in knows else None,
+        unseen=world.unseen() if "unseen" in knows else None,
+        own=clients[0].data if "own data" in knows else None,
+        reading=eyes.reading,
+        simulate=laboratory.simulated,
+        defended=laboratory.defended if shield.defenses and method.shares != "never" else None,
+        shared=laboratory.shared if shield.defenses and method.shares != "never" else None,
+        network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
+        plan=method.plan if isinstance(method, TrainsByPlan) else None,
+        keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimiser,
+    )
+    facts = TargetFacts(
+        artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
+        classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
+        pooled=target_named(config.target).pooled, rounds=config.rounds,
+    )  # fmt: skip
+    perceptual = (PerceptualEncoder(encoder_named("mini")),)
+    return Scene(
+        config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
+        facts=facts, judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]), progress=progress,
+    )  # fmt: skip

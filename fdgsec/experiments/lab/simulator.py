@@ -1,0 +1,231 @@
+"""What every observed run needs: the target, the pools that it draws from, and one adversary's eyes.
+
+The laboratory (fdgsec.experiments.lab.laboratory) hands these instruments to the modules that make cases."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.data.roles import Roles
+from fdgsec.experiments.setup.run_federation import Observed, observe
+from fdgsec.experiments.setup.world import with_validation
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
+from fdgsec.federation.client_step import UNDEFENDED
+from fdgsec.federation.defense import Outgoing, Sender, Shield
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, State
+from fdgsec.federation.released_statistics import PooledStyles, Reading
+from fdgsec.federation.wire import SERVER, Guard
+from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import integer_seed, stream
+from fdgsec.threats.adversary import Adversary, View
+from fdgsec.threats.attack import Case, Truth
+
+Cases = list[tuple[Case, Truth]]
+ENOUGH = 64
+"""Images of which every method shares something (FedAlign: a tenth)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Instruments:
+    """One target on one federation, watched by one adversary.
+
+    `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
+    `encoder` names whose statistics the styles are, and `reading` says of which of them releases are means. The run trains
+    `rounds` rounds; `initial` draws the model that a run of another seed begins with, and `unseen` are the images that a
+    trained model is measured on."""
+
+    method: Method
+    roles: Roles
+    sources: Sequence[int]
+    clients: Sequence[Client]
+    adversary: Adversary
+    encoder: str
+    seed: int
+    style_size: int | None = None
+    shield: Shield = UNDEFENDED
+    guards: Sequence[Guard] = ()
+    run: Observed | None = None
+    model: GlobalModel | None = None
+    reading: Reading = field(default_factory=PooledStyles)
+    rounds: int = 0
+    initial: Callable[[int], GlobalModel] | None = None
+    unseen: DomainDataset | None = None
+
+    def coins(self, *names: str | int) -> torch.Generator:
+        """The random stream of one draw."""
+        return stream(self.seed, "world", "laboratory", *names)
+
+    def exchange(
+        self, data: Sequence[DomainDataset], *, name: str, method: Method | None = None, turn: int = 0
+    ) -> Observed:
+        """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
+        takes part as "client:0" with its own images. Another `turn` is another round: new coins, same clients."""
+        members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
+        if "client:0" in self.adversary.parties:
+            members.insert(0, Client(name="client:0", data=self.clients[0].data))
+        seed = self.seed if not turn else integer_seed(self.coins("turn", turn))
+        return observe(
+            (method or self.method).fitting(len(members)), members, seed=seed, name=name, model=self.model,
+            shield=self.shield, guards=self.guards,
+        )  # fmt: skip
+
+    def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
+        """What the server of a federation of "client:1", "client:2", ... would see, were they to hold `data`.
+
+        For an attack's own simulations: the public method, options and defenses with other coins, on images that the
+        adversary holds. Training starts from the run's initial model, and a server that trains draws as it drew in the run: it hands
+        out the same initial generator (FedDAG). Raises UsageError for any other image."""
+        self._check_known(data)
+        members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
+        seed = integer_seed(rng)
+        method = self.method.fitting(len(members))
+        if rounds and method.reviews != "none":
+            members = [with_validation(client, seed=seed) for client in members]
+        coins = self.seed if rounds and SERVER in self.adversary.parties else None
+        observed = observe(
+            method,
+            members,
+            seed=seed,
+            name="simulated",
+            model=self.model,
+            rounds=rounds,
+            coins=coins,
+            shield=self.shield,
+        )
+        return self._undone(View(messages=tuple(observed.transcript.messages())))
+
+    def defended(self, artifact: Artifact, images: DomainDataset, rng: torch.Generator) -> Artifact:
+        """What the run's defenses, with coins of one's own, would make of what a client sends that holds `images`.
+
+        For an attack's own simulations, as `simulated`; what is public of the defenses is undone again. Of single images
+        are the rows of an artifact that has as many as there are `images`; what clients do not share, nobody defends.
+        Raises UsageError for any other image."""
+        self._check_known([images])
+        if artifact.kind not in self.slots:
+            return artifact
+        rows = _rows(artifact)
+        state = {SHARED_ROWS: torch.arange(len(images))} if rows == len(images) else {}
+        sender = Sender(
+            client=Client(name="client:1", data=images), method=self.method, model=self.model, look=self.shield.look,
+            clock=self._clock, state=state,
+        )  # fmt: skip
+        shield = replace(self.shield, seed=integer_seed(rng), name="simulated")
+        outgoing = Outgoing(round=0, stage="share", name=self.slots[artifact.kind], artifact=artifact, sender=sender)
+        return shield.undone(shield.defended(outgoing))
+
+    def shared(self, images: DomainDataset, rng: torch.Generator) -> Artifact:
+        """What the public method makes of `images` that a client shares, before any defense.
+
+        Raises UsageError for images that the adversary does not hold."""
+        self._check_known([images])
+        return next(iter(self._shared(images, rng).values()))
+
+    def _shared(self, images: DomainDataset, rng: torch.Generator) -> Mapping[str, Artifact]:
+        client = Client(name="client:1", data=images)
+        return self.method.share(client, model=self.model, state={}, clock=self._clock, rng=rng)[0]
+
+    @property
+    def _clock(self) -> Clock:
+        return Clock(round=0, rounds=0, participants=("client:1",))
+
+    @cached_property
+    def slots(self) -> Mapping[str, str]:
+        """Under which name clients share each kind of artifact."""
+        data = self.clients[0].data  # which images is no matter, and so many are enough to share something
+        some = data.subset(torch.arange(min(ENOUGH, len(data))))
+        return {artifact.kind: name for name, artifact in self._shared(some, self.coins("slots")).items()}
+
+    def _check_known(self, data: Sequence[DomainDataset]) -> None:
+        asked = {name for images in data for name in images.ids} - self._held
+        if not asked:
+            return
+        foreign = asked - self.known_images()
+        if foreign:
+            raise UsageError(
+                f"an attack simulates on images that its adversary holds; {len(foreign)} of these are not."
+            )
+        self._held.update(asked)
+
+    @cached_property
+    def _held(self) -> set[str]:
+        """Names that were found among the known images: a memo, defenses are passed thousands of times."""
+        return set()
+
+    def known_images(self) -> frozenset[str]:
+        """The names of the images that the adversary holds."""
+        knows, held = self.adversary.knows, list[DomainDataset]()
+        if "auxiliary" in knows:
+            held.append(self.roles.auxiliary)
+        if "own data" in knows:
+            held.append(self.clients[0].data)
+        return frozenset(name for images in held for name in images.ids)
+
+    def told(self, case: Case) -> Case:
+        """Take out of a question what its adversary does not know."""
+        knows = self.adversary.knows
+        return replace(
+            case,
+            records=case.records if "client sizes" in knows else None,
+            domain=case.domain if "victim domains" in knows else None,
+        )
+
+    def view(self, observed: Observed) -> View:
+        """What the adversary saw of a run, without what is public of the defenses and can be undone."""
+        return self._undone(self.adversary.view(observed.transcript))
+
+    def _undone(self, seen: View) -> View:
+        if not self.shield.defenses:
+            return seen
+        return View(messages=tuple(replace(m, artifact=self.shield.undone(m.artifact)) for m in seen.messages))
+
+    def others(self, domain: int) -> DomainDataset:
+        """Images of a domain that the adversary does not hold as auxiliary ones."""
+        return join([self.roles.federation.of_domain(domain), self.roles.held_out.of_domain(domain)])
+
+    def domain_name(self, domain: int) -> str:
+        """What the domain is called."""
+        return str(self.roles.federation.domain_names[domain])
+
+    def domain_of(self, data: DomainDataset) -> str:
+        """The domain that all of `data` is of, or "mixed"."""
+        found = torch.unique(data.domains)
+        return self.domain_name(int(found[0])) if len(found) == 1 else "mixed"
+
+    def statistic_of(self, images: DomainDataset) -> Tensor:
+        """The linear statistic of every image, (n, 2C), or what stands for it in the target's reading, (n, D)."""
+        return self.reading.truth(statistics(self.encoder, images, size=self.style_size))
+
+    def truth_of(self, images: DomainDataset, rows: Tensor | None) -> Truth:
+        """The truth about released rows of `images`, at `rows` among the candidates."""
+        return Truth(
+            rows=rows, images=images.pixels(), labels=images.labels, domains=images.domains,
+            statistic=self.statistic_of(images),
+        )  # fmt: skip
+
+
+def blinded(candidates: DomainDataset, *, labelled: bool = False) -> DomainDataset:
+    """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
+
+    A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels
+    are not copied, and `labelled` leaves the classes in (`rows` still point into the store, which an attack, being trusted
+    code, must not look around in)."""
+    nothing = torch.zeros(len(candidates), dtype=torch.int64)
+    names = tuple(hashlib.sha256(f"candidate {name}".encode()).hexdigest()[:20] for name in candidates.ids)
+    labels = candidates.labels if labelled else nothing
+    return replace(candidates, labels=labels, domains=nothing, attributes={}, ids=names)
+
+
+def shown_images(data: DomainDataset, state: State) -> DomainDataset | None:
+    """The images behind the rows that a client released, in row order; None for pooled releases."""
+    return data.subset(state[SHARED_ROWS]) if SHARED_ROWS in state else None
+
+
+def _rows(artifact: Artifact) -> int:
+    """How many rows an artifact has that may be of single images; 0 for what is of all images of a client."""
+    return len(next(iter(artifact.tensors().values()))) if isinstance(artifact, ImageStyles | Amplitudes) else 0

@@ -1,0 +1,77 @@
+"""Clients that take a single step, so that what they send is one batch's gradient: the most that a model update gives away."""
+
+from dataclasses import replace
+
+import torch
+
+from fdgsec.data.domains import DomainDataset, shares_of
+from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, TrainsByPlan
+from fdgsec.federation.method import Request as Asked
+from fdgsec.federation.wire import SERVER, Message, Upload, Wire
+from fdgsec.nn.training.batches import TrainingSet
+from fdgsec.nn.training.loop import CrossEntropy
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.attack import Case, Request, Truth, View
+
+
+def single_step(lab: Instruments, request: Request) -> Cases:
+    """Per domain `count` clients of `records` images each, as far as disjoint ones can be drawn, one step from one model.
+
+    The client wears the run's defenses. The loss is cross-entropy alone, whatever else the target adds to it. Images are not augmented: an augmented one would be
+    what is recovered, and judged against another. Without a model there are no cases."""
+    result: Cases = []
+    model = _sent(lab) if request.scheme == "last" else lab.model
+    if model is None:
+        return result
+    plan = (lab.method.plan if isinstance(lab.method, TrainsByPlan) else Plan()).one_step(request.records)
+    for domain in lab.sources:
+        pool, where = lab.others(domain), lab.domain_name(domain)
+        order = torch.randperm(len(pool), generator=lab.coins("single step", domain, request.records))
+        for number, rows in enumerate(order.split(request.records)[: request.count]):
+            if len(rows) < request.records:
+                continue
+            data, name = pool.subset(rows), f"client:{len(result) + 1}"
+            rest = order[~torch.isin(order, rows)][: max(0, request.gallery - len(data))]
+            shown = torch.cat([rows, rest])
+            mixed = torch.randperm(len(shown), generator=lab.coins("single step gallery", domain, len(rows), number))
+            case = Case(
+                request="single_step", views=(_stepped(lab, model, data, plan, name),), victim=name, records=len(data),
+                domain=where, slice={"n_per_client": len(data), "model": request.scheme or "first"},
+                candidates=blinded(pool.subset(shown[mixed])),
+            )  # fmt: skip
+            truth = Truth(
+                rows=mixed.argsort()[: len(data)], images=data.pixels(), labels=data.labels,
+                proportions=shares_of(data.labels, len(data.class_names)),
+            )  # fmt: skip
+            result.append((case, truth))
+    return result
+
+
+def _sent(lab: Instruments) -> GlobalModel | None:
+    """The global model that the run's server sent last, as far as it was written down."""
+    messages = [] if lab.run is None else list(lab.run.transcript.messages())
+    states = [m.artifact for m in messages if m.stage == "model" and isinstance(m.artifact, ModelState)]
+    return lab.model.with_state({**lab.model.state.state, **states[-1].state}) if states and lab.model else None
+
+
+def _stepped(lab: Instruments, model: GlobalModel, data: DomainDataset, plan: Plan, name: str) -> View:
+    """What the adversary sees of a round in which the client called `name` takes the step."""
+    clock = Clock(round=0, rounds=1, participants=(name,))
+    shield = replace(lab.shield, seed=lab.seed, name="single step " + "/".join(data.ids))
+    client, trainer = shield.dressed(Client(name=name, data=data), lab.method, clock)
+    network = model.module()
+    client.trainer(network, TrainingSet.of(data), CrossEntropy(), plan, lab.coins("single step fit", *data.ids))
+    update = ModelState(state={key: value.detach().cpu().clone() for key, value in network.state_dict().items()})
+    asked = Asked(clock=clock, model=model, inbox={})
+    sender = shield.sender(client, lab.method, asked, {}, trainer)
+    reply = shield.sent("fit", Reply(artifacts={"model": update}), sender)
+    wire = Wire(
+        secret=lambda message, number: stream(lab.seed, "secret", "policy", "single step", *data.ids, number),
+        guards=lab.guards, policies=lab.shield.policies, keep=lambda message: True,
+    )  # fmt: skip
+    wire.send(Message(round=0, stage="model", sender=SERVER, receiver=name, artifact=model.state))
+    wire.collect([Upload(round=0, stage="update", sender=name, artifacts={"model": reply.artifacts["model"]})])
+    return lab.adversary.view(wire.transcript)

@@ -1,0 +1,54 @@
+"""The trained run as it is, asked about its clients' training images."""
+
+import torch
+
+from fdgsec.data.domains import DomainDataset, join
+from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded
+from fdgsec.threats.attack import Case, Request, Truth
+
+
+def trained(lab: Instruments, request: Request) -> Cases:
+    """Per client of the run: up to `count` of its training images among as many held-out ones of the same domains and classes.
+
+    Of each class of each domain as many are asked about on either side, so that a client whose classes are skewed does not
+    betray its members by what they show. Clients with fewer than two of each are left out."""
+    result: Cases = []
+    if lab.run is None:
+        return result
+    for client in lab.clients:
+        if client.name in lab.adversary.parties:
+            continue
+        rng = lab.coins("trained", client.name, request.count)
+        inside, outside = _alike(client.data, lab.roles.held_out, request.count, rng)
+        if len(inside) < 2:
+            continue
+        both = join([inside, outside])
+        mixed = torch.randperm(len(both), generator=rng)
+        where = lab.domain_of(client.data)
+        asked = both.subset(mixed)
+        case = Case(
+            request="trained", views=(lab.view(lab.run),), victim=client.name, records=len(client.data), domain=where,
+            slice={"domain": where}, candidates=blinded(asked, labelled=True),
+        )  # fmt: skip
+        truth = Truth(
+            members=mixed < len(both) // 2, images=asked.pixels(), rows=torch.arange(len(asked)),
+            domains=torch.bincount(client.data.domains).argmax().reshape(1),
+        )  # fmt: skip
+        result.append((case, truth))
+    return result
+
+
+def _alike(
+    own: DomainDataset, held: DomainDataset, count: int, rng: torch.Generator
+) -> tuple[DomainDataset, DomainDataset]:
+    """Draw up to `count` of `own` images, as far as there are others to put beside them, and as many of `held` in each cell."""
+    classes = len(own.class_names)
+    order, others = torch.randperm(len(own), generator=rng), torch.randperm(len(held), generator=rng)
+    mine, theirs = ((data.domains * classes + data.labels)[rows] for data, rows in ((own, order), (held, others)))
+    cells = torch.unique(mine)
+    eligible = torch.zeros(len(order), dtype=torch.bool)
+    for cell in cells:
+        eligible[(mine == cell).nonzero().flatten()[: int((theirs == cell).sum())]] = True
+    asked = eligible.nonzero().flatten()[:count]
+    beside = [(theirs == cell).nonzero().flatten()[: int((mine[asked] == cell).sum())] for cell in cells]
+    return own.subset(order[asked]), held.subset(others[torch.cat(beside)])

@@ -1,0 +1,1 @@
+"""Reports: the document, the HTML page, the figures and the text on the terminal."""

@@ -1,0 +1,146 @@
+"""Schema 1 of what fdgsec hands over: figures, one attack's results, and the report (report.json, measurements.csv)."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fdgsec.metrics.measurement import Control, Measurement
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A picture for the report: PNG bytes, or the series behind a plot; `data` is JSON-able and goes into the document."""
+
+    name: str
+    title: str
+    caption: str
+    png: bytes | None = None
+    data: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackResult:
+    """One attack by one adversary: what it measured, its controls, or why it did not run."""
+
+    name: str
+    adversary: Mapping[str, object]
+    status: Literal["done", "skipped", "failed"]
+    reason: str = ""
+    seconds: float = 0.0
+    figures: Sequence[Figure] = ()
+    positive: Sequence[Control] = ()
+    negative: Sequence[Control] = ()
+    measurements: Sequence[Measurement] = ()
+
+    def document(self) -> dict[str, object]:
+        """The attack as the report writes it. Raises ValueError when (measurement, slice) repeats."""
+        keys = [(m.name, tuple(sorted(m.slice.items(), key=str))) for m in self.measurements]
+        if len(set(keys)) != len(keys):
+            repeated = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"attack {self.name} reports {repeated} twice.")
+        return {
+            "name": self.name,
+            "adversary": dict(self.adversary),
+            "status": self.status,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "figures": [
+                {
+                    "name": f.name,
+                    "title": f.title,
+                    "caption": f.caption,
+                    "data": {k: list(v) for k, v in f.data.items()},
+                }
+                for f in self.figures
+            ],
+            "controls": {
+                "positive": [control.document() for control in self.positive],
+                "negative": [control.document() for control in self.negative],
+            },
+            "measurements": [measurement.document() for measurement in self.measurements],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackReport:
+    """Everything one run hands over; `document()` is report.json (DESIGN section 5)."""
+
+    target: str
+    method: str
+    preset: str
+    dataset: Mapping[str, object]
+    encoder: str
+    backbone: str | None
+    seed: int
+    profile: str
+    reused: bool
+    defenses: Sequence[Mapping[str, object]]
+    guarantees: Sequence[Mapping[str, object]]
+    accuracy: Mapping[str, object] | None
+    attacks: Sequence[AttackResult]
+    artifacts: Sequence[Mapping[str, object]]
+    model_traffic: Sequence[Mapping[str, object]]
+    transcript_sha256: str
+    environment: Mapping[str, object]
+    seconds: float
+
+    def document(self) -> dict[str, object]:
+        """report.json: schema 1."""
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "method": self.method,
+            "preset": self.preset,
+            "dataset": dict(self.dataset),
+            "encoder": self.encoder,
+            "backbone": self.backbone,
+            "seed": self.seed,
+            "profile": self.profile,
+            "reused": self.reused,
+            "defenses": [dict(defense) for defense in self.defenses],
+            "guarantees": [dict(guarantee) for guarantee in self.guarantees],
+            "accuracy": None if self.accuracy is None else dict(self.accuracy),
+            "attacks": [attack.document() for attack in self.attacks],
+            "artifacts": [dict(row) for row in self.artifacts],
+            "model_traffic": [dict(row) for row in self.model_traffic],
+            "transcript_sha256": self.transcript_sha256,
+            "environment": dict(self.environment),
+            "seconds": round(self.seconds, 3),
+        }
+
+    def json(self) -> str:
+        """The document as text; a number that is not finite raises ValueError."""
+        return json.dumps(self.document(), indent=1, sort_keys=False, allow_nan=False) + "\n"
+
+    def csv(self) -> str:
+        """Every measurement, one line each."""
+        columns = (
+            "attack",
+            "adversary",
+            "measurement",
+            "slice",
+            "value",
+            "low",
+            "high",
+            "chance",
+            "chance_kind",
+            "n",
+            "unit",
+            "higher_is",
+            "method",
+            "verdict",
+            "unavailable",
+        )
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(columns)
+        for attack in self.attacks:
+            for row in attack.measurements:
+                described = ";".join(f"{key}={value}" for key, value in row.slice.items())
+                writer.writerow((attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high, row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.verdict, row.unavailable or ""))  # fmt: skip
+        return buffer.getvalue()

@@ -1,0 +1,58 @@
+"""Measurements, controls and guarantees as text: what the terminal and the page both print."""
+
+from collections.abc import Mapping
+
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.privacy.ledger import spoken
+
+
+def number(value: float | None) -> str:
+    """Three significant places, or nothing."""
+    return "" if value is None else f"{value:.3g}" if abs(value) < 1e-2 and value else f"{value:.3f}"
+
+
+def interval(row: Measurement) -> str:
+    """[low, high], or nothing."""
+    return "" if row.low is None or row.high is None else f"[{number(row.low)}, {number(row.high)}]"
+
+
+def described(row: Measurement) -> str:
+    """The slice in words."""
+    return ", ".join(f"{key} {value}" for key, value in row.slice.items())
+
+
+def headline(row: Measurement) -> bool:
+    """Whether a row is one that the terminal shows; the report has them all."""
+    if row.name == "psnr_gain":
+        return row.slice.get("over") in ("B0", "B2", "B3") or row.unavailable is not None
+    if row.name.startswith("gallery_"):
+        return row.name == "gallery_top1" and row.slice.get("distance") == "mse"
+    if row.name == "accuracy" and "run" in row.slice:  # the accuracy lost says it
+        return False
+    return row.name in HEADLINES
+
+
+HEADLINES = (
+    "top1", "auc", "theory_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy", "exposed_fraction",
+    "refused", "honest_accuracy_drop",
+)  # fmt: skip
+
+
+def controls_of(result: AttackResult) -> str:
+    """How many controls passed, e.g. "1/1 won, 9/9 silent"."""
+    won = sum(control.passed for control in result.positive)
+    silent = sum(control.passed for control in result.negative)
+    return f"{won}/{len(result.positive)} planted won, {silent}/{len(result.negative)} shuffled silent"
+
+
+def promises(report: AttackReport) -> list[str]:
+    """The defenses that were on with their options, and what they guarantee; nothing where none was."""
+    if not report.defenses:
+        return []
+    worn = []
+    for defense in report.defenses:
+        options = defense["options"]
+        assert isinstance(options, Mapping)
+        worn.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())})")
+    return [f"defenses: {', '.join(worn)}", *(f"guarantee, {spoken(each)}" for each in reversed(report.guarantees))]

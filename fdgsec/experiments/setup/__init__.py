@@ -1,0 +1,1 @@
+"""From settings to objects: dataset, split, method, clients, defenses, and one run of them."""

@@ -1,0 +1,50 @@
+"""What a trained model is worth: accuracy, weighted AUC and F1 on the unseen domain, accuracy on the sources."""
+
+from collections.abc import Mapping
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.method import GlobalModel
+from fdgsec.metrics.accuracy import classification
+from fdgsec.metrics.intervals import wilson
+from fdgsec.nn.training.loop import logits, predictions
+from fdgsec.nn.training.test_time_adaptation import Tent, tent_predictions
+from fdgsec.runtime.random_streams import stream
+
+
+def accuracy_document(
+    model: GlobalModel,
+    unseen: DomainDataset,
+    validation: Mapping[str, DomainDataset],
+    *,
+    second: DomainDataset | None = None,
+) -> dict[str, object]:
+    """Measure all of `unseen`: accuracy (Wilson), weighted AUC and F1; beside it accuracy on `validation` by domain.
+
+    `second` is LTDO's validation domain, which nobody trains on either."""
+    network = model.module()
+    name = _named(unseen)
+    judged = classification(logits(network, unseen.pixels()), unseen.labels)
+    others = {key: {"value": value, "n": len(unseen)} for key, value in judged.items() if key != "accuracy"}
+    interval = wilson(round(judged["accuracy"] * len(unseen)), len(unseen))
+    accuracy = {"value": judged["accuracy"], "low": interval.low, "high": interval.high, "n": len(unseen)}
+
+    def measured(dataset: DomainDataset) -> dict[str, object]:
+        correct = int((predictions(network, dataset.pixels()) == dataset.labels).sum())
+        interval = wilson(correct, len(dataset))
+        return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, "n": len(dataset)}
+
+    per_domain = {domain: measured(images) for domain, images in validation.items() if len(images)}
+    held = {} if second is None else {"validation_domain": {"domain": _named(second), **measured(second)}}
+    return {"unseen_domain": name, **accuracy, **others, **held, "per_domain": per_domain}
+
+
+def adapted_document(model: GlobalModel, unseen: DomainDataset, how: Tent, *, seed: int) -> dict[str, object]:
+    """Measure accuracy on all of `unseen` once more, by a copy of the model that adapts to these images (Wilson)."""
+    rng = stream(seed, "world", "adaptation", _named(unseen))
+    correct = int((tent_predictions(model.module(), unseen.pixels(), how=how, rng=rng) == unseen.labels).sum())
+    interval = wilson(correct, len(unseen))
+    return {"value": correct / len(unseen), "low": interval.low, "high": interval.high, "n": len(unseen)}
+
+
+def _named(domain: DomainDataset) -> str:
+    return str(domain.domain_names[int(domain.domains[0])])

@@ -1,0 +1,216 @@
+"""From settings to the things that a run needs: data, roles, clients, method, model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fdgsec.data.catalog import dataset_entry, load_dataset
+from fdgsec.data.domain_groups import gathered
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.partition import lodo, ltdo, partition, split_validation
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.experiments.config import RunConfig, build, merged
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.local_methods import LocalMethod, Stacked
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import resolve
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class World:
+    """The data side of a run: all images, the sources, the unseen domain, and in LTDO a second one that nobody has."""
+
+    dataset: DomainDataset
+    target: int
+    sources: tuple[int, ...]
+    validation: int | None = None
+
+    @property
+    def target_name(self) -> str:
+        """The unseen domain's name."""
+        return str(self.dataset.domain_names[self.target])
+
+    def unseen(self) -> DomainDataset:
+        """All images of the unseen domain."""
+        return self.dataset.of_domain(self.target)
+
+    def seen(self) -> DomainDataset:
+        """All images of the source domains."""
+        unseen = self.dataset.domains == self.target
+        if self.validation is not None:
+            unseen = unseen | (self.dataset.domains == self.validation)
+        return self.dataset.subset(~unseen)
+
+    def second(self) -> DomainDataset | None:
+        """All images of LTDO's validation domain, None in LODO."""
+        return None if self.validation is None else self.dataset.of_domain(self.validation)
+
+
+def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> World:
+    """Load the dataset and find the unseen domain. Raises DataError, DatasetNotFoundError or UsageError."""
+    entry = dataset_entry(config.dataset)
+    dataset = load_dataset(
+        config.dataset,
+        data_root=data_root,
+        image_size=config.image_size,
+        allow_partial=config.allow_partial,
+        per_domain=_cap(config, entry.drawn),
+        per_class=config.per_class,
+        seed=config.seed,
+        progress=progress.update,
+    )
+    dataset, unseen = gathered(dataset, config.target_domain or entry.target_domain or str(dataset.domain_names[-1]))
+    if config.validation_domain is None:
+        target, second = dataset.domain_index(unseen), None
+        lodo(dataset, target)  # raises where nothing would be left to train on or to test
+    else:
+        dataset, kept = gathered(dataset, config.validation_domain)
+        if kept == unseen:
+            raise UsageError(
+                f"{config.validation_domain} is both the target and the validation domain; name two domains."
+            )
+        target, second = dataset.domain_index(unseen), dataset.domain_index(kept)
+        ltdo(dataset, validation=second, test=target)
+    present = torch.unique(dataset.domains).tolist()
+    sources = tuple(d for d in present if d not in (target, second))
+    return World(dataset=dataset, target=target, sources=sources, validation=second)
+
+
+def _cap(config: RunConfig, drawn: int) -> int | None:
+    """A procedural dataset has as many images as are asked for, so a cap must not enlarge it."""
+    return config.per_domain if not drawn or config.per_domain is None else min(config.per_domain, drawn)
+
+
+def roles_of(world: World, *, seed: int) -> Roles:
+    """Split into federation, held-out and auxiliary images before anything is partitioned (DESIGN 3)."""
+    return split_roles(world.dataset, rng=stream(seed, "world", "roles"))
+
+
+def clients_of(
+    data: DomainDataset, config: RunConfig, *, validation: Mapping[str, DomainDataset] | None = None
+) -> list[Client]:
+    """Partition the source images over clients. Raises UsageError for an empty client or an impossible scheme."""
+    parts = partition(
+        data,
+        config.partition,
+        rng=stream(config.seed, "world", "partition"),
+        clients=config.clients,
+        alpha=config.heterogeneity,
+        lam=config.heterogeneity,
+    )
+    for part in parts:
+        if not len(part.data):
+            raise UsageError(
+                f"{part.name} is empty under partition {config.partition!r}; use fewer clients or more data."
+            )
+    held = validation or {}
+    return [Client(name=part.name, data=part.data, validation=held.get(part.name)) for part in parts]
+
+
+def with_validation(client: Client, *, seed: int) -> Client:
+    """Split a tenth of a client's images off for validation, before any augmentation."""
+    rng = stream(seed, "world", "validation", client.name)
+    train, validation = split_validation(client.data, fraction=0.1, rng=rng)
+    return Client(name=client.name, data=train, validation=validation)
+
+
+def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
+    """The clients of a run that is attacked: they hold the federation's role alone, and validation images where reviews need them."""
+    clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
+    if config.rounds and method.reviews != "none":
+        clients = [with_validation(client, seed=config.seed) for client in clients]
+    return clients
+
+
+def method_of(config: RunConfig) -> Method:
+    """Make the method with its options, and on top of it the local method where one is named.
+
+    The run's encoder is the methods' where they have one. Raises UsageError for methods that cannot be stacked."""
+    method: Method = _built(config.method, config.options, config, where="method")
+    if not config.local:
+        if config.local_options:
+            raise UsageError(
+                f"with.{next(iter(config.local_options))} is set, but no method is on top; add --with NAME."
+            )
+        return method
+    local: LocalMethod = _built(config.local, config.local_options, config, where="with")
+    return Stacked(base=method, local=local)
+
+
+def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
+    """Build a method; a `base` that is named in settings is built by name, and trains by the plan that is given here."""
+    options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
+    taken = {option: value for option, value in options.items() if option in options_of(name)}
+    named = given.get("base")
+    named = {"method": named} if isinstance(named, str) else named
+    if not isinstance(named, Mapping) or "method" not in named:
+        return build(resolve("methods", name), {**taken, **given}, where=where)
+    below = {option: value for option, value in named.items() if option != "method"}
+    plan = {"plan": given["plan"]} if "plan" in given else {}
+    base = _built(str(named["method"]), merged(plan, below), config, where=f"{where}.base")
+    above = {option: value for option, value in given.items() if option not in ("base", "plan")}
+    made = build(resolve("methods", name), {**taken, **above}, where=where)
+    if "base" not in options_of(name):
+        raise UsageError(f"{name} has no base; cross-evaluation has one.")
+    return replace(made, base=base)
+
+
+def options_of(method: str) -> frozenset[str]:
+    """The names of a method's options: the fields of its dataclass."""
+    return frozenset(spec.name for spec in fields(resolve("methods", method)))
+
+
+def device_of(name: str) -> str:
+    """Where networks train: "auto" is a GPU where there is one. Raises UsageError for a device that is not there."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"device must be auto, cpu or cuda; got {name!r}.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda was asked for, but torch finds no GPU; use --device cpu or auto.")
+    return name
+
+
+def blueprint_of(config: RunConfig, method: Method, classes: int) -> Blueprint:
+    """How to build the network that `method` trains, on the device of this machine."""
+    return Blueprint(
+        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device), remodel=method.remodel,
+    )  # fmt: skip
+
+
+def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
+    """Initialise the global model as `method` shapes it.
+
+    Raises WeightsUnavailableError for pretrained weights that are not stored."""
+    blueprint = blueprint_of(config, method, classes)
+    rng = stream(config.seed, "world", "initialisation")
+    plain = build_classifier(config.backbone, classes, norm=config.norm, pretrained=config.pretrained, rng=rng)
+    network = method.remodel(plain, rng)
+    state = {name: value.detach().clone() for name, value in network.state_dict().items()}
+    return GlobalModel(blueprint=blueprint, state=ModelState(state=state))
+
+
+def artifact_rows(rows: Sequence[Any]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
+    """Split transcript rows into artifacts (listed one by one) and model traffic (summed by stage)."""
+    artifacts = [
+        {key: getattr(row, key) for key in ("round", "stage", "sender", "receiver", "kind", "bytes", "sha256")}
+        for row in rows
+        if row.kind not in ("ModelState", "GeneratorState", "Scores")
+    ]
+    traffic: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.kind in ("ModelState", "GeneratorState", "Scores"):
+            entry = traffic.setdefault((row.stage, row.kind), [0, 0])
+            entry[0], entry[1] = entry[0] + 1, entry[1] + row.bytes
+    models = [
+        {"stage": stage, "kind": kind, "messages": count, "bytes": size}
+        for (stage, kind), (count, size) in traffic.items()
+    ]
+    return artifacts, models

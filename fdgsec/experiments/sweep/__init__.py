@@ -1,0 +1,1 @@
+"""`fdgsec sweep`: privacy and accuracy along one option of a defense."""

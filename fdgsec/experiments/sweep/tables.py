@@ -1,0 +1,291 @@
+"""What a sweep found, in numbers: how each attack fares at each value, the accuracy beside it, and what hiding costs.
+
+Per attack one row is followed over all values: the one whose interval lies farthest beyond chance without the defense.
+Choosing it on the undefended run alone keeps the choice from favouring the defense or the attack at any value."""
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scipy import stats
+from sklearn.isotonic import IsotonicRegression
+
+from fdgsec.experiments.bench.tables import mean_of
+from fdgsec.metrics.measurement import BOUNDED
+
+Row = Mapping[str, Any]
+NEAREST_ROW = "nearest row"
+"""Linkage by the two most alike rows, which are compared through the defense's noise."""
+SPREAD = "between_client_sd"
+"""The row of linkage that says how far clients lie apart."""
+FACTOR = 2.0
+"""A client counts as hidden where linkage finds it less than this many times as often as chance."""
+
+
+def summary(points: Sequence[Row]) -> dict[str, Any]:
+    """Sort finished points into curves.
+
+    `followed` says which row of each attack is meant; `privacy` and `accuracy` have a point per value, the undefended one
+    (value None) first where it is finished; `rising` says that larger values are stronger, `hidden` at which value linkage
+    falls under twice chance, `codes` by how many versions of this code the points were made, and `versions` which and how
+    many by each."""
+    private = sorted((point for point in points if point["kind"] == "privacy"), key=_place)
+    bare = next((point for point in private if point["value"] is None), None)
+    followed = {} if bare is None else followed_rows(bare)
+    privacy = [
+        {
+            "value": point["value"], "guarantees": point["guarantees"],
+            "rows": {name: _same(point, name, row) for name, row in followed.items()},
+            "theory": {name: _theory(point, name, row) for name, row in followed.items()},
+        }
+        for point in private
+    ]  # fmt: skip
+    accuracy = _accuracy([point for point in points if point["kind"] == "accuracy"])
+    rising = grows_stronger(privacy)
+    versions = Counter(str(point["environment"].get("code_sha256"))[:12] for point in points)
+    skipped = {} if bare is None else {a["name"]: a["reason"] for a in bare["attacks"] if a["status"] != "done"}
+    return {
+        "followed": {name: {"measurement": row["name"], "slice": row["slice"]} for name, row in followed.items()},
+        "skipped": skipped, "between_client_sd": None if bare is None else _spread(bare), "privacy": privacy,
+        "accuracy": accuracy, "rising": rising, "hidden": hidden(privacy, accuracy),
+        "controls": {"failed": sum(_failed(point) for point in private), "points": len(private)},
+        "environment": points[0]["environment"] if points else {},
+        "codes": len(versions), "versions": dict(versions),
+    }  # fmt: skip
+
+
+def followed_rows(bare: Row) -> dict[str, Row]:
+    """The row of each attack that is followed, by what it found without the defense."""
+    chosen = [(each["name"], strongest(each["measurements"])) for each in bare["attacks"]]
+    return {name: row for name, row in chosen if row is not None}
+
+
+def strongest(rows: Sequence[Row]) -> Row | None:
+    """The row whose interval lies farthest beyond chance, in units of the room between chance and certainty.
+
+    Of equals the first: what an attack lists first is what it holds to be strongest."""
+    judged = [row for row in rows if row["verdict"] in ("leaks", "no leak shown") and row["name"] in BOUNDED]
+    return max(judged, key=lambda row: (row["low"] - row["chance"]) / max(1 - row["chance"], 1e-9), default=None)
+
+
+def hidden(privacy: Sequence[Row], accuracy: Sequence[Row]) -> dict[str, Any] | None:
+    """The mildest value at which linkage is under FACTOR times chance, and what the accuracy is there.
+
+    With some tens of clients one link more or less is a multiple of chance: read is the isotonic fit over all values,
+    stronger defenses never linking better. The accuracy is that of the mildest measured value which is as strong. None
+    where linkage was not measured; its value is None where it never falls so far."""
+    curve = [(point["value"], point["rows"].get("linkage")) for point in privacy if point["value"] is not None]
+    curve.sort(key=lambda pair: pair[0], reverse=not grows_stronger(privacy))
+    found = [(value, row) for value, row in curve if row is not None and row["value"] is not None]
+    if not found:
+        return None
+    falling = IsotonicRegression(increasing=False).fit_transform(range(len(found)), [row["value"] for _, row in found])
+    first = next((n for n, (_, row) in enumerate(found) if falling[n] < FACTOR * row["chance"]), None)
+    if first is None:
+        return {"value": None, "factor": FACTOR, "accuracy": None}
+    value, row = found[first]
+    as_strong = [each for each, _ in curve[curve.index(found[first]) :]]
+    cost = [point for each in as_strong for point in accuracy if point["value"] == each]
+    return {"value": value, "factor": FACTOR, "linkage": dict(row), "accuracy": dict(cost[0]) if cost else None}
+
+
+def grows_stronger(privacy: Sequence[Row]) -> bool:
+    """Whether larger values of the option hide more, as noise does, or less, as epsilon does.
+
+    Guarantees decide where they differ: a smaller epsilon is stronger, and none the weakest. Else the attacks do: rank
+    correlations of success with the value, each by how far success moves, so that noise about chance has no say."""
+    points = sorted((point for point in privacy if point["value"] is not None), key=lambda point: point["value"])
+    if len(points) < 2:
+        return True
+    promised = [_epsilon(point["guarantees"]) for point in points]
+    if len(set(promised)) > 1:
+        return float(stats.spearmanr(range(len(promised)), promised).statistic) <= 0
+    pull = 0.0
+    for name in points[0]["rows"]:
+        rows = [point["rows"].get(name) for point in points]
+        success = [row["value"] for row in rows if row is not None and row["value"] is not None]
+        if len(set(success)) > 1:
+            moved = max(success) - min(success)
+            pull += moved * float(stats.spearmanr(range(len(success)), success).statistic)
+    return pull <= 0
+
+
+def _epsilon(guarantees: Sequence[Row]) -> float:
+    """What the whole run promises; infinite where that is nothing."""
+    found = [each["epsilon"] for each in guarantees if each["part"] == "run"]
+    return math.inf if not found or found[0] is None else float(found[0])
+
+
+def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
+    """Means over seeds with t intervals, of one seed with that over its test images, and differences from the undefended
+    runs of the same seeds."""
+    by_value: dict[float | None, dict[int, float]] = {}
+    for point in points:
+        by_value.setdefault(point["value"], {})[point["seed"]] = point["accuracy"]["value"]
+    alone = {point["value"]: point["accuracy"] for point in points}
+    bare = by_value.get(None, {})
+    found = []
+    for value in sorted(by_value, key=lambda each: (each is not None, each or 0.0)):
+        scores = by_value[value]
+        both = [scores[seed] - bare[seed] for seed in sorted(scores) if seed in bare]
+        score = _possible(mean_of([scores[seed] for seed in sorted(scores)]).document())
+        if len(scores) == 1:
+            score |= {"low": alone[value].get("low"), "high": alone[value].get("high")}
+        found.append(
+            {
+                "value": value, "seeds": sorted(scores), "score": score,
+                "difference": mean_of(both).document() if both and value is not None else None,
+                "guarantees": next(point["guarantees"] for point in points if point["value"] == value),
+            }
+        )  # fmt: skip
+    return found
+
+
+def _possible(score: dict[str, Any]) -> dict[str, Any]:
+    """The interval of an accuracy without what none can be: Student's t of few seeds knows of no 0 and 1."""
+    limits = {end: min(max(score[end], 0.0), 1.0) for end in ("low", "high") if score.get(end) is not None}
+    return {**score, **limits}
+
+
+def _same(point: Row, attack: str, row: Row) -> Row | None:
+    """The row of the same name and slice in another point's report.
+
+    Where linkage could weigh a pair of releases by what the defense's noise is like, that distance is read: nobody who
+    knows the defense would use another, and without one there is nothing to weigh. The nearest row has weighed it already."""
+    weighed, same, _ = kin(row["name"], row["slice"])
+    by_row = row["slice"].get("distance") == NEAREST_ROW
+    found = (None if by_row else _found(point, attack, weighed)) or _found(point, attack, same)
+    return None if found is None else {key: found[key] for key in ("value", "low", "high", "chance", "n", "verdict")}
+
+
+def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
+    """The names and slices of what is read of a followed row: by likelihood ratio, as it is, and what theory says of it."""
+    weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "dimension"}
+    return (name, weighed), (name, where), ("theory_auc", law)
+
+
+def _found(point: Row, attack: str, wanted: tuple[str, Row]) -> Row | None:
+    rows = (other for each in point["attacks"] if each["name"] == attack for other in each["measurements"])
+    return next((other for other in rows if (other["name"], other["slice"]) == wanted), None)
+
+
+def _theory(point: Row, attack: str, row: Row) -> float | None:
+    """What theory predicts for a followed AUC from the effective dimension, where the attack says so."""
+    if row["name"] != "auc":
+        return None
+    law = _found(point, attack, kin(row["name"], row["slice"])[2])
+    return None if law is None else float(law["value"])
+
+
+def _spread(point: Row) -> float | None:
+    """The standard deviation of a number between clients, as linkage reports it (median over its populations)."""
+    found = sorted(row["value"] for each in point["attacks"] for row in each["measurements"] if row["name"] == SPREAD)
+    return float(found[len(found) // 2]) if found else None
+
+
+def _failed(point: Row) -> bool:
+    """Whether a control of the attacks failed at this point; `passed`, where failed ones alone were kept, is a number."""
+    sides = [side for each in point["attacks"] for side in each["controls"].values() if isinstance(side, Sequence)]
+    return any(not row["passed"] for side in sides for row in side)
+
+
+def _place(point: Row) -> tuple[bool, float]:
+    return point["value"] is not None, 0.0 if point["value"] is None else float(point["value"])
+
+
+def named(value: float | None) -> str:
+    """A value of the option as tables write it."""
+    return "undefended" if value is None else f"{value:g}"
+
+
+def shown(row: Row | None) -> str:
+    """A row as "0.94 [0.91, 0.96]"."""
+    if row is None or row["value"] is None:
+        return ""
+    return f"{row['value']:.3f}" + ("" if row["low"] is None else f" [{row['low']:.3f}, {row['high']:.3f}]")
+
+
+def spreadsheet(found: Row) -> str:
+    """One line per number: kind, value, name, number, interval, chance, n."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(["axis", found["option"], "what", "value", "low", "high", "chance", "n"])
+    for point in found["privacy"]:
+        for name, row in point["rows"].items():
+            if row is not None and row["value"] is not None:
+                what = f"{name} {found['followed'][name]['measurement']}"
+                writer.writerow(
+                    ["privacy", named(point["value"]), what, *(row[k] for k in ("value", "low", "high", "chance", "n"))]
+                )
+    for point in found["accuracy"]:
+        score = point["score"]
+        numbers = (score["value"], score["low"], score["high"], "", score["n"])
+        writer.writerow(["accuracy", named(point["value"]), "unseen domain", *numbers])
+    return buffer.getvalue()
+
+
+def markdown(found: Row) -> str:
+    """The curves as one table, and the sentence on what hiding costs."""
+    attacks = list(found["followed"])
+    head = [
+        found["option"],
+        *(f"{name} ({found['followed'][name]['measurement']})" for name in attacks),
+        "accuracy",
+        "epsilon",
+    ]
+    accuracy = {point["value"]: point for point in found["accuracy"]}
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for point in found["privacy"]:
+        cells = [named(point["value"]), *(shown(point["rows"][name]) for name in attacks)]
+        cells += [_scored(accuracy.get(point["value"])), _promised(point["guarantees"])]
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = [verdict(found)]
+    if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
+        notes.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
+    if found["controls"]["failed"]:
+        notes.append(f"Controls failed at {found['controls']['failed']} of {found['controls']['points']} points.")
+    if found["codes"] > 1:
+        each = ", ".join(f"{version} ({count})" for version, count in found["versions"].items())
+        notes.append(
+            f"The points were made by {found['codes']} versions of the code: make them anew in another folder. By "
+            f"code_sha256, with how many points: {each}."
+        )
+    return "\n".join([*lines, "", *notes, ""])
+
+
+def verdict(found: Row) -> str:
+    """One sentence: from which value on clients cannot be linked, and what that costs in accuracy."""
+    crossing = found["hidden"]
+    if crossing is None:
+        return "Linkage was not measured."
+    if crossing["value"] is None:
+        return f"Linkage stays at {FACTOR:g} times chance or more at every value."
+    where = f"Linkage falls under {FACTOR:g} times chance at {found['option']} = {named(crossing['value'])}"
+    cost = crossing["accuracy"]
+    if not found["accuracy"]:
+        return f"{where}."
+    if cost is None:
+        return f"{where}; the accuracy was measured at no value as strong."
+    gap, score = cost["difference"], cost["score"]
+    lost = "" if gap is None else f", {100 * gap['value']:+.1f} points{_between(gap)} against no defense"
+    seeds = "1 seed" if score["n"] == 1 else f"{score['n']} seeds"
+    return f"{where}; at {named(cost['value'])} the accuracy is {100 * score['value']:.1f}%{lost} (n = {seeds})."
+
+
+def _between(gap: Row) -> str:
+    return "" if gap["low"] is None else f" [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]"
+
+
+def _scored(point: Row | None) -> str:
+    if point is None:
+        return ""
+    low, high = point["score"]["low"], point["score"]["high"]
+    return f"{point['score']['value']:.3f}" + ("" if low is None else f" [{low:.3f}, {high:.3f}]")
+
+
+def _promised(guarantees: Sequence[Row]) -> str:
+    values = [each["epsilon"] for each in guarantees if each["part"] == "run"]
+    return "" if not values else "none" if values[0] is None else f"{float(values[0]):.3g}"

@@ -1,0 +1,213 @@
+"""The verb `sweep`: privacy against accuracy over one option of a defense, point by point, resumed where it stopped.
+
+The privacy axis comes from the attacks on an exchange (or on as many rounds as are asked for), the accuracy axis from
+training on the unseen domain under a protocol of `fdgsec bench`, at fewer values. Both have a point without the defense,
+which everything is compared with. Each finished point is written at once."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+
+from fdgsec.experiments.attack.verb import attack
+from fdgsec.experiments.bench.protocols import Protocol, protocol_named
+from fdgsec.experiments.config import RunConfig, attack_settings, merged, parse_value
+from fdgsec.experiments.setup.defenses import named_options, shield_of
+from fdgsec.experiments.setup.world import load_world, method_of
+from fdgsec.experiments.sweep.plots import figures
+from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, stored
+from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
+from fdgsec.experiments.train import train
+from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.processes import computed
+from fdgsec.runtime.progress import Progressive, Silent
+from fdgsec.runtime.registry import resolve, target_named
+
+RESULTS = "points.json"
+ATTACKS = ("linkage", "membership", "label-inference")
+"""What is measured by default: who sent a release, whose images are in it, what it says of their classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """Which option of the last one of `defenses` goes over which `values`.
+
+    `accuracy_at` are the values at which the accuracy is measured too, None for all, empty for none; each over `seeds`
+    seeds of `protocol`. `workers` points are computed at once."""
+
+    target: str
+    dataset: str
+    defenses: tuple[str, ...]
+    option: str
+    values: tuple[float, ...]
+    accuracy_at: tuple[float, ...] | None = None
+    attacks: tuple[str, ...] = ATTACKS
+    protocol: str = "quick"
+    seeds: int = 3
+    seed: int = 0
+    profile: Literal["quick", "full"] = "quick"
+    workers: int = 1
+    given: Mapping[str, Any] = field(default_factory=dict)
+    assignments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.defenses or not self.values:
+            raise UsageError("a sweep needs a --defense and, with --over, values of one of its options.")
+        if len(set(self.values)) != len(self.values) or min(self.seeds, self.workers) < 1:
+            raise UsageError("a sweep needs different values, and seeds and workers of 1 or more.")
+        if any(math.isnan(value) for value in self.values):
+            raise UsageError("a sweep goes over numbers; nan is none.")
+        strange = set(self.accuracy_at or ()) - set(self.values)
+        if strange:
+            raise UsageError(f"accuracy was asked for at {min(strange):g}, which is not one of the values.")
+        for text in self.defenses:
+            named_options(text)
+
+    def worn(self, value: float | None) -> tuple[str, ...]:
+        """The defenses with the option set to `value`; None: no defense at all."""
+        if value is None:
+            return ()
+        name, options = named_options(self.defenses[-1])
+        if get_type_hints(resolve("defenses", name)).get(self.option) is int and value.is_integer():
+            value = int(value)
+        stated = ",".join(f"{key}={_plain(each)}" for key, each in {**options, self.option: value}.items())
+        return (*self.defenses[:-1], f"{name}:{stated}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One point to compute: attacks, or the accuracy under one seed, at one value (None: without the defense)."""
+
+    kind: Literal["privacy", "accuracy"]
+    value: float | None
+    config: RunConfig
+
+    @property
+    def key(self) -> str:
+        """The name under which the result is kept."""
+        return f"{self.kind}/{'none' if self.value is None else repr(self.value)}/{self.config.seed}/{self.config.sha256[:16]}"
+
+
+def parsed_over(text: str) -> tuple[str, tuple[float, ...]]:
+    """Read "epsilon=0.5,1,inf", or "scale=log:0.01:100:13" for a logarithmic grid with both ends.
+
+    Raises UsageError for anything else."""
+    option, equals, rest = text.partition("=")
+    if not equals or not option or not rest:
+        raise UsageError(f"--over expects option=value,value,... or option=log:low:high:count; got {text!r}.")
+    return option, parsed_values(rest)
+
+
+def parsed_values(text: str) -> tuple[float, ...]:
+    """Read "0.5,1,inf" or "log:0.01:100:13". Raises UsageError for anything else."""
+    try:
+        if text.startswith("log:"):
+            low, high, count = text.removeprefix("log:").split(":")
+            grid = torch.logspace(math.log10(float(low)), math.log10(float(high)), int(count), dtype=torch.float64)
+            return tuple(float(f"{value:.3g}") for value in grid.tolist())
+        return tuple(float(part) for part in text.split(","))
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"values are numbers with commas between them, or log:low:high:count; got {text!r}."
+        ) from error
+
+
+def sweep(
+    request: SweepRequest, *, data_root: Path | None, out: Path, progress: Progressive, limit: int | None = None
+) -> dict[str, Any]:
+    """Compute what is missing (at most `limit` points), write sweep.json, .csv, .md and the figures; give the document.
+
+    Raises UsageError before anything is computed, DataError for a results file of another kind."""
+    planned = plan(request, data_root=data_root)
+    done = stored(out / RESULTS)
+    missing = [point for point in planned if point.key not in done][:limit]
+    finished = computed(partial(compute, data_root), missing, workers=request.workers)
+    for number, (point, found) in enumerate(finished, 1):
+        done[point.key] = found
+        store(out / RESULTS, _kept(planned, done))
+        progress.update("points", number, len(missing))
+    if done:
+        store(out / RESULTS, _kept(planned, done))
+    document = _document(request, planned, done)
+    write_atomic(out / "sweep.json", as_json(document))
+    write_atomic(out / "sweep.csv", spreadsheet(document))
+    write_atomic(out / "sweep.md", markdown(document))
+    for name, png in figures(document).items():
+        write_atomic(out / f"{name}.png", png)
+    return document
+
+
+def _kept(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Of this sweep's points what it draws from, of others in the same file everything."""
+    return {**done, **slimmed({point.key: done[point.key] for point in planned if point.key in done})}
+
+
+def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
+    """List the points: privacy first, then accuracy seed by seed. Raises UsageError for what cannot run."""
+    points = []
+    for value in (None, *request.values):
+        given = {**request.given, "dataset": request.dataset, "seed": request.seed,
+                 "attacks": request.attacks, "defenses": request.worn(value)}  # fmt: skip
+        config = attack_settings(request.target, given, profile=request.profile, assignments=request.assignments)
+        shield_of(config, method_of(config))  # whether these defenses, with this value, work with the method
+        points.append(Point(kind="privacy", value=value, config=config))
+    asked = request.values if request.accuracy_at is None else request.accuracy_at
+    if not asked:
+        return points
+    table, unseen = protocol_named(request.protocol), _unseen(points[0].config, data_root)
+    for seed in range(request.seed, request.seed + request.seeds):
+        for value in (None, *asked):
+            config = _trained(request, table, unseen, seed)
+            points.append(Point(kind="accuracy", value=value, config=replace(config, defenses=request.worn(value))))
+    return points
+
+
+def _trained(request: SweepRequest, table: Protocol, unseen: str, seed: int) -> RunConfig:
+    """The settings of a training run of the target under the protocol, whose arm it is or whose method's."""
+    named = target_named(request.target)
+    arm = request.target if request.target in table.arms else named.method
+    where = {"dataset": request.dataset, **{k: v for k, v in request.given.items() if k in ("device", "encoder")}}
+    config = table.config(arm, (None, unseen), seed, where, ())
+    options = merged(named.options, config.options, named.options)
+    return replace(config, method=named.method, options=options, target=request.target)
+
+
+def _unseen(config: RunConfig, data_root: Path | None) -> str:
+    small = replace(config, per_class=1, per_domain=None, image_size=16)
+    return load_world(small, data_root=data_root, progress=Silent()).target_name
+
+
+def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
+    """Run one point and keep what the tables and figures need of its report."""
+    if point.kind == "accuracy":
+        report = train(point.config, data_root=data_root, out=None, progress=Silent()).document()
+    else:
+        report = attack(point.config, data_root=data_root, out=None, fresh=False, progress=Silent()).document()
+    attacks = report["attacks"]
+    assert isinstance(attacks, list)
+    return {
+        "kind": point.kind, "value": point.value, "seed": point.config.seed, "settings": point.config.sha256,
+        "defenses": list(point.config.defenses), "guarantees": report["guarantees"], "accuracy": report["accuracy"],
+        "attacks": [{key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks],
+        "seconds": report["seconds"], "environment": environment(),
+    }  # fmt: skip
+
+
+def _document(request: SweepRequest, planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What all tables and figures are drawn from."""
+    found = [done[point.key] for point in planned if point.key in done]
+    return {
+        "schema": SCHEMA, "target": request.target, "dataset": request.dataset, "defenses": list(request.defenses),
+        "option": request.option, "protocol": request.protocol, "profile": request.profile, "planned": len(planned), "finished": len(found),
+        **summary(found),
+    }  # fmt: skip
+
+
+def _plain(value: object) -> str:
+    return str(parse_value(str(value))) if isinstance(value, float | int) else str(value)

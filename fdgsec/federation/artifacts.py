@@ -1,0 +1,272 @@
+"""What may be sent beside or as the model: frozen records of tensors, checked when made and again when loaded.
+
+On disk and on the network an artifact is a safetensors file whose header carries one JSON record (kind, schema, text
+fields). Nothing here can execute code on load."""
+
+import builtins
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from fdgsec.runtime.errors import ArtifactError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Artifact:
+    """Tensors with names, of one kind; a subclass says which shapes and ranges are legal.
+
+    Raises ArtifactError when a float is not finite or a shape or range is wrong."""
+
+    kind: ClassVar[str] = "artifact"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name, in a fixed order."""
+        return {spec.name: value for spec in fields(self) if isinstance(value := getattr(self, spec.name), Tensor)}
+
+    def __post_init__(self) -> None:
+        for name, value in self.tensors().items():
+            if value.is_floating_point() and not _finite(value):
+                count = int((~torch.isfinite(value)).sum())
+                raise ArtifactError(f"{self.kind}.{name} has {count} values that are not finite; nothing was accepted.")
+
+    @property
+    def bytes(self) -> int:
+        """Payload bytes: what the tensors occupy, without header."""
+        return sum(value.numel() * value.element_size() for value in self.tensors().values())
+
+    def encode(self) -> "builtins.bytes":
+        """Serialise to safetensors with a JSON header; equal artifacts give equal bytes."""
+        header = {"fdgsec": json.dumps({"kind": self.kind, "schema": SCHEMA}, sort_keys=True)}
+        return save_tensors({name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}, header)
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the encoded bytes."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def _finite(value: Tensor) -> bool:
+    """Say whether all of a float tensor is finite: its extremes are (one pass, and they carry a NaN or an infinity)."""
+    return value.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(value))).all())
+
+
+def _expect(condition: bool, kind: str, expected: str, *values: Tensor) -> None:
+    if not condition:
+        came = ", ".join(str(tuple(value.shape)) for value in values)
+        raise ArtifactError(f"{kind} expects {expected}; got {came}.")
+
+
+def _not_negative(kind: str, name: str, value: Tensor) -> None:
+    if value.numel() and float(value.min()) < 0:
+        raise ArtifactError(f"{kind}.{name} must be >= 0; its smallest value is {float(value.min()):.4g}.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Style(Artifact):
+    """Channel means and stds of one shape, `rank` axes of it; a std is never negative."""
+
+    rank: ClassVar[int] = 1
+    mean: Tensor
+    std: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shape = "(C,)" if self.rank == 1 else "(rows, C)"
+        legal = self.mean.ndim == self.rank and self.mean.shape == self.std.shape
+        _expect(legal, self.kind, f"mean {shape}, std {shape}", self.mean, self.std)
+        _not_negative(self.kind, "std", self.std)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleStatistics(_Style):
+    """One client's pooled style: `mean` (C,) and `std` (C,) (CCST eq. 8)."""
+
+    kind: ClassVar[str] = "StyleStatistics"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleDistribution(_Style):
+    """A client's distribution of image styles: centre and spread of means and stds, four (C,) vectors (StableFDG)."""
+
+    kind: ClassVar[str] = "StyleDistribution"
+    mean_spread: Tensor
+    std_spread: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = (self.mean, self.std, self.mean_spread, self.std_spread)
+        _expect(len({part.shape for part in parts}) == 1, self.kind, "four vectors (C,)", *parts)
+        _not_negative(self.kind, "mean_spread", self.mean_spread)
+        _not_negative(self.kind, "std_spread", self.std_spread)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageStyles(_Style):
+    """One style per image: `mean` (J, C) and `std` (J, C) (CCST eq. 7; FedAlign's pool)."""
+
+    kind: ClassVar[str] = "ImageStyles"
+    rank: ClassVar[int] = 2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StyleBank(_Style):
+    """Every client's styles, attributed: rows `mean`, `std` (R, C) and the owner of each row (CCST eqs. 9, 10).
+
+    `owner` (R,) int64 numbers the clients."""
+
+    kind: ClassVar[str] = "StyleBank"
+    rank: ClassVar[int] = 2
+    owner: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.owner.shape == self.mean.shape[:1]
+        _expect(legal, self.kind, "mean (R, C), std (R, C), owner (R,)", self.mean, self.std, self.owner)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class InterpolationStyle(_Style):
+    """The one style that everybody receives: `mean` (C,), `std` (C,) (FISC)."""
+
+    kind: ClassVar[str] = "InterpolationStyle"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModelState(Artifact):
+    """Network parameters and buffers by name; the global model is a message like any other."""
+
+    kind: ClassVar[str] = "ModelState"
+    state: Mapping[str, Tensor]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state dict."""
+        return dict(self.state)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GeneratorState(ModelState):
+    """A generator's parameters (FedDAG)."""
+
+    kind: ClassVar[str] = "GeneratorState"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Amplitudes(Artifact):
+    """Amplitude spectra |FFT| of images, one per row: `values` (J, channels, H, W // 2 + 1), the half that a real image needs.
+
+    FedDG sends spectra of images, CCST's appendix E uses them as styles. `owner` (J,) int64 numbers the clients."""
+
+    kind: ClassVar[str] = "Amplitudes"
+    values: Tensor
+    owner: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.values.ndim == 4 and self.owner.shape == self.values.shape[:1]
+        _expect(legal, self.kind, "values (J, channels, H, W // 2 + 1), owner (J,)", self.values, self.owner)
+        _not_negative(self.kind, "values", self.values)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prototypes(Artifact):
+    """Mean features with their class: `features` (rows, d), `classes` (rows,) int64 (FPL)."""
+
+    kind: ClassVar[str] = "Prototypes"
+    features: Tensor
+    classes: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.features.ndim == 2 and self.classes.shape == self.features.shape[:1]
+        _expect(legal, self.kind, "features (rows, d), classes (rows,)", self.features, self.classes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HeadGradient(Artifact):
+    """The loss's gradient in the linear head: `weight` (classes, d), `bias` (classes,) (FedIIR)."""
+
+    kind: ClassVar[str] = "HeadGradient"
+    weight: Tensor
+    bias: Tensor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        legal = self.weight.ndim == 2 and self.bias.shape == self.weight.shape[:1]
+        _expect(legal, self.kind, "weight (classes, d), bias (classes,)", self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Scores(Artifact):
+    """Numbers that clients report about each other or themselves: `values` (n,)."""
+
+    kind: ClassVar[str] = "Scores"
+    values: Tensor
+
+
+KINDS: Mapping[str, type[Artifact]] = {
+    cls.kind: cls
+    for cls in (
+        StyleStatistics, StyleDistribution, ImageStyles, StyleBank, InterpolationStyle, ModelState, GeneratorState,
+        Amplitudes, Prototypes, HeadGradient, Scores,
+    )
+}  # fmt: skip
+
+
+def decode(content: bytes, *, source: str = "artifact") -> Artifact:
+    """Rebuild an artifact from its bytes; `source` names it in errors.
+
+    Raises ArtifactError for anything that is not a legal artifact: foreign files, unknown kinds, missing tensors."""
+    try:
+        loaded = load_tensors(content)
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        record = json.loads(header.pop("__metadata__")["fdgsec"])
+        kind = str(record["kind"])
+        tensors = {name: loaded[name] for name in header}  # the library gives them in any order
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise ArtifactError(
+            f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."
+        ) from error
+    if record.get("schema") != SCHEMA or kind not in KINDS:
+        raise ArtifactError(
+            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; known kinds: {', '.join(KINDS)}."
+        )
+    cls = KINDS[kind]
+    if issubclass(cls, ModelState):
+        return cls(state=tensors)
+    expected = {spec.name for spec in fields(cls)}
+    if set(tensors) != expected:
+        raise ArtifactError(f"{source} ({kind}) must hold {sorted(expected)}; got {sorted(tensors)}.")
+    return cls(**tensors)
+
+
+def released_numbers(artifact: Artifact) -> Mapping[str, Tensor]:
+    """Give the numbers of styles or spectra by name, each (R, numbers) float64; whose a row is, is none."""
+    if isinstance(artifact, Amplitudes):
+        return {"values": artifact.values.double().flatten(1)}
+    return {name: tensor.double().reshape(-1, tensor.shape[-1]) for name, tensor in artifact.tensors().items()}
+
+
+def renumbered(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
+    """Give the same kind of artifact after `change(name, tensor)` of each tensor of floats; whose a row is stays."""
+    floats = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
+    return replace(artifact, **{name: change(name, value) for name, value in floats.items()})
+
+
+def per_image_rows(artifact: Artifact) -> tuple[Tensor, Tensor] | None:
+    """Give (mean, std) rows (R, C) of any artifact made of styles, else None."""
+    if isinstance(artifact, ImageStyles | StyleBank):
+        return artifact.mean, artifact.std
+    if isinstance(artifact, StyleStatistics | InterpolationStyle):
+        return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+    return None

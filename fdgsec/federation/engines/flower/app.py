@@ -1,0 +1,43 @@
+"""The app that Flower ships to the nodes: a few lines that import fdgsec there; no data, no paths, no settings."""
+
+from pathlib import Path
+
+from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.version import __version__
+
+MODULE = "fdgsec_flower_app"
+
+PYPROJECT = f"""\
+[project]
+name = "fdgsec-flower-app"
+version = "{__version__}"
+description = "Runs the job that the server names, by the fdgsec that every machine has installed."
+license = "MIT"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fdgsec"
+
+[tool.flwr.app.components]
+serverapp = "{MODULE}:server"
+clientapp = "{MODULE}:client"
+
+[tool.flwr.app.config]
+job = ""
+"""
+
+CODE = '''\
+"""The two apps of an installed fdgsec."""
+
+from fdgsec.experiments import flower_apps
+
+server = flower_apps.server
+client = flower_apps.client
+'''
+
+
+def write_app(folder: Path) -> Path:
+    """Write the app into `folder` (made where it is missing) and give `folder`; the same bytes on every machine."""
+    write_atomic(folder / "pyproject.toml", PYPROJECT)
+    write_atomic(folder / f"{MODULE}.py", CODE)
+    return folder

@@ -1,0 +1,255 @@
+"""What crosses Flower's network: requests and replies as records, every artifact as the bytes of its own file.
+
+Flower's arrays would be .npy files; an artifact's own encoding (fdgsec.federation.artifacts) holds names, kinds and bfloat16 as well
+and is what transcripts hash, so it goes through as one array of bytes. Nothing that arrives is trusted: whatever is not
+a legal artifact, or names a field wrongly, is a WireFormatError."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fdgsec.federation.artifacts import Artifact, ModelState, decode
+from fdgsec.federation.engines.state import StateMark
+from fdgsec.federation.method import Clock, Reply, Request, Step
+from fdgsec.privacy.accounting import Use
+from fdgsec.runtime.errors import FdgsecError
+
+Verb = Literal["whoami"] | Step
+
+HEAD, BODY = "fdgsec", "artifacts"
+"""The two records of every message: plain fields, and artifacts by slot."""
+MODEL_SLOT = "model"
+"""Where a request holds the global model; what a client finds in its inbox stands under "inbox." and its slot."""
+INBOX = "inbox."
+
+
+class WireFormatError(FdgsecError):
+    """A message from the network that is not what fdgsec sends (exit 1)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Asked:
+    """A request as its receiver reads it, before it knows how to build a network.
+
+    `settings` say what is run; `known` is the client's state that the server last heard of. `model` is empty where there is
+    none, or where `held` names by its hash the one that this client was sent before; `order` is that of its tensors."""
+
+    verb: Verb
+    settings: str
+    known: StateMark
+    clock: Clock | None = None
+    model: ModelState | None = None
+    held: str = ""
+    order: tuple[str, ...] = ()
+    inbox: Mapping[str, Artifact]
+
+
+def packed_whoami(settings: str) -> RecordDict:
+    """Ask a node who it is."""
+    return _records({"verb": "whoami", "settings": settings, "state_version": 0, "state_sha256": ""}, {})
+
+
+def packed_request(
+    step: Step, request: Request, *, settings: str, known: StateMark, model: bytes | None, held: str
+) -> RecordDict:
+    """Write a request; `model` is the encoded global model where it travels along, `held` its hash where it does not."""
+    clock = request.clock
+    carried = {INBOX + slot: artifact for slot, artifact in request.inbox.items()}
+    orders = _orders(carried if request.model is None else {MODEL_SLOT: request.model.state, **carried})
+    head = {
+        "verb": step, "settings": settings, "state_version": known.version, "state_sha256": known.sha256,
+        "round": clock.round, "rounds": clock.rounds, "participants": list(clock.participants), "held": held,
+        "slots": list(request.inbox), "orders": orders,
+    }  # fmt: skip
+    carried = {INBOX + slot: artifact for slot, artifact in request.inbox.items()}
+    body = {slot: artifact.encode() for slot, artifact in carried.items()}
+    return _records(head, body if model is None else {MODEL_SLOT: model, **body})
+
+
+def read_request(content: RecordDict) -> Asked:
+    """Read a request. Raises WireFormatError."""
+    head, body = _head(content), _body(content)
+    verb = _text(head, "verb")
+    known = StateMark(version=_whole(head, "state_version"), sha256=_text(head, "state_sha256"))
+    settings = _text(head, "settings")
+    if verb not in ("whoami", *get_args(Step)):
+        raise WireFormatError(f"a message asks for {verb!r}; whoami, {', '.join(get_args(Step))} are known.")
+    if verb == "whoami":
+        return Asked(verb="whoami", settings=settings, known=known, inbox={})
+    orders = _orders_read(_text(head, "orders"))
+    model = _artifact(body, MODEL_SLOT, orders) if MODEL_SLOT in body else None
+    if model is not None and not isinstance(model, ModelState):
+        raise WireFormatError(f"the slot model holds {model.kind}; ModelState was expected.")
+    clock = Clock(
+        round=_whole(head, "round"), rounds=_whole(head, "rounds"), participants=tuple(_texts(head, "participants"))
+    )
+    step: Step = "share" if verb == "share" else "fit" if verb == "fit" else "review"
+    return Asked(
+        verb=step, settings=settings, known=known, clock=clock, model=model, held=_text(head, "held"),
+        order=orders.get(MODEL_SLOT, ()),
+        inbox={slot: _artifact(body, INBOX + slot, orders) for slot in _texts(head, "slots")},
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction:
+    """Who a node says it is: its client's name, how many images it trains on and holds back, its classes, its software."""
+
+    name: str
+    clients: int
+    training: int
+    validation: int
+    classes: tuple[str, ...]
+    fdgsec: str
+    code_sha256: str
+    torch: str
+    threads: int
+
+
+def packed_introduction(introduction: Introduction) -> RecordDict:
+    """Write an introduction."""
+    return _records({"introduction": json.dumps(asdict(introduction)), "failure": ""}, {})
+
+
+def read_introduction(content: RecordDict) -> Introduction:
+    """Read an introduction. Raises WireFormatError, for a node that could not say who it is with its reason."""
+    head = _answered(content)
+    try:
+        fields: dict[str, Any] = json.loads(_text(head, "introduction"))
+        told = Introduction(**{**fields, "classes": tuple(str(name) for name in fields["classes"])})
+    except (ValueError, TypeError, KeyError) as error:
+        raise WireFormatError(f"an introduction cannot be read: {error}.") from error
+    if not all(isinstance(value, int) for value in (told.clients, told.training, told.validation)):
+        raise WireFormatError("an introduction counts in something else than whole numbers.")
+    return told
+
+
+def packed_reply(reply: Reply, mark: StateMark) -> RecordDict:
+    """Write a reply, and which version of its state the client holds now."""
+    head = {
+        "failure": "", "weight": float(reply.weight), "slots": list(reply.artifacts), "state_version": mark.version,
+        "state_sha256": mark.sha256, "metrics": json.dumps(dict(reply.metrics)),
+        "orders": _orders(reply.artifacts),
+        "uses": json.dumps({slot: None if uses is None else [_use(use) for use in uses] for slot, uses in reply.uses.items()}),
+    }  # fmt: skip
+    return _records(head, {slot: artifact.encode() for slot, artifact in reply.artifacts.items()})
+
+
+def packed_failure(reason: str) -> RecordDict:
+    """Write that a step was not done, and why."""
+    return _records({"failure": reason or "no reason was given"}, {})
+
+
+def read_reply(content: RecordDict) -> tuple[Reply, StateMark]:
+    """Read a reply and the client's state version. Raises WireFormatError, for a failed step with its reason."""
+    head, body = _answered(content), _body(content)
+    weight = head.get("weight")
+    if not isinstance(weight, float):
+        raise WireFormatError(f"a reply has the weight {weight!r}; a number was expected.")
+    orders = _orders_read(_text(head, "orders"))
+    reply = Reply(
+        artifacts={slot: _artifact(body, slot, orders) for slot in _texts(head, "slots")}, weight=weight,
+        metrics=_metrics(_text(head, "metrics")), uses=_uses(_text(head, "uses")),
+    )  # fmt: skip
+    return reply, StateMark(version=_whole(head, "state_version"), sha256=_text(head, "state_sha256"))
+
+
+def _use(use: Use) -> dict[str, object]:
+    return {**asdict(use), "sensitivity": dict(use.sensitivity)}
+
+
+def _uses(text: str) -> dict[str, tuple[Use, ...] | None]:
+    try:
+        told: dict[str, list[dict[str, Any]] | None] = json.loads(text)
+        return {slot: None if uses is None else tuple(Use(**use) for use in uses) for slot, uses in told.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WireFormatError(f"what a reply says of its noise cannot be read: {error}.") from error
+
+
+def _metrics(text: str) -> dict[str, float]:
+    try:
+        told: dict[str, Any] = json.loads(text)
+        return {str(name): float(value) for name, value in told.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WireFormatError(f"the metrics of a reply cannot be read: {error}.") from error
+
+
+def _records(head: Mapping[str, Any], body: Mapping[str, bytes]) -> RecordDict:
+    arrays = {
+        slot: Array(dtype="uint8", shape=(len(content),), stype="fdgsec.artifact", data=content)
+        for slot, content in body.items()
+    }
+    return RecordDict({HEAD: ConfigRecord(dict(head)), BODY: ArrayRecord(arrays)})
+
+
+def _head(content: RecordDict) -> ConfigRecord:
+    head = content.get(HEAD)
+    if not isinstance(head, ConfigRecord):
+        raise WireFormatError("a message has no fdgsec record.")
+    return head
+
+
+def _answered(content: RecordDict) -> ConfigRecord:
+    head = _head(content)
+    failure = _text(head, "failure")
+    if failure:
+        raise WireFormatError(failure)
+    return head
+
+
+def _body(content: RecordDict) -> ArrayRecord:
+    body = content.get(BODY)
+    if not isinstance(body, ArrayRecord):
+        raise WireFormatError("a message has no record of artifacts.")
+    return body
+
+
+def _orders(artifacts: Mapping[str, Artifact]) -> str:
+    """The order of each state's tensors, which files do not keep: sums over a state must not depend on the engine."""
+    return json.dumps({slot: list(each.state) for slot, each in artifacts.items() if isinstance(each, ModelState)})
+
+
+def _orders_read(text: str) -> dict[str, tuple[str, ...]]:
+    try:
+        told: dict[str, list[str]] = json.loads(text)
+        return {str(slot): tuple(str(name) for name in names) for slot, names in told.items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WireFormatError(f"the order of a message's tensors cannot be read: {error}.") from error
+
+
+def _artifact(body: ArrayRecord, slot: str, orders: Mapping[str, tuple[str, ...]]) -> Artifact:
+    if slot not in body:
+        raise WireFormatError(f"a message lacks the artifact {slot}.")
+    artifact = decode(body[slot].data, source=f"artifact {slot}")
+    return ordered(artifact, orders.get(slot, ())) if isinstance(artifact, ModelState) else artifact
+
+
+def ordered(state: ModelState, names: tuple[str, ...]) -> ModelState:
+    """The same state with its tensors in the order of `names`. Raises WireFormatError where they are other names."""
+    if len(names) != len(state.state) or set(names) != set(state.state):
+        raise WireFormatError(f"a {state.kind} of {len(state.state)} tensors came with the names of {len(names)}.")
+    return type(state)(state={name: state.state[name] for name in names})
+
+
+def _text(head: ConfigRecord, name: str) -> str:
+    value = head.get(name)
+    if not isinstance(value, str):
+        raise WireFormatError(f"the field {name} of a message is {value!r}; text was expected.")
+    return value
+
+
+def _texts(head: ConfigRecord, name: str) -> list[str]:
+    value = head.get(name)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise WireFormatError(f"the field {name} of a message is {value!r}; a list of names was expected.")
+    return [str(item) for item in value]
+
+
+def _whole(head: ConfigRecord, name: str) -> int:
+    value = head.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise WireFormatError(f"the field {name} of a message is {value!r}; a whole number was expected.")
+    return value

@@ -1,0 +1,89 @@
+"""What a node lets its server ask of it: each step of a run once, within the run that was announced.
+
+Guarantees count a run's releases. A server that asked twice for the same step would get the same noise on two models, and
+their difference without any; one that announced more rounds, or more participants who share the noise, would get more
+than was paid for. So the node keeps count itself, in files, and takes no message's word for it."""
+
+import contextlib
+import hmac
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdgsec.federation.engines.state import NEVER, StateMark
+from fdgsec.federation.method import Clock, Method, Step
+from fdgsec.runtime.errors import FdgsecError
+
+SECRET = "run.secret"
+
+
+class RefusedError(FdgsecError):
+    """A node was asked for something that its run does not hold (exit 1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent:
+    """One client's part in one run of `rounds` rounds among `clients` clients; `folder` is the node's own, for this run."""
+
+    folder: Path
+    name: str
+    method: Method
+    rounds: int
+    clients: int
+
+    def give(self, step: Step, clock: Clock) -> None:
+        """Note that `step` is done, before it is. Raises RefusedError where it was, or is none of this run's."""
+        if clock.rounds != self.rounds or not 0 <= clock.round < max(self.rounds, 1):
+            raise RefusedError(
+                f"{self.name} was asked for round {clock.round} of {clock.rounds}; the run has {self.rounds} rounds."
+            )
+        known = {f"client:{number}" for number in range(self.clients)}
+        named = set(clock.participants)
+        if len(named) != len(clock.participants) or not {self.name} <= named <= known:
+            raise RefusedError(f"{self.name} was told of participants that are not among the {self.clients} clients.")
+        if not self._takes(step, clock.round):
+            raise RefusedError(f"{self.name} was asked to {step} in round {clock.round}, which this run does not.")
+        done = self.folder / "done" / f"{self.name.replace(':', '-')}.{step}.{clock.round}"
+        done.parent.mkdir(parents=True, exist_ok=True)
+        try:  # made or found in one motion: two messages at once get one answer
+            os.close(os.open(done, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            raise RefusedError(f"{self.name} was asked to {step} in round {clock.round} a second time.") from None
+
+    def _takes(self, step: Step, number: int) -> bool:
+        if step == "share":
+            often = self.method.shares
+            return self.method.asks_for_shares and (often == "every" or (often == "once" and number == 0))
+        return self.rounds > 0 and (step == "fit" or self.method.reviews != "none")
+
+    def veiled(self, mark: StateMark) -> StateMark:
+        """What the server may know of a state: its version, and a name for it that says nothing of its content.
+
+        A plain hash would let the server try out what the client holds."""
+        if mark == NEVER:
+            return NEVER
+        name = hmac.new(run_secret(self.folder), f"{self.name} {mark.sha256}".encode(), "sha256").hexdigest()
+        return StateMark(version=mark.version, sha256=name)
+
+
+def run_secret(folder: Path) -> bytes:
+    """The node's secret for the run whose files lie in `folder`: 32 bytes, drawn the first time.
+
+    Several processes may come first at once; whoever links its draw wins, and all read that one."""
+    path = folder / SECRET
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        draft = folder / f"{SECRET}.{secrets.token_hex(8)}"
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    return bytes.fromhex(path.read_text())
+
+
+def noise_seed(folder: Path, secret: int) -> int:
+    """The seed of a client's noise in one run: of the node's own `secret` and of this run's, so that no two runs share noise."""
+    digest = hmac.new(run_secret(folder), str(secret).encode(), "sha256").digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,162 @@
+"""The server's end on Flower: the driver's questions become messages to nodes, and what comes back becomes replies.
+
+One question to all clients is one message stage, and everything that is broadcast rides on the next question, so a round
+has as many stages as steps: share and fit, or fit and review, or all three where a method has all. Flower's own
+aggregation and sampling are not used: they take whatever arrives."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fdgsec.federation.engines.flower.codec import (
+    Introduction,
+    WireFormatError,
+    packed_request,
+    packed_whoami,
+    read_introduction,
+    read_reply,
+)
+from fdgsec.federation.engines.state import StateMark
+from fdgsec.federation.method import Reply, Request, Step
+from fdgsec.federation.round_loop import ClientFailedError
+from fdgsec.runtime.errors import FdgsecError
+
+VERB = "query.fdgsec"
+"""The one kind of message that nodes answer."""
+POLL = 0.5
+UNKNOWN = StateMark(version=0, sha256="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One question to some clients: how many were asked and answered, how long the slowest took in seconds, and which
+    version of its state each client asked holds, as far as the server knows."""
+
+    round: int
+    step: str
+    asked: int
+    answered: int
+    seconds: float
+    states: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridEngine:
+    """Asks clients on Flower nodes; `nodes` says which node is which client.
+
+    A client that does not answer within `timeout` seconds has failed, and so has one whose answer is not one. A model that
+    a client received in this round already is not sent again."""
+
+    grid: Grid
+    nodes: Mapping[str, int]
+    settings: str
+    timeout: float
+    on_stage: Callable[[Stage], None] = lambda stage: None
+    marks: dict[str, StateMark] = field(default_factory=dict)
+    sent: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def clients(self) -> Sequence[str]:
+        """The names of the clients whose nodes introduced themselves, by number."""
+        return sorted(self.nodes, key=lambda name: int(name.partition(":")[2]))
+
+    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Have each named client do `step`; replies come in the order of the clients' numbers."""
+        started = time.monotonic()
+        messages, models = [], dict[int, bytes]()
+        names = [name for name in self.clients() if name in requests]
+        for name in names:
+            messages.append(self._message(step, name, requests[name], models))
+        models.clear()
+        answers = exchange(self.grid, messages, timeout=self.timeout)
+        replies, failures = dict[str, Reply](), dict[str, str]()
+        for name in names:
+            answer = answers.get(self.nodes[name])
+            try:
+                replies[name], self.marks[name] = read_reply(_content(answer, self.timeout).content)
+            except FdgsecError as error:
+                failures[name] = str(error)
+                self.sent.pop(name, None)  # who knows what it holds
+        if requests:
+            number, seconds = next(iter(requests.values())).clock.round, time.monotonic() - started
+            held = {name: self.marks.get(name, UNKNOWN).version for name in names}
+            stage = Stage(
+                round=number, step=step, asked=len(names), answered=len(replies), seconds=seconds, states=held
+            )
+            self.on_stage(stage)
+        return replies, failures
+
+    def _message(self, step: Step, name: str, request: Request, models: dict[int, bytes]) -> Message:
+        model, held = None, ""
+        if request.model is not None:
+            state = request.model.state
+            encoded = models.setdefault(id(state), b"") or state.encode()
+            models[id(state)] = encoded
+            held = state.sha256
+            if self.sent.get(name) != (request.clock.round, held):
+                model = encoded
+            self.sent[name] = (request.clock.round, held)
+        content = packed_request(
+            step, request, settings=self.settings, known=self.marks.get(name, UNKNOWN), model=model, held=held
+        )
+        return Message(content=content, dst_node_id=self.nodes[name], message_type=VERB, ttl=_ttl(self.timeout))
+
+
+def assemble(grid: Grid, *, settings: str, clients: int, least: int, wait: float) -> dict[int, Introduction]:
+    """Wait until `clients` nodes are online (`wait` seconds at most), and ask each who it is; gives answers by node.
+
+    Raises ClientFailedError where fewer than `least` introduce themselves, where two say the same name, and for a node of
+    another federation size."""
+    deadline = time.monotonic() + wait
+    nodes = set(grid.get_node_ids())
+    while len(nodes) < clients and time.monotonic() < deadline:
+        time.sleep(POLL)
+        nodes = set(grid.get_node_ids())
+    if len(nodes) < least:
+        raise ClientFailedError(f"{len(nodes)} of {clients} nodes came online within {wait:g} s.")
+    content = packed_whoami(settings)
+    messages = [Message(content=content, dst_node_id=node, message_type=VERB, ttl=_ttl(wait)) for node in sorted(nodes)]
+    answers = exchange(grid, messages, timeout=wait)
+    found, reasons = dict[int, Introduction](), list[str]()
+    for node in sorted(nodes):
+        try:
+            told = read_introduction(_content(answers.get(node), wait).content)
+        except FdgsecError as error:
+            reasons.append(str(error))
+            continue
+        if told.clients != clients:
+            raise ClientFailedError(
+                f"{told.name} says that it is one of {told.clients} clients; this run has {clients}."
+            )
+        if told.name in {known.name for known in found.values()}:
+            raise ClientFailedError(f"two nodes say that they are {told.name}; give each its own partition.")
+        found[node] = told
+    if len(found) < least:
+        raise ClientFailedError(
+            f"{len(found)} of {clients} clients introduced themselves; " + "; ".join(reasons or ["the rest is offline"])
+        )
+    return found
+
+
+def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
+    """Send messages and give what came back in time, by node: an answer, or Flower's own error message."""
+    answers = dict[int, Message]()
+    for reply in grid.send_and_receive(list(messages), timeout=timeout):
+        answers[reply.metadata.src_node_id] = reply
+    return answers
+
+
+def _content(answer: Message | None, timeout: float) -> Message:
+    if answer is None:
+        raise WireFormatError(f"no answer within {timeout:g} s")
+    if answer.has_error():
+        raise WireFormatError(f"{' '.join(str(answer.error.reason).split())} (Flower's error {answer.error.code})")
+    return answer
+
+
+def _ttl(timeout: float) -> float:
+    """How long a message may wait at Flower: as long as its answer is waited for, and a little for clocks that differ."""
+    return math.ceil(timeout) + 60.0

@@ -1,0 +1,126 @@
+"""A node's end on Flower: one message in, one step of one client, one message out.
+
+Every message may meet a new process, so all that a client remembers lies in files (fdgsec.federation.engines.state) of the node.
+Flower's own context carries only which version that is: large contexts are lost on their way without a word."""
+
+import hashlib
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import ConfigRecord, Context, Message
+
+from fdgsec.federation.artifacts import ModelState, decode
+from fdgsec.federation.client_step import handle
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.engines.flower.codec import (
+    Asked,
+    Introduction,
+    ordered,
+    packed_failure,
+    packed_introduction,
+    packed_reply,
+    read_request,
+)
+from fdgsec.federation.engines.flower.consent import Consent
+from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, Request
+from fdgsec.runtime.errors import DataError, FdgsecError
+from fdgsec.runtime.files import write_atomic
+
+RECORD = "fdgsec-state"
+"""Where Flower's context says which version of its state a client holds."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """A client with all that it needs to take part in one run; `folder` is where it keeps what it remembers."""
+
+    client: Client
+    method: Method
+    shield: Shield
+    blueprint: Blueprint
+    seed: int
+    folder: Path
+    consent: Consent
+    introduction: Introduction
+
+
+class Workplace(Protocol):
+    """Finds or makes this node's client for a run."""
+
+    def __call__(self, settings: str, context: Context) -> Member:
+        """Give the member that `settings` and the node's own configuration describe. Raises FdgsecError."""
+        ...
+
+
+def answer(message: Message, context: Context, workplace: Workplace) -> Message:
+    """Answer one message; whatever goes wrong is the answer, so that the server can name it."""
+    try:
+        asked = read_request(message.content)
+        member = workplace(asked.settings, context)
+        if asked.verb == "whoami":
+            content = packed_introduction(member.introduction)
+        else:
+            content = packed_reply(*_done(asked, member, context))
+    except Exception as error:  # noqa: BLE001 (a defect must not look like a lost node)
+        traceback.print_exc()  # into the node's own log
+        content = packed_failure(_told(error))
+    return Message(content=content, reply_to=message)
+
+
+def _told(error: Exception) -> str:
+    """What the server may hear of an error: the text of our own, but for those about data; of others their kind alone.
+
+    Texts about data, and other people's, name files and values."""
+    if isinstance(error, FdgsecError) and not isinstance(error, DataError):
+        return str(error)
+    return f"{type(error).__name__} (the node's log says more)"
+
+
+def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateMark]:
+    name = member.client.name
+    if asked.verb == "whoami" or asked.clock is None:
+        raise StateMismatchError(f"{name} was asked for no step.")
+    states, consent = FileStates(folder=member.folder / "state"), member.consent
+    held = states.mark(name)
+    _check_context(context, held, name)
+    before = states.read(name, expected=held if asked.known == consent.veiled(held) else asked.known)
+    consent.give(asked.verb, asked.clock)
+    request = Request(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
+    reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.shield)
+    if state is not before and (state or before):
+        states.write(name, state)
+    if asked.verb == "share" and not member.shield.policies:  # a client's size is for policies, and for nobody else
+        reply = replace(reply, weight=1.0)
+    mark = consent.veiled(states.mark(name))
+    context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})
+    return reply, mark
+
+
+def _check_context(context: Context, mark: StateMark, name: str) -> None:
+    """Raise StateMismatchError where Flower remembers a later version than the node's files hold: they went back."""
+    told = context.state.get(RECORD)
+    version = told.get("version", 0) if isinstance(told, ConfigRecord) else 0
+    if isinstance(version, int) and version > mark.version:
+        raise StateMismatchError(
+            f"the state of {name} is version {mark.version}, but it was at {version} before; its folder was reset."
+        )
+
+
+def _model(asked: Asked, member: Member) -> GlobalModel | None:
+    """The global model: what came along, which is kept for the round's other steps, or what came before."""
+    stored = member.folder / f"{member.client.name.replace(':', '-')}.model.safetensors"
+    if asked.model is not None:
+        write_atomic(stored, asked.model.encode())
+        return GlobalModel(blueprint=member.blueprint, state=asked.model)
+    if not asked.held:
+        return None
+    content = stored.read_bytes() if stored.exists() else b""
+    if hashlib.sha256(content).hexdigest() != asked.held:
+        raise StateMismatchError(
+            f"{member.client.name} does not hold the global model {asked.held[:12]} of this round."
+        )
+    state = ModelState(state=decode(content, source=str(stored)).tensors())
+    return GlobalModel(blueprint=member.blueprint, state=ordered(state, asked.order))

@@ -1,0 +1,72 @@
+"""Flower's SuperNode behind a gate: it runs fdgsec's own app and no other. `python -m fdgsec.federation.engines.flower.node_limits ...`.
+
+A SuperNode runs whatever code its server sends, so a promise like "takes part in no run without this defense" would bind
+honest servers alone. Flower can ask for signed apps, but only its own platform signs them. Here the app must be the one
+that the installed fdgsec would write (`fdgsec.federation.engines.flower.app`): a few lines that call the code that this machine
+already has. Any other is refused before it is unpacked, and the server is told so. Takes `flower-supernode`'s arguments."""
+
+import io
+import tomllib
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from typing import ParamSpec
+
+from flwr.supercore.fab import Fab
+from flwr.supernode import start_client_internal as supernode
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+from fdgsec.federation.engines.flower.app import CODE, MODULE, PYPROJECT
+
+P = ParamSpec("P")
+LARGEST = 65536
+"""Bytes of one file, unpacked: ours have a few hundred."""
+OURS = {"fdgsec": "the app that this machine's fdgsec writes"}
+"""Stands where Flower keeps the keys that it trusts."""
+
+
+def is_own_app(content: bytes) -> bool:
+    """Whether a Flower app bundle holds fdgsec's app and nothing else."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as bundle:
+            names = bundle.namelist()
+            if len(names) != len(set(names)) or any(entry.file_size > LARGEST for entry in bundle.infolist()):
+                return False
+            held = {name: bundle.read(name) for name in names if name != ".info/CONTENT"}
+            settings = tomllib.loads(held.pop("pyproject.toml", b"").decode())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError):
+        return False
+    return settings == tomllib.loads(PYPROJECT) and held == {f"{MODULE}.py": CODE.encode()}
+
+
+def _verified(fab: Fab, trusted_entities: dict[str, str]) -> bool:
+    return is_own_app(fab.content)
+
+
+def _to_be_verified(get_fab: Callable[[str, int], Fab]) -> Callable[[str, int], Fab]:
+    """Have every bundle verified: Flower asks only where the server's platform says that it can be."""
+    return lambda digest, run: replace(get_fab(digest, run), verifications={"valid_license": "fdgsec"})
+
+
+def _gated(pull: Callable[P, int | None]) -> Callable[P, int | None]:
+    def gated(*given: P.args, **named: P.kwargs) -> int | None:
+        bound = signature(pull).bind(*given, **named)
+        bound.arguments |= {"get_fab": _to_be_verified(bound.arguments["get_fab"]), "trusted_entities": OURS}
+        return pull(*bound.args, **bound.kwargs)
+
+    return gated
+
+
+def main() -> None:
+    """Be `flower-supernode`, with the gate before every app. Raises TypeError where Flower's insides have moved."""
+    pull, verify = supernode._pull_and_store_message, supernode._verify_fab
+    if not {"get_fab", "trusted_entities"} <= set(signature(pull).parameters) or len(signature(verify).parameters) != 2:
+        raise TypeError("this version of flwr takes in apps in another way; the gate of fdgsec does not fit it.")
+    gates = {"_verify_fab": _verified, "_pull_and_store_message": _gated(pull)}
+    supernode.__dict__.update(gates)  # where they are looked up for every message
+    flower_supernode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""A process of Flower's with all that it starts: ended when we leave, even where we are killed."""
+
+import re
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fdgsec.federation.engines.flower.environment import flower_environment
+from fdgsec.federation.engines.flower.orphan_processes import sweep
+from fdgsec.runtime.errors import FdgsecError, UsageError
+
+POLL = 0.1
+GRACE = 10.0
+"""Seconds that processes get to end by themselves; a SuperNode takes leave of its server meanwhile."""
+RAISED = re.compile(r"^([\w.]*(Error|Exception|Interrupt)): ")
+TELLING = re.compile(r"error|exception|refused|denied|failed|cannot|in use|invalid|unable|unavailable", re.IGNORECASE)
+HOLLOW = re.compile(
+    r"^(Traceback|File |An unhandled|For more information)|^Exit Code|raised an exception$|error detected|^Error$"
+)
+"""What an error says of itself; lines that speak of one; and those of them that do not name it."""
+
+
+class FlowerFailedError(FdgsecError):
+    """A process of Flower's did not start, or ended before its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """One process, all that it started, and its log; `mark` is what they carry in their environment."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    begins: int
+    mark: str
+
+    def text(self) -> str:
+        """What the process wrote so far, without colours."""
+        with self.log.open("rb") as file:
+            file.seek(self.begins)
+            return plain(file.read())
+
+    def check(self, what: str) -> None:
+        """Raise FlowerFailedError with the log's telling line where the process has ended."""
+        if (code := self.process.poll()) is not None:
+            raise FlowerFailedError(f"{what} ended with code {code}: {telling_line(self.text())} (log: {self.log})")
+
+    def wait_for(self, what: str, ready: Callable[[], bool], *, timeout: float) -> None:
+        """Return once `ready()`. Raises FlowerFailedError where the process ends before, or after `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not ready():
+            self.check(what)
+            if time.monotonic() > deadline:
+                line = telling_line(self.text())
+                raise FlowerFailedError(f"{what} was not ready within {timeout:.0f} s: {line} (log: {self.log})")
+            time.sleep(POLL)
+
+
+@contextmanager
+def running(
+    command: Sequence[str], *, home: Path, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Running]:
+    """Run `command` with Flower's folders at `home`, appending to `log`; on leaving, end it and all that it started.
+
+    A second process does so where this one is killed. `environment` is added to this process's own. Raises
+    FlowerFailedError where a process would not end."""
+    mark = secrets.token_hex(16)
+    home.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    variables = flower_environment(home, mark=mark, added=environment or {})
+    reaper = subprocess.Popen(
+        [sys.executable, "-m", "fdgsec.federation.engines.flower.orphan_processes", mark], start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    left: list[int] = []
+    try:
+        with log.open("ab") as output:
+            begins = output.tell()
+            process = subprocess.Popen(
+                list(command), env=variables, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        try:
+            yield Running(process=process, log=log, begins=begins, mark=mark)
+        finally:
+            left = sweep(mark, grace=GRACE)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10 * POLL)
+    finally:
+        reaper.communicate()
+    if left:
+        raise FlowerFailedError(f"processes {left} of {command[0]} would not end (log: {log})")
+
+
+def plain(content: bytes) -> str:
+    """A log's text without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", content.decode(errors="replace"))
+
+
+def telling_line(text: str) -> str:
+    """The line of a log that says most: the last exception, else the last that names an error, else the last one."""
+    lines = [re.sub(r"^(INFO|WARNING|ERROR)\s*:\s+", "", line.strip(" \t│╭╰─╮╯")) for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    raised = [line for line in lines if RAISED.search(line)]
+    told = [line for line in lines if TELLING.search(line) and not HOLLOW.search(line)]
+    return (raised or told or lines or ["it wrote nothing"])[-1]
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def refuse_taken(host: str, port: int) -> None:
+    """Raise UsageError where one cannot listen at `host`:`port`: Flower says so in the middle of its log."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"cannot listen at {host}, port {port}: {error.strerror or error}.") from None

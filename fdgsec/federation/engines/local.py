@@ -1,0 +1,70 @@
+"""The reference engine: every client in this process, one after the other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from fdgsec.federation.artifacts import Artifact, ModelState, decode
+from fdgsec.federation.client_step import handle
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.engines.state import MemoryStates, StateStore
+from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Request, Step
+
+
+def _recoded(inbox: Inbox) -> Inbox:
+    return {name: _through_bytes(artifact) for name, artifact in inbox.items()}
+
+
+def _through_bytes(artifact: Artifact) -> Artifact:
+    return decode(artifact.encode())
+
+
+def _recoded_model(model: GlobalModel | None) -> GlobalModel | None:
+    if model is None:
+        return None
+    return GlobalModel(blueprint=model.blueprint, state=ModelState(state=_through_bytes(model.state).tensors()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngine:
+    """Runs clients in order, each behind its `shield`; with `recode` every artifact is encoded and decoded, so that tests see what a network sees.
+
+    A client's error ends the run as it is, so that its cause can be seen; where the engine is `tolerant` it is that
+    client's failure, as it would be on another machine. A step that failed leaves the client's state as it was."""
+
+    members: Sequence[Client]
+    method: Method
+    seed: int
+    states: StateStore = field(default_factory=MemoryStates)
+    recode: bool = False
+    shield: Shield = field(default_factory=Shield)
+    tolerant: bool = False
+
+    def clients(self) -> Sequence[str]:
+        """The names of all members."""
+        return [client.name for client in self.members]
+
+    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Do `step` on each named client, in the members' order."""
+        replies, failures = dict[str, Reply](), dict[str, str]()
+        for client in self.members:
+            if client.name not in requests:
+                continue
+            try:
+                replies[client.name] = self._done(client, step, requests[client.name])
+            except Exception as error:
+                if not self.tolerant:
+                    raise
+                failures[client.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return replies, failures
+
+    def _done(self, client: Client, step: Step, request: Request) -> Reply:
+        if self.recode:
+            model = _recoded_model(request.model)
+            request = Request(clock=request.clock, model=model, inbox=_recoded(request.inbox))
+        before = self.states.read(client.name)
+        reply, state = handle(self.method, client, step, request, before, self.seed, self.shield)
+        if self.recode:
+            reply = replace(reply, artifacts=_recoded(reply.artifacts))
+        if not state or state is not before:  # stylised images need not be stored again in every round
+            self.states.write(client.name, state)
+        return reply

@@ -1,0 +1,196 @@
+"""Client-held state: what a client remembers between steps, in memory or in versioned files."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import load_file
+
+from fdgsec.federation.method import State
+from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.files import atomic, write_atomic
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+"""The names that safetensors has for dtypes."""
+KEPT = 2
+"""How many versions stay on disk."""
+
+
+class StateMismatchError(FdgsecError):
+    """A client's stored state is not the version that it was told to continue from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateMark:
+    """Which state a client holds: how often it was written, and the SHA-256 of what was written last ("" before that)."""
+
+    version: int
+    sha256: str
+
+
+NEVER = StateMark(version=0, sha256="")
+
+
+class StateStore(Protocol):
+    """Keeps one state per client; `version` grows by one with every write."""
+
+    def mark(self, client: str) -> StateMark:
+        """Which version is the latest."""
+        ...
+
+    def read(self, client: str, expected: StateMark | None = None) -> State:
+        """The latest state, empty before the first write.
+
+        Raises StateMismatchError where it is older than `expected`, or another one of the same version."""
+        ...
+
+    def write(self, client: str, state: State) -> None:
+        """Replace the state."""
+        ...
+
+
+@dataclass(frozen=True)
+class MemoryStates:
+    """States of clients that live in this process."""
+
+    states: dict[str, State] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+
+    def mark(self, client: str) -> StateMark:
+        """Which version is the latest; its hash is made on demand."""
+        version = self.versions.get(client, 0)
+        if version == 0:
+            return NEVER
+        digest = hashlib.sha256()
+        for part in _parts(self.states[client]):
+            digest.update(part)
+        return StateMark(version=version, sha256=digest.hexdigest())
+
+    def read(self, client: str, expected: StateMark | None = None) -> State:
+        """The latest state, empty before the first write. Raises StateMismatchError where it is not as `expected`."""
+        if expected is not None:
+            _check(client, self.mark(client), expected, where="this process")
+        return self.states.get(client, {})
+
+    def write(self, client: str, state: State) -> None:
+        """Replace the state."""
+        self.states[client] = dict(state)
+        self.versions[client] = self.versions.get(client, 0) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileStates:
+    """States under `folder`, one safetensors file per client and version, the newest two of them.
+
+    A write is complete or did not happen: an index, which is written last, says which version is in force. A client has
+    one writer at a time."""
+
+    folder: Path
+
+    def version(self, client: str) -> int:
+        """How often `client` was written, 0 before the first time."""
+        return self.mark(client).version
+
+    def mark(self, client: str) -> StateMark:
+        """The version in force, and its file's hash. Raises StateMismatchError for an index that cannot be read."""
+        index = self._index(client)
+        if not index.exists():
+            return NEVER
+        try:
+            told = json.loads(index.read_text())
+            return StateMark(version=int(told["version"]), sha256=str(told["sha256"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateMismatchError(
+                f"which state {client} holds cannot be read from {index}: {error!r}; restore it, or start the run anew."
+            ) from error
+
+    def read(self, client: str, expected: StateMark | None = None) -> State:
+        """The latest state. Raises StateMismatchError where it is older than `expected` or another one of its version, and
+        where the file that the index names is gone or has another content."""
+        mark = self.mark(client)
+        if expected is not None:
+            _check(client, mark, expected, where=str(self.folder))
+        if mark.version == 0:
+            return {}
+        path = self._path(client, mark.version)
+        if not path.exists():
+            raise StateMismatchError(f"the state of {client} should be version {mark.version}, but {path} is missing.")
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != mark.sha256:
+            raise StateMismatchError(
+                f"the state of {client} has another content than was written as version {mark.version}; {path} was altered "
+                "or cut short; restore it, or start the run anew."
+            )
+        return load_file(path)
+
+    def write(self, client: str, state: State) -> None:
+        """Write the next version in one pass, then point the index at it, then drop all but the newest two."""
+        version, digest = self.version(client) + 1, hashlib.sha256()
+        with atomic(self._path(client, version)) as temporary, temporary.open("wb") as file:
+            for part in _parts(state):
+                digest.update(part)
+                file.write(part)
+        mark = StateMark(version=version, sha256=digest.hexdigest())
+        write_atomic(self._index(client), json.dumps(asdict(mark)))
+        self._drop(client, before=version - KEPT + 1)
+
+    def _drop(self, client: str, *, before: int) -> None:
+        """Delete versions below `before`, and what writes that were killed have left behind."""
+        stem = self._stem(client)
+        for path in self.folder.glob(f"{stem}.*.safetensors"):
+            number = path.name.split(".")[-2]
+            if number.isdigit() and int(number) < before:
+                path.unlink(missing_ok=True)
+        for path in self.folder.glob(f".{stem}.*"):
+            path.unlink(missing_ok=True)
+
+    def _stem(self, client: str) -> str:
+        return client.replace(":", "-")
+
+    def _index(self, client: str) -> Path:
+        return self.folder / f"{self._stem(client)}.json"
+
+    def _path(self, client: str, version: int) -> Path:
+        return self.folder / f"{self._stem(client)}.{version}.safetensors"
+
+
+def _check(client: str, found: StateMark, expected: StateMark, *, where: str) -> None:
+    """Raise StateMismatchError for a state that is not `expected` or a later one: a reply may not have reached the server."""
+    if found.version > expected.version or found == expected:
+        return
+    if found.version < expected.version:
+        raise StateMismatchError(
+            f"{client} holds version {found.version} of its state, but the run goes on from version {expected.version}: "
+            f"{where} was lost or set back; restore it, or start the run anew."
+        )
+    raise StateMismatchError(
+        f"{client} holds another version {found.version} of its state ({found.sha256[:12]}) than the one that the run goes "
+        f"on from ({expected.sha256[:12]}): {where} is of another run; restore it, or start the run anew."
+    )
+
+
+def _parts(state: State) -> Iterator[bytes | memoryview]:
+    """Give a safetensors file of `state` piece by piece, tensors as they lie in memory; equal states give equal bytes.
+
+    Raises TypeError for a dtype that the format does not know."""
+    ordered = sorted(state.items(), key=lambda entry: (-entry[1].element_size(), entry[0]))  # so that all lie aligned
+    header, end = dict[str, dict[str, object]](), 0
+    for name, value in ordered:
+        if value.dtype not in DTYPES:
+            raise TypeError(f"the state {name!r} is of {value.dtype}; a file holds {', '.join(map(str, DTYPES))}.")
+        start, end = end, end + math.prod(value.shape) * value.element_size()
+        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    yield len(encoded).to_bytes(8, "little") + encoded
+    for _, value in ordered:
+        yield value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,229 @@
+"""A local method on top of a federated one: `--method ccst --with mixstyle` (CCST section 4.3, "Orthogonality").
+
+The method below shares, trains, reviews and aggregates as ever; the one on top gives the objective that is trained and
+the change of network that it needs. Where it shares artifacts of its own (FedDG's spectra), these travel beside those
+of the method below, in slots that begin with "local.", and so do its entries in the memory of clients and server."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar, cast
+
+import torch
+
+from fdgsec.federation.artifacts import Scores
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+PREFIX = "local."
+BELOW = ("training_set", "kept_entries", "start", "fit", "results", "exhibits", "review", "aggregate", "weigh")
+"""Steps that only the method below takes: a method that changes one of them would not be itself on top."""
+
+
+class LocalMethod(Method, Protocol):
+    """A method with an objective to lend."""
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """What a client minimises."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnTop:
+    """What the method below gets as its `local`: the method on top with the artifacts and the memory that are its own.
+
+    `asked` names the clients for whom the objective was taken, so that nobody trains without it unnoticed."""
+
+    method: LocalMethod
+    inbox: Inbox
+    state: State
+    asked: list[str] = field(default_factory=list)
+
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """As the method on top."""
+        return self.method.remodel(network, rng)
+
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """As the method on top; `inbox` and `state` are those of the method below, which it does not see."""
+        self.asked.append(client.name)
+        return self.method.objective(client, model=model, inbox=self.inbox, state=self.state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked:
+    """The method `base` with the objective of `local` on top; the options of training are those of `base`.
+
+    Raises UsageError for a pair that cannot be stacked: a base that trains an objective of its own, a local method
+    without one or with steps that only the base takes, and exchanges at different times."""
+
+    base: Method
+    local: LocalMethod
+
+    def __post_init__(self) -> None:
+        below, above = type(self.base).__name__, type(self.local).__name__
+        has_place = is_dataclass(self.base) and getattr(self.base, "local", self) is None
+        own_objective = _changed(self.base, "objective") and not getattr(self.base, "keeps_local", False)
+        if not has_place or own_objective:
+            raise UsageError(
+                f"{above} cannot go on top of {below}, which trains an objective of its own; methods like fedavg, ccst "
+                f"and fedbn leave it open."
+            )
+        steps = ", ".join(step for step in BELOW if _changed(self.local, step))
+        if steps or not _changed(self.local, "objective"):
+            why = f"changes {steps}" if steps else "has no objective of its own"
+            raise UsageError(
+                f"{above} is no local method, for it {why}; --with takes methods that change only what a client "
+                f"minimises, such as mixstyle."
+            )
+        if {self.base.shares, self.local.shares} == {"once", "every"}:
+            raise UsageError(
+                f"{below} exchanges {self.base.shares} and {above} {self.local.shares}, so that one cannot go on top "
+                f"of the other."
+            )
+        for name in _unused(self.local):
+            raise UsageError(f"{above} goes on top of {below}, which trains: set method.{name}, not with.{name}.")
+
+    @property
+    def shares(self) -> Literal["never", "once", "every"]:
+        """As often as the one that shares more often."""
+        return self.local.shares if self.base.shares == "never" else self.base.shares
+
+    @property
+    def asks_for_shares(self) -> bool:
+        """Where either of those that share does."""
+        return any(each.asks_for_shares for each in (self.base, self.local) if each.shares != "never")
+
+    @property
+    def reviews(self) -> Literal["none", "before", "after"]:
+        """As the method below."""
+        return self.base.reviews
+
+    def check(self, clients: int) -> None:
+        """Raise UsageError for options of either that `clients` clients cannot meet, and for a base that stays alone."""
+        self._based_on(_OnTop(method=self.local, inbox={}, state={})).check(clients)
+        self.local.check(clients)
+
+    def fitting(self, clients: int) -> Self:
+        """Both, fitted."""
+        return replace(self, base=self.base.fitting(clients), local=self.local.fitting(clients))
+
+    def releasing_all(self) -> Self | None:
+        """Both releasing all, as far as they can; None where neither can."""
+        base, local = self.base.releasing_all(), self.local.releasing_all()
+        if base is None and local is None:
+            return None
+        return replace(self, base=base or self.base, local=local or self.local)
+
+    def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
+        """The network of the method below, changed by the one on top."""
+        return self.local.remodel(self.base.remodel(network, rng), rng)
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        """What both share."""
+        sent: Inbox = {}
+        extra: Inbox = {}
+        memory, kept = _below(state), _above(state)
+        if self.base.shares != "never":
+            sent, memory = self.base.share(client, model=model, state=memory, clock=clock, rng=rng)
+        if self.local.shares != "never":
+            extra, kept = self.local.share(client, model=model, state=kept, clock=clock, rng=child(rng, "local"))
+        return _joined(sent, extra), _joined(memory, kept)
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        """What both hand out, receiver by receiver."""
+        handed: Mapping[str, Inbox] = {}
+        extra: Mapping[str, Inbox] = {}
+        memory, kept = _below(server), _above(server)
+        if self.base.shares != "never":
+            part = {name: _below(inbox) for name, inbox in shared.items()}
+            handed, memory = self.base.combine(part, server=memory, clock=clock, rng=rng)
+        if self.local.shares != "never":
+            part = {name: _above(inbox) for name, inbox in shared.items()}
+            extra, kept = self.local.combine(part, server=kept, clock=clock, rng=child(rng, "local"))
+        receivers = dict.fromkeys([*handed, *extra])
+        return {name: _joined(handed.get(name, {}), extra.get(name, {})) for name in receivers}, _joined(memory, kept)
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        """Local training of the method below, on the objective of the one on top.
+
+        Raises UsageError where the method below trained without asking for it."""
+        memory, kept = _below(state), _above(state)
+        on_top = _OnTop(method=self.local, inbox=_above(inbox), state=kept)
+        base = self._based_on(on_top)
+        update, after = base.fit(client, model=model, inbox=_below(inbox), state=memory, clock=clock, rng=rng)
+        if not on_top.asked:
+            raise UsageError(
+                f"{type(self.base).__name__} trained without the objective of {type(self.local).__name__} on top of "
+                f"it; leave --with out."
+            )
+        return update, state if after is memory else _joined(after, kept)  # the same object: nothing to store again
+
+    def _based_on(self, on_top: _OnTop) -> Method:
+        return cast(Method, replace(cast("DataclassInstance", self.base), local=on_top))
+
+    def exhibits(
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+    ) -> Mapping[str, Inbox]:
+        """As the method below."""
+        return self.base.exhibits(updates, model=model, server=_below(server), rng=rng)
+
+    def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
+        """As the method below."""
+        return self.base.review(client, model=model, inbox=inbox, state=_below(state), rng=rng)
+
+    def aggregate(
+        self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
+    ) -> tuple[GlobalModel, State]:
+        """As the method below."""
+        made, memory = self.base.aggregate(updates, scores=scores, model=model, server=_below(server))
+        return made, _joined(memory, _above(server))
+
+    def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
+        """As the method below."""
+        return _joined(self.base.weigh(scores, server=_below(server), clock=clock), _above(server))
+
+
+def _below(entries: Mapping[str, T]) -> Mapping[str, T]:
+    """The slots, or entries of memory, of the method below."""
+    return {name: value for name, value in entries.items() if not name.startswith(PREFIX)}
+
+
+def _above(entries: Mapping[str, T]) -> Mapping[str, T]:
+    """Those of the method on top, under the names that it gave them."""
+    return {name.removeprefix(PREFIX): value for name, value in entries.items() if name.startswith(PREFIX)}
+
+
+def _joined(below: Mapping[str, T], above: Mapping[str, T]) -> Mapping[str, T]:
+    return {**below, **{PREFIX + name: value for name, value in above.items()}}
+
+
+def _changed(method: Method, step: str) -> bool:
+    """Whether the method's class defines `step` anew, beside the class that all methods with this step extend."""
+    return sum(step in vars(cls) for cls in type(method).__mro__) > 1
+
+
+def _unused(local: LocalMethod) -> list[str]:
+    """Name the options of `local` that were set although the class all methods extend has them: those of training."""
+    root = next(cls for cls in reversed(type(local).__mro__) if "objective" in vars(cls))
+    common = {spec.name: spec for spec in fields(root)} if is_dataclass(root) else {}
+    return [name for name, spec in common.items() if getattr(local, name) != _default(spec)]
+
+
+def _default(spec: "Field[object]") -> object:
+    return spec.default if spec.default_factory is MISSING else spec.default_factory()

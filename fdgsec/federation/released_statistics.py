@@ -1,0 +1,179 @@
+"""How a release is read as a mean over images: which per-image statistic t(x) it averages, exactly.
+
+A mean is what tests of membership, linkage and differencing need; each kind of pooled artifact has its own t. Where t has
+squares (x, x^2), they can be taken about any centre (`fdgsec.nn.styles.channel_statistics.recentred`), and stay linear in t."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
+from fdgsec.nn.styles.amplitude_spectra import LOW_FREQUENCIES, low
+from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, recentred, uncentred
+from fdgsec.runtime.errors import UsageError
+
+
+class Reading(Protocol):
+    """A per-image statistic (n, D), and how an artifact gives its mean over the images behind it."""
+
+    def records(self, found: Moments) -> Tensor:
+        """Give t(x) of each image, (n, D) float64."""
+        ...
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Give the mean of t over the images behind each row of `artifact`, (R, D) float64.
+
+        `images` is how many there are, where that is known. Raises UsageError for an artifact that this does not read."""
+        ...
+
+    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Take the squares in `statistics` (..., D) about the first powers in `centre` (D,), which is a t too; linear in t."""
+        ...
+
+    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Undo `about`."""
+        ...
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Undo `release`: the artifact of `like`'s kind that a mean of t, (R, D), over so many `images` makes.
+
+        Where noise has left t outside what images can have, variances are taken as 0. Raises UsageError for an artifact
+        that cannot be made of t."""
+        ...
+
+    def truth(self, found: Moments) -> Tensor:
+        """Give the statistic of each image that a recovered one is judged against, (n, D')."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledStyles:
+    """CCST's styles: t = (mu, sigma^2 + mu^2), 2C numbers, whose mean a pooled style is (eq. 8)."""
+
+    def records(self, found: Moments) -> Tensor:
+        """Give t(x), (n, 2C)."""
+        return found.linear()
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Give t of one pooled style, (1, 2C), or of every row of single styles, (R, 2C), which divided by HW - 1."""
+        if isinstance(artifact, StyleStatistics):
+            return linear_statistic(artifact.mean.double(), artifact.std.double()).unsqueeze(0)
+        if isinstance(artifact, ImageStyles):
+            return linear_statistic(artifact.mean.double(), artifact.std.double())
+        raise UsageError(f"a pooled style is read from StyleStatistics or ImageStyles; got {artifact.kind}.")
+
+    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Take sigma^2 + mu^2 about the means in `centre`."""
+        return recentred(statistics, centre.chunk(2)[0])
+
+    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Take it about 0 again."""
+        return uncentred(statistics, centre.chunk(2)[0])
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Give one pooled style, or a row of styles for each row of t."""
+        mean, squares = statistics.chunk(2, dim=-1)
+        std = ((squares - mean.square()).clamp_min(0) + EPS).sqrt()
+        if isinstance(like, StyleStatistics):
+            return StyleStatistics(mean=mean[0].to(like.mean), std=std[0].to(like.std))
+        if isinstance(like, ImageStyles):
+            return ImageStyles(mean=mean.to(like.mean), std=std.to(like.std))
+        raise UsageError(f"a pooled style makes StyleStatistics or ImageStyles; got {like.kind}.")
+
+    def truth(self, found: Moments) -> Tensor:
+        """Give t itself, (n, 2C)."""
+        return found.linear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StyleDistributions:
+    """StableFDG's centre and spread of image styles (eq. 3): t = (mu, sigma, mu^2, sigma^2), 4C numbers.
+
+    `unbiased` and `eps` are those of sigma(x); `released` says that spreads are sqrt(variance + eps) with n - 1 in the
+    denominator, as the authors' code sends them, instead of variances."""
+
+    unbiased: bool = True
+    eps: float = EPS
+    released: bool = False
+
+    def records(self, found: Moments) -> Tensor:
+        """Give t(x), (n, 4C)."""
+        style = torch.cat(found.style(unbiased=self.unbiased, eps=self.eps), dim=1)
+        return torch.cat([style, style.square()], dim=1)
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Give the mean of t, (1, 4C). Spreads "as released" need the number of `images`."""
+        if not isinstance(artifact, StyleDistribution):
+            raise UsageError(f"a style distribution is read from StyleDistribution; got {artifact.kind}.")
+        centre = torch.cat([artifact.mean, artifact.std]).double()
+        variance = torch.cat([artifact.mean_spread, artifact.std_spread]).double()
+        if self.released:
+            if images is None:
+                raise UsageError(
+                    "a spread that divides by n - 1 needs the number of images; the adversary does not know it."
+                )
+            variance = (variance.square() - self.eps) * max(images - 1, 1) / images
+        return torch.cat([centre, variance + centre.square()]).unsqueeze(0)
+
+    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Take mu^2 and sigma^2 about mu and sigma in `centre`."""
+        return recentred(statistics, centre.chunk(2)[0])
+
+    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Take them about 0 again."""
+        return uncentred(statistics, centre.chunk(2)[0])
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Give centre and spread, the latter as variances or (`released`) as their roots over `images` - 1."""
+        if not isinstance(like, StyleDistribution):
+            raise UsageError(f"a style distribution makes StyleDistribution; got {like.kind}.")
+        centre, squares = statistics[0].chunk(2)
+        spread = (squares - centre.square()).clamp_min(0)
+        if self.released:
+            spread = (spread * images / max(images - 1, 1) + self.eps).sqrt()
+        mean, std = centre.to(like.mean).chunk(2)
+        mean_spread, std_spread = spread.to(like.mean).chunk(2)
+        return StyleDistribution(mean=mean, std=std.clamp_min(0), mean_spread=mean_spread, std_spread=std_spread)
+
+    def truth(self, found: Moments) -> Tensor:
+        """Give (mu, sigma^2 + mu^2), (n, 2C), with the biased sigma, in which all encoders' styles are judged."""
+        return found.linear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanSpectra:
+    """Amplitude spectra and means of them (CCST's appendix E, its footnote 1): t = |F(x)| at frequencies -b..b, b = 16.
+
+    Leaving frequencies out keeps a mean a mean. All of them are 3 x H x (W // 2 + 1) numbers, 24,960 at 128 px: in float64
+    200 KB per image, and a whitening learnt from some hundred images; these are 1,683 at any size from 33 px on. The price is
+    power: what a test wins grows with the dimension, so that it bounds from below what whole spectra give away."""
+
+    frequencies: int = LOW_FREQUENCIES
+
+    def records(self, found: Moments) -> Tensor:
+        """Give t(x), (n, D): the means under `fdgsec.nn.styles.amplitude_spectra`, whose maps are one cell."""
+        return found.mean
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Give t of each row, (R, D): of one mean spectrum, or of rows of single images."""
+        if not isinstance(artifact, Amplitudes):
+            raise UsageError(f"a mean spectrum is read from Amplitudes; got {artifact.kind}.")
+        return low(artifact.values, self.frequencies)
+
+    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Leave it: there are no squares in t."""
+        return statistics
+
+    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+        """Leave it."""
+        return statistics
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Raise UsageError: the frequencies that t leaves out are missing."""
+        raise UsageError(f"whole spectra cannot be made of frequencies up to {self.frequencies} alone.")
+
+    def truth(self, found: Moments) -> Tensor:
+        """Give t itself, (n, D)."""
+        return found.mean

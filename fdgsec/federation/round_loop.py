@@ -1,0 +1,312 @@
+"""The round loop, once, for every method and every engine; every artifact crosses the wire.
+
+docs/design.md walks eight methods through it on paper."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from fdgsec.federation.artifacts import Artifact, Scores
+from fdgsec.federation.method import (
+    NUMBERS,
+    Clock,
+    Engine,
+    GlobalModel,
+    Inbox,
+    Method,
+    Reply,
+    Request,
+    State,
+    Step,
+    Update,
+)
+from fdgsec.federation.participation import Attendance, ClientFailedError, Failure
+from fdgsec.federation.reply_checks import SCORES, counts_alike, differing, kept_entries, narrowed, objection
+from fdgsec.federation.wire import SERVER, Message, Upload, Wire
+from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.random_streams import stream
+
+__all__ = ["ClientFailedError", "Driver", "Failure", "RoundReport"]
+
+STAGES: Mapping[Step, str] = {"share": "share", "fit": "update", "review": "review"}
+"""What the transcript calls the replies to a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundReport:
+    """What one round did, for progress lines and curves."""
+
+    round: int
+    rounds: int
+    metrics: Mapping[str, Mapping[str, float]]
+    server: State
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """The server's side of the round loop; it never knows which engine it drives.
+
+    `quorum` is the share of a round's participants that must do every step validly. At 1 the first failure ends the run.
+    Below it whoever fails is left out of the rest of the round, and of the run where it never shared what is shared once;
+    the round goes on with the others. Replies are then checked (fdgsec.federation.reply_checks) before anything of them is written down;
+    `checked` has that done at 1 as well. `failures` keeps every failure, and `on_failure` hears of it at once."""
+
+    method: Method
+    engine: Engine
+    wire: Wire
+    seed: int
+    rounds: int
+    participation: float = 1.0
+    on_round: Callable[[RoundReport, GlobalModel], None] | None = None
+    quorum: float = 1.0
+    checked: bool = False
+    on_failure: Callable[[Failure], None] | None = None
+    failures: list[Failure] = field(default_factory=list)
+
+    def run(self, model: GlobalModel | None) -> GlobalModel | None:
+        """Run `rounds` rounds and give the final model; rounds = 0 exchanges artifacts and trains nothing.
+
+        Raises UsageError for options that the clients cannot meet, ClientFailedError where too few clients are left."""
+        if self.rounds < 0 or not 0 < self.participation <= 1:
+            raise UsageError(
+                f"rounds must be at least 0 and participation in (0, 1]; got {self.rounds} and {self.participation}."
+            )
+        if not 0 < self.quorum <= 1:
+            raise UsageError(f"quorum is the share of clients that must answer, in (0, 1]; got {self.quorum}.")
+        names = tuple(self.engine.clients())
+        self.method.check(len(names))
+        if self.rounds and model is None:
+            raise UsageError("training needs a model; none was given.")
+        server: State = {}
+        inboxes: Mapping[str, Inbox] = {}
+        for number in range(max(self.rounds, 1)):
+            if self.method.shares == "once" and number == 0:
+                everyone = Attendance.of(Clock(round=0, rounds=self.rounds, participants=names))
+                inboxes, server, everyone = self._exchange(everyone, {}, server)
+                names = everyone.present  # who sent nothing has received nothing to train with
+            clock = Clock(round=number, rounds=self.rounds, participants=self._participants([*names], number))
+            received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
+            attendance = Attendance.of(clock)
+            if self.method.shares == "every":
+                inboxes, server, attendance = self._exchange(attendance, received, server)
+            if self.rounds and model is not None:
+                model, server = self._train(attendance, model, received, inboxes, server)
+        return model
+
+    def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
+        count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
+        order = torch.randperm(len(names), generator=stream(self.seed, "secret", "participants", number))
+        return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
+
+    def _done(
+        self, step: Step, requests: Mapping[str, Request], attendance: Attendance, *, model: GlobalModel | None = None
+    ) -> tuple[Mapping[str, Upload], Attendance]:
+        """Have clients do a step; carry the valid replies to the server, and leave out who gave none.
+
+        Replies are taken in the order of the participants, in whatever order they came. What a refused reply cost its client
+        is in the ledger like any other: it was released."""
+        replies, failed = self.engine.ask(step, requests)
+        reasons = {**dict.fromkeys(requests.keys() - replies.keys(), "no reply came"), **failed}
+        came = {name: replies[name] for name in attendance.present if name in requests and name not in reasons}
+        if self.quorum < 1 or self.checked:
+            reasons |= self._refusals(step, requests, came, attendance.clock)
+        ordered = dict.fromkeys([*requests, *reasons])
+        attendance = self._without(attendance, step, {name: reasons[name] for name in ordered if name in reasons})
+        valid = {name: reply for name, reply in came.items() if name not in reasons}
+        uploads = self._collected(attendance.clock, STAGES[step], valid, model=model)
+        for name in [name for name in came if name not in valid]:  # after filters, which count who is in a sum
+            self._enter(name, attendance.clock, STAGES[step], came[name])
+        return uploads, attendance
+
+    def _refusals(
+        self, step: Step, requests: Mapping[str, Request], replies: Mapping[str, Reply], clock: Clock
+    ) -> dict[str, str]:
+        """Say which replies cannot be used, and why: by themselves, to a guard, or beside those of the others."""
+        kept = frozenset[str]()
+        model = next((request.model for request in requests.values()), None)
+        if step == "fit" and model is not None:
+            kept = kept_entries(self.method, model.blueprint.network(stream(0, "world", "blueprint"), drawn=False))
+        refused: dict[str, str] = {}
+        for name, reply in replies.items():
+            said = objection(step, requests[name], reply, kept=kept) or self._guarded(STAGES[step], name, reply, clock)
+            if said is not None:
+                refused[name] = said
+        return {**refused, **differing(requests, {name: one for name, one in replies.items() if name not in refused})}
+
+    def _guarded(self, stage: str, name: str, reply: Reply, clock: Clock) -> str | None:
+        """Say what a guard has against a client's upload, where that costs the client its round and not all of them the run.
+
+        Behind a policy no upload is a client's own any more."""
+        if self.quorum == 1 or self.wire.policies:
+            return None
+        try:
+            for artifact in _sent(stage, reply).values():
+                for guard in self.wire.guards:
+                    guard(Message(round=clock.round, stage=stage, sender=name, receiver=SERVER, artifact=artifact))
+        except ArtifactError as error:
+            return str(error)
+        return None
+
+    def _without(self, attendance: Attendance, step: Step, reasons: Mapping[str, str]) -> Attendance:
+        """Note failures, and go on without these clients. Raises ClientFailedError where those left are too few."""
+        if not reasons:
+            return attendance
+        number = attendance.clock.round
+        fresh = [Failure(client=name, round=number, step=step, reason=said) for name, said in reasons.items()]
+        self.failures.extend(fresh)
+        if self.on_failure is not None:
+            for failure in fresh:
+                self.on_failure(failure)
+        # Where sharing is once, a method counts who shared, of whom later failures take nobody away.
+        check = None if self.method.shares == "once" and step != "share" else self.method.check
+        return attendance.without(fresh, quorum=self.quorum, check=check)
+
+    def _enter(self, name: str, clock: Clock, stage: str, reply: Reply) -> None:
+        """Enter what a client released, and at what cost, in the ledger."""
+        kinds = {slot: artifact.kind for slot, artifact in reply.artifacts.items()}
+        if stage == "update":
+            kinds[NUMBERS] = Scores.kind
+        self.wire.ledger.write(name, round=clock.round, stage=stage, kinds=kinds, uses=reply.uses)
+
+    def _collected(
+        self, clock: Clock, stage: str, replies: Mapping[str, Reply], *, model: GlobalModel | None = None
+    ) -> Mapping[str, Upload]:
+        """Carry all replies of a stage to the server; give what it holds by sender, which policies and filters may have
+        changed. Replies that hold models answer to `model`.
+
+        The ledger has what each client released, and at what cost: policies come behind that. An update's weight (a
+        client's size) and metrics cross as numbers."""
+        uploads = []
+        for name, reply in replies.items():
+            self._enter(name, clock, stage, reply)
+            uploads.append(
+                Upload(
+                    round=clock.round, stage=stage, sender=name, artifacts=_sent(stage, reply), weight=reply.weight,
+                    metrics=tuple(sorted(reply.metrics)),
+                )
+            )  # fmt: skip
+        return {upload.sender: upload for upload in self.wire.collect(uploads, model=model, rounds=clock.rounds)}
+
+    def _addressed(self, clock: Clock, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
+        """Turn answers to senders whom a policy left without names into answers to everybody.
+
+        Raises UsageError where they are not all the same: nobody could tell whose is whose."""
+        if not self.wire.policies or set(inboxes) <= set(clock.participants):
+            return inboxes
+        one, *others = inboxes.values()
+        if any(_contents(inbox) != _contents(one) for inbox in others):
+            raise UsageError("senders without names cannot be answered one by one; leave the policy out.")
+        return dict.fromkeys(clock.participants, one)
+
+    def _deliver(self, clock: Clock, stage: str, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
+        return {
+            receiver: {
+                name: self.wire.send(
+                    Message(round=clock.round, stage=stage, sender=SERVER, receiver=receiver, artifact=artifact)
+                )
+                for name, artifact in inbox.items()
+            }
+            for receiver, inbox in self._addressed(clock, inboxes).items()
+        }
+
+    def _models(self, clock: Clock, model: GlobalModel | None) -> Mapping[str, GlobalModel]:
+        """Send the global model to each participant; what it receives serves all its steps of this round."""
+        if model is None:
+            return {}
+        sent = self._deliver(clock, "model", {name: {"model": model.state} for name in clock.participants})
+        return {name: model.with_state(inbox["model"].tensors()) for name, inbox in sent.items()}
+
+    def _exchange(
+        self, attendance: Attendance, received: Mapping[str, GlobalModel], server: State
+    ) -> tuple[Mapping[str, Inbox], State, Attendance]:
+        clock = attendance.clock
+        shared: Mapping[str, Inbox] = {name: {} for name in clock.participants}
+        if self.method.asks_for_shares:
+            requests = {name: Request(clock=clock, model=received.get(name), inbox={}) for name in clock.participants}
+            uploads, attendance = self._done("share", requests, attendance)
+            shared = {name: upload.artifacts for name, upload in uploads.items()}
+        rng = stream(self.seed, "secret", "combine", clock.round)
+        combined, server = self.method.combine(shared, server=server, clock=attendance.clock, rng=rng)
+        return self._deliver(attendance.clock, "combine", combined), server, attendance
+
+    def _train(
+        self,
+        attendance: Attendance,
+        model: GlobalModel,
+        received: Mapping[str, GlobalModel],
+        inboxes: Mapping[str, Inbox],
+        server: State,
+    ) -> tuple[GlobalModel, State]:
+        clock = attendance.clock
+        requests = {
+            name: Request(clock=clock, model=received[name], inbox=inboxes.get(name, {})) for name in clock.participants
+        }
+        uploads, attendance = self._done("fit", requests, attendance, model=model)
+        updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
+        scores: Mapping[str, Scores] = {}
+        held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
+        if self.method.reviews == "before":
+            updates, scores = self._judged(attendance, updates, model, server)
+        model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
+        if self.method.reviews == "after":
+            reviews, _, attendance = self._review(attendance, updates, model, server, held=held)
+            server = self.method.weigh(reviews, server=server, clock=attendance.clock)
+        if self.on_round is not None:
+            metrics = {name: update.metrics for name, update in updates.items()}
+            report = RoundReport(round=clock.round, rounds=self.rounds, metrics=metrics, server=server)
+            self.on_round(report, model)
+        return model, server
+
+    def _judged(
+        self, attendance: Attendance, updates: Mapping[str, Update], model: GlobalModel, server: State
+    ) -> tuple[Mapping[str, Update], Mapping[str, Scores]]:
+        """Have clients judge each other; whoever does not is left out with its own update and what others said of that.
+
+        Reviewers answer one score for each exhibit, in the order of the slots' names. Raises ClientFailedError where the
+        method would have shown the others something else without them: what they said then fits nothing."""
+        number = attendance.clock.round
+        scores, shown, after = self._review(attendance, updates, model, server, held=model)
+        if after.present == attendance.present:
+            return updates, scores
+        kept = {name: update for name, update in updates.items() if name in after.present}
+        rng = stream(self.seed, "secret", "exhibits", number)
+        again = self.method.exhibits(kept, model=model, server=server, rng=rng)
+        try:
+            return kept, narrowed(scores, shown=shown, again=again)
+        except ValueError as error:
+            told = "; ".join(map(str, after.failures))
+            raise ClientFailedError(f"round {number} cannot be aggregated, for {error}; {told}") from error
+
+    def _review(
+        self, among: Attendance, updates: Mapping[str, Update], model: GlobalModel, server: State, *, held: GlobalModel
+    ) -> tuple[Mapping[str, Scores], Mapping[str, Inbox], Attendance]:
+        rng = stream(self.seed, "secret", "exhibits", among.clock.round)
+        exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
+        shown = self._deliver(among.clock, "exhibit", exhibits)
+        requests = {name: Request(clock=among.clock, model=held, inbox=inbox) for name, inbox in shown.items()}
+        uploads, among = self._done("review", requests, among)
+        scores: dict[str, Scores] = {}
+        for name, upload in uploads.items():
+            received = upload.artifacts[SCORES]
+            if not isinstance(received, Scores):
+                raise ClientFailedError(f"{name} answered a review with {received.kind}; Scores were expected.")
+            scores[name] = received
+        return scores, shown, among
+
+
+def _sent(stage: str, reply: Reply) -> dict[str, Artifact]:
+    numbers = {NUMBERS: reply.numbers()} if stage == "update" else {}
+    return {**reply.artifacts, **numbers}
+
+
+def _received(upload: Upload, method: Method) -> Update:
+    """Read an update: its metrics are what its numbers say, and its weight too, unless clients of `method` count alike."""
+    weight, *values = upload.artifacts[NUMBERS].tensors()["values"].tolist()
+    artifacts = {slot: artifact for slot, artifact in upload.artifacts.items() if slot != NUMBERS}
+    metrics = dict(zip(upload.metrics, values, strict=True))
+    return Update(artifacts=artifacts, weight=1.0 if counts_alike(method) else weight, metrics=metrics)
+
+
+def _contents(inbox: Inbox) -> Mapping[str, str]:
+    return {slot: artifact.sha256 for slot, artifact in inbox.items()}

@@ -1,0 +1,113 @@
+"""The run directory: written completely or not at all, and found again by what decided its numbers."""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fdgsec.federation.method import State
+from fdgsec.federation.wire import Transcript
+from fdgsec.nn.training.precision import capabilities, table_rows
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.files import cache_root
+from fdgsec.runtime.version import __version__
+
+MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
+"""Files by which a folder is known as one that fdgsec wrote and may replace."""
+
+
+@lru_cache(maxsize=1)
+def code_sha256() -> str:
+    """The hash of fdgsec's own source files: a run is reused only by the code that made it."""
+    digest = hashlib.sha256()
+    folders = [resources.files("fdgsec")]
+    while folders:
+        for entry in sorted(folders.pop().iterdir(), key=lambda item: item.name):
+            if entry.is_dir() and entry.name != "__pycache__":
+                folders.append(entry)
+            elif entry.name.endswith((".py", ".toml")):
+                digest.update(entry.name.encode() + entry.read_bytes())
+    return digest.hexdigest()
+
+
+def environment() -> dict[str, object]:
+    """What the numbers were made with: versions, threads, processor."""
+    return {
+        "fdgsec": __version__,
+        "code_sha256": code_sha256(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "processor": str(capabilities().get("cpu_name", "")),
+        "precision": table_rows(),
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count() or 0,
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+    }
+
+
+def run_key(*parts: str) -> str:
+    """The name of a stored run: settings, data, weights, number format and code, hashed."""
+    return hashlib.sha256("\n".join([*parts, table_rows(), code_sha256(), torch.__version__]).encode()).hexdigest()
+
+
+def stored_run(key: str) -> Path:
+    """Where the run called `key` is stored, whether it exists or not."""
+    return cache_root() / "runs" / key
+
+
+def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
+    """Store a transcript, what clients remember and plain facts under `folder`, completely or not at all."""
+    with new_folder(folder) as draft:
+        transcript.save(draft)
+        (draft / "states").mkdir()
+        for client, state in states.items():
+            save_file(
+                {name: value.contiguous() for name, value in state.items()}, draft / "states" / f"{client}.safetensors"
+            )
+        (draft / "facts.json").write_text(json.dumps(dict(facts)))
+
+
+def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, object]]:
+    """Read a stored run back. Raises ArtifactError where it was altered."""
+    states: dict[str, State] = {
+        path.name.removesuffix(".safetensors"): load_file(path) for path in sorted((folder / "states").iterdir())
+    }
+    return Transcript.load(folder), states, json.loads((folder / "facts.json").read_text())
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Give a draft folder that takes the place of `path` on success and vanishes on failure.
+
+    An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
+    check_replaceable(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield draft
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    draft.chmod(0o755)
+    if path.exists():
+        shutil.rmtree(path)
+    draft.rename(path)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise UsageError where writing a run to `path` would destroy something that fdgsec did not write."""
+    if path.is_file():
+        raise UsageError(f"--out {path} is a file; name a folder.")
+    if path.is_dir() and any(path.iterdir()) and not any((path / mark).exists() for mark in MARKS):
+        raise UsageError(f"--out {path} holds files that fdgsec did not write; name a new or empty folder.")

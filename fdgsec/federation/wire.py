@@ -1,0 +1,245 @@
+"""The one wire: every message is guarded by its receiver and written down here."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from fdgsec.federation.artifacts import Artifact, decode
+from fdgsec.federation.method import GlobalModel
+from fdgsec.privacy.ledger import Ledger
+from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.files import write_atomic
+
+SERVER = "server"
+CLIENTS = "clients"
+"""The sender of what a policy makes of all clients' uploads together."""
+ANONYMOUS = "anonymous"
+"""The sender "anonymous:3" is some client: which one, a policy has hidden."""
+GENESIS = "0" * 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """One artifact on its way from `sender` to `receiver` ("server", "client:3") in a stage of a round."""
+
+    round: int
+    stage: str
+    sender: str
+    receiver: str
+    artifact: Artifact
+
+
+def number_of(sender: str) -> int:
+    """The 3 of "client:3"; a sender without a name gets a negative number of its own, so that it is never taken for a client."""
+    kind, _, number = sender.partition(":")
+    if kind == "client":
+        return int(number)
+    return -1 if kind == CLIENTS else -2 - int(number)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Upload:
+    """All that one client answers in one stage of a round, on its way to the server: artifacts by slot.
+
+    `weight` is how much it counts in a mean: what its update says, and where it shares its number of images. `metrics` names
+    the values behind the weight among an update's numbers."""
+
+    round: int
+    stage: str
+    sender: str
+    artifacts: Mapping[str, Artifact]
+    weight: float = 1.0
+    metrics: tuple[str, ...] = ()
+
+    @property
+    def receiver(self) -> str:
+        """Always the server."""
+        return SERVER
+
+
+class Policy(Protocol):
+    """Acts on all clients' uploads of one stage of a round together, before anybody on the wire sees one."""
+
+    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+        """Give what reaches the server instead. Raises UsageError where it cannot be done: then nothing reaches it."""
+        ...
+
+
+Guard = Callable[[Message], None]
+"""Raises ArtifactError for a message that its receiver should refuse."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the transcript: who sent what to whom, how large, and which payload."""
+
+    round: int
+    stage: str
+    sender: str
+    receiver: str
+    kind: str
+    bytes: int
+    sha256: str
+    link: str
+
+
+def _link(previous: str, fields: Sequence[str | int]) -> str:
+    return hashlib.sha256((previous + json.dumps(list(fields))).encode()).hexdigest()
+
+
+@dataclass
+class Transcript:
+    """Everything that crossed the wire, append-only and chained; payloads are stored once by content."""
+
+    rows: list[Row] = field(default_factory=list)
+    payloads: dict[str, Artifact] = field(default_factory=dict)
+
+    def append(self, message: Message, *, keep: bool = True) -> None:
+        """Write `message` down; without `keep` only its size and hash stay."""
+        encoded = message.artifact.encode()
+        digest = hashlib.sha256(encoded).hexdigest()
+        row = (
+            message.round,
+            message.stage,
+            message.sender,
+            message.receiver,
+            message.artifact.kind,
+            message.artifact.bytes,
+            digest,
+        )
+        self.rows.append(
+            Row(
+                round=row[0], stage=row[1], sender=row[2], receiver=row[3], kind=row[4], bytes=row[5], sha256=digest,
+                link=_link(self.sha256, row),
+            )
+        )  # fmt: skip
+        if keep:
+            self.payloads[digest] = message.artifact
+
+    @property
+    def sha256(self) -> str:
+        """The end of the hash chain: equal transcripts, equal hash."""
+        return self.rows[-1].link if self.rows else GENESIS
+
+    def messages(self) -> Iterator[Message]:
+        """Replay the messages whose payload was kept, in order."""
+        for row in self.rows:
+            if row.sha256 in self.payloads:
+                yield Message(
+                    round=row.round, stage=row.stage, sender=row.sender, receiver=row.receiver,
+                    artifact=self.payloads[row.sha256],
+                )  # fmt: skip
+
+    def save(self, folder: Path) -> None:
+        """Write payloads by content, then the index, so that a broken-off save leaves no index."""
+        for digest, artifact in self.payloads.items():
+            target = folder / "payloads" / f"{digest}.safetensors"
+            if not target.exists():
+                write_atomic(target, artifact.encode())
+        write_atomic(folder / "transcript.jsonl", "".join(json.dumps(row.__dict__) + "\n" for row in self.rows))
+
+    @classmethod
+    def load(cls, folder: Path) -> "Transcript":
+        """Read a saved transcript back. Raises ArtifactError where the chain or a payload does not fit."""
+        transcript = cls()
+        for number, line in enumerate((folder / "transcript.jsonl").read_text().splitlines(), 1):
+            row = Row(**json.loads(line))
+            fields = (row.round, row.stage, row.sender, row.receiver, row.kind, row.bytes, row.sha256)
+            if _link(transcript.sha256, fields) != row.link:
+                raise ArtifactError(
+                    f"{folder / 'transcript.jsonl'} line {number} breaks the hash chain; it was altered."
+                )
+            transcript.rows.append(row)
+            payload = folder / "payloads" / f"{row.sha256}.safetensors"
+            if row.sha256 not in transcript.payloads and payload.exists():
+                content = payload.read_bytes()
+                if hashlib.sha256(content).hexdigest() != row.sha256:
+                    raise ArtifactError(f"{payload} does not have the content that its name says; it was altered.")
+                transcript.payloads[row.sha256] = decode(content, source=str(payload))
+        return transcript
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Receipt:
+    """What the server holds of a stage of a round, before it uses it: uploads, the `model` that it had sent out, how many
+    rounds there are, coins of its own, and the ledger of what clients released."""
+
+    uploads: Sequence[Upload]
+    model: GlobalModel | None
+    rounds: int
+    rng: torch.Generator
+    ledger: Ledger
+
+
+@runtime_checkable
+class Filter(Protocol):
+    """Acts on the server's side on what it received and the transcript holds: outvoting, noise that it adds itself."""
+
+    def on_received(self, receipt: Receipt) -> Sequence[Upload]:
+        """Give what the method gets to see, upload by upload. Raises ArtifactError for what it refuses."""
+        ...
+
+
+def keeps_artifacts(message: Message) -> bool:
+    """Keep every payload but models (`--keep artifacts`, the default)."""
+    return message.artifact.kind not in ("ModelState", "GeneratorState")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """Carries messages: the receiver's guards, then the transcript, then the receiver. What clients send was defended
+    before, where their data are (fdgsec.federation.defense); `ledger` says what that cost.
+
+    `policies` act in order on what clients send to the server, `filters` on what it holds then; `secret` gives the coins
+    of each."""
+
+    secret: Callable[[Upload, int], torch.Generator]
+    guards: Sequence[Guard] = ()
+    policies: Sequence[Policy] = ()
+    filters: Sequence[Filter] = ()
+    keep: Callable[[Message], bool] = keeps_artifacts
+    transcript: Transcript = field(default_factory=Transcript)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def send(self, message: Message) -> Artifact:
+        """Deliver `message` and give what its receiver holds. Raises ArtifactError where a guard refuses it."""
+        for guard in self.guards:
+            guard(message)
+        self.transcript.append(message, keep=self.keep(message))
+        return message.artifact
+
+    def collect(
+        self, uploads: Sequence[Upload], *, model: GlobalModel | None = None, rounds: int = 0
+    ) -> Sequence[Upload]:
+        """Deliver all clients' uploads of one stage of a round, and give what the server goes on with.
+
+        Filters are told the `model` that clients had received, and of how many `rounds` this is one. Raises ArtifactError
+        where a guard or filter refuses a message, UsageError where a policy or filter cannot act."""
+        for number, policy in enumerate(self.policies):
+            if uploads:
+                coins = self.secret(replace(uploads[0], sender=CLIENTS), number)
+                uploads = policy.on_collected(uploads, coins)
+        uploads = [
+            replace(upload, artifacts={slot: self.send(m) for slot, m in _messages(upload).items()})
+            for upload in uploads
+        ]
+        for number, chosen in enumerate(self.filters):
+            if uploads:
+                coins = self.secret(replace(uploads[0], sender=SERVER), number)
+                held = Receipt(uploads=uploads, model=model, rounds=rounds, rng=coins, ledger=self.ledger)
+                uploads = list(chosen.on_received(held))
+        return uploads
+
+
+def _messages(upload: Upload) -> dict[str, Message]:
+    return {
+        slot: Message(
+            round=upload.round, stage=upload.stage, sender=upload.sender, receiver=upload.receiver, artifact=artifact
+        )
+        for slot, artifact in upload.artifacts.items()
+    }

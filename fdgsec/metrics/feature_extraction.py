@@ -1,0 +1,98 @@
+"""Image sets of any length through an extractor, a batch at a time; what a dataset gave is kept by content and weights.
+
+The cache key is the extractor's fingerprint and `DomainDataset.content_sha256`, so neither other weights nor other
+images can ever be answered from it. Tensors are not cached: they are what is judged, datasets what it is judged by."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.metrics.feature_extractors import Extracted, Extractor
+from fdgsec.metrics.frechet_distance import ROWS, Gaussian, gaussian
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.files import cache_root, write_atomic
+
+Images = Tensor | DomainDataset
+BATCH = 16  # images that the network sees at once: fastest on a CPU; give a GPU 128 or more
+_READ = 128  # images read from a dataset at once: enough to decode in parallel
+
+
+def extracted(extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True) -> Extracted:
+    """Give features and logits of all images, float32 on the CPU.
+
+    `images` is a dataset, uint8, or floating in [0, 1]; (N, D + K) numbers are held. `reuse` allows a dataset's answer
+    to come from the cache; it is stored there in any case. Raises UsageError for no images or no batch size, ValueError
+    for values out of range or not finite."""
+
+    def compute() -> dict[str, Tensor]:
+        parts = list(_passes(extractor, images, batch_size))
+        found = {"features": torch.cat([part.features.cpu() for part in parts])}
+        logits = [part.logits.cpu() for part in parts if part.logits is not None]
+        return found | ({"logits": torch.cat(logits)} if logits else {})
+
+    found = _cached("extracted", extractor, images, compute, reuse=reuse)
+    return Extracted(features=found["features"], logits=found.get("logits"))
+
+
+def feature_statistics(
+    extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True
+) -> Gaussian:
+    """Give mean and scatter of the features of all images; memory does not depend on how many there are.
+
+    Arguments and errors as for `extracted`."""
+
+    def compute() -> dict[str, Tensor]:
+        found = _streamed(part.features for part in _passes(extractor, images, batch_size))
+        return {"count": torch.tensor(found.count), "mean": found.mean, "scatter": found.scatter}
+
+    found = _cached("gaussian", extractor, images, compute, reuse=reuse)
+    return Gaussian(count=int(found["count"]), mean=found["mean"], scatter=found["scatter"])
+
+
+def _streamed(batches: Iterator[Tensor]) -> Gaussian:
+    """Summarise features (n, D) that come in batches, which are gathered to `ROWS` first."""
+    total: Gaussian | None = None
+    waiting: list[Tensor] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(len(part) for part in waiting) >= ROWS:
+            total, waiting = _with(total, waiting), []
+    return _with(total, waiting) if total is None or waiting else total
+
+
+def _with(total: Gaussian | None, waiting: list[Tensor]) -> Gaussian:
+    found = gaussian(torch.cat(waiting))
+    return found if total is None else total.joined(found)
+
+
+def _passes(extractor: Extractor, images: Images, batch_size: int) -> Iterator[Extracted]:
+    size = len(images)
+    if not size or batch_size < 1:
+        raise UsageError(f"extraction needs images and a batch size of at least 1; got {size} and {batch_size}.")
+    for start in range(0, size, step := -(-_READ // batch_size) * batch_size):
+        rows = torch.arange(start, min(start + step, size))
+        read = images.pixels(rows) if isinstance(images, DomainDataset) else images[start : start + step]
+        for batch in read.split(batch_size):
+            yield extractor.extract(as_float(batch) if batch.dtype == torch.uint8 else batch)
+
+
+def _cached(
+    kind: str, extractor: Extractor, images: Images, compute: Callable[[], dict[str, Tensor]], *, reuse: bool
+) -> Mapping[str, Tensor]:
+    """Read what is stored for a dataset, else compute and store it; an unreadable file counts as none."""
+    if not isinstance(images, DomainDataset) or not len(images):
+        return compute()
+    seen = f"{kind}-{extractor.name}-{extractor.fingerprint[:32]}-{images.content_sha256[:32]}"
+    path = cache_root() / "features" / f"{seen}.safetensors"
+    if reuse and path.is_file():
+        try:
+            return load(path.read_bytes())
+        except SafetensorError:
+            pass
+    found = compute()
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in found.items()}))
+    return found

@@ -1,0 +1,175 @@
+"""What turns images into the features whose distributions are compared, by name; never from a hidden download.
+
+`inception` is the network that FID, KID and the inception score are defined with (Heusel et al. 2017, Binkowski et al.
+2018, Salimans et al. 2016), in pytorch-fid's own blocks on stored weights. Distances on any other extractor are other
+numbers and carry its name: `frechet_mini`, `kernel_squeezenet`."""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.metrics.image_similarity import check_images
+from fdgsec.nn.networks import weights
+from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifier
+from fdgsec.nn.networks.inception import inception_fid
+from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, load_encoder
+from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.random_streams import stream
+
+INCEPTION = "inception"
+INCEPTION_SIDE = 299  # pixels, whatever the input
+EXTRACTORS: tuple[str, ...] = (INCEPTION, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG))
+Device = torch.device | str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Extracted:
+    """What an extractor gives for N images: features (N, D) and, where it classifies, logits (N, K); float32."""
+
+    features: Tensor
+    logits: Tensor | None = None
+
+
+class Extractor(ABC):
+    """A frozen network from images (N, 3, H, W) in [0, 1] to one vector per image.
+
+    `dimension` is D, `classes` K (None: it gives no logits), `fingerprint` the SHA-256 of the weights and of how they
+    are used: the cache key. Input may be on any device; results lie on the extractor's own."""
+
+    name: str
+    dimension: int
+    classes: int | None
+    fingerprint: str
+    device: torch.device
+
+    def extract(self, images: Tensor) -> Extracted:
+        """Give features and logits in one pass. Raises ValueError for anything but finite floats in [0, 1]."""
+        check_images(images, "images")
+        with torch.no_grad():
+            return self._extract(images.to(self.device, torch.float32))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give the features, (N, D) float32."""
+        return self.extract(images).features
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Give the logits, (N, K) float32. Raises UsageError where this extractor does not classify."""
+        found = self.extract(images).logits
+        if found is None:
+            raise UsageError(f"{self.name} gives features only; the inception score needs {INCEPTION}.")
+        return found
+
+    @abstractmethod
+    def _extract(self, images: Tensor) -> Extracted:
+        """The features of checked float32 images on the extractor's device."""
+
+
+class InceptionExtractor(Extractor):
+    """The Inception v3 of FID: 2048 pool features and 1008 logits; images resized and scaled as pytorch-fid does.
+
+    That is bilinear to 299 px without antialiasing or alignment of corners, then [-1, 1]. The logits leave out the bias
+    of the last layer, as those of the inception score's authors do."""
+
+    dimension, classes = 2048, 1008
+
+    def __init__(self, state: Mapping[str, Tensor], *, name: str, device: Device = "cpu") -> None:
+        """`state` has the keys of the published file; only that file's may be called `inception` (see `stored`)."""
+        self.name, self.device = name, torch.device(device)
+        with torch.device("meta"):
+            network = inception_fid()
+        network.load_state_dict(state, assign=True)
+        head = network.get_submodule("fc").get_parameter("weight").detach()
+        network.fc = nn.Identity()  # torchvision's forward then ends at the pool features
+        self.network = _frozen(network, self.device)
+        self._head = head.to(self.device)
+        self.fingerprint = _fingerprint(
+            "299 bilinear, pool3, logits without bias", {**network.state_dict(), "fc": head}
+        )
+
+    @classmethod
+    def stored(cls, *, device: Device = "cpu") -> "InceptionExtractor":
+        """Use the stored `inception_fid`: named `inception` if it is the published file, else by its hash, so that its
+        distances are `frechet_inception_<hash>` and never FID. Raises WeightsUnavailableError where none is stored."""
+        record = weights.record("inception_fid")
+        name = INCEPTION if record.official else f"{INCEPTION}_{record.sha256[:8]}"
+        return cls(weights.load_state("inception_fid"), name=name, device=device)
+
+    def _extract(self, images: Tensor) -> Extracted:
+        side = (INCEPTION_SIDE, INCEPTION_SIDE)
+        enlarged = functional.interpolate(
+            images.contiguous(memory_format=torch.channels_last), size=side, mode="bilinear", align_corners=False
+        )
+        features: Tensor = self.network(enlarged.mul_(2).sub_(1))
+        return Extracted(features=features, logits=features @ self._head.T)
+
+
+class EncoderExtractor(Extractor):
+    """A style encoder's features: unit length at each position (times root D), averaged over positions; D its channels.
+
+    Unit length, as LPIPS takes it, because encoders differ in scale by orders of magnitude, and the kernel distance,
+    which is cubic in the features, would see nothing but the strongest channel."""
+
+    classes = None
+
+    def __init__(self, encoder: StyleEncoder) -> None:
+        """The device is the encoder's."""
+        self.name, self.dimension = encoder.name, encoder.channels
+        self.device = encoder.device
+        self.fingerprint = _fingerprint(f"spatial mean of unit features of {encoder.fingerprint}", {})
+        self._encoder = encoder
+
+    def _extract(self, images: Tensor) -> Extracted:
+        cells = self._encoder.encode(images).permute(0, 2, 3, 1).flatten(1, 2)  # (N, hw, D), already in this layout
+        lengths: Tensor = torch.linalg.vector_norm(cells, dim=2, keepdim=True)
+        weights_of_cells = math.sqrt(self.dimension) / (cells.shape[1] * lengths.clamp_min(1e-10))
+        return Extracted(features=(weights_of_cells.transpose(1, 2) @ cells).squeeze(1))
+
+
+class BackboneExtractor(Extractor):
+    """The penultimate features of a classifier, at the size that the images have."""
+
+    classes = None
+
+    def __init__(self, classifier: Classifier, *, name: str, device: Device = "cpu") -> None:
+        """`name` says which weights these are; the head is not used. The classifier is frozen and moved."""
+        self.name, self.dimension, self.device = name, classifier.features_width, torch.device(device)
+        used = {key: tensor for key, tensor in classifier.state_dict().items() if not key.startswith("head.")}
+        self.fingerprint = _fingerprint(f"penultimate features of {classifier.backbone}, {classifier.norm} norm", used)
+        _frozen(classifier, self.device)
+        self._classifier = classifier
+
+    def _extract(self, images: Tensor) -> Extracted:
+        return Extracted(features=self._classifier.features(images.contiguous(memory_format=torch.channels_last)))
+
+
+def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
+    """Give the extractor called `name` (`EXTRACTORS`), on `device`.
+
+    Raises UsageError for an unknown name, WeightsUnavailableError where its weights are not stored."""
+    if name not in EXTRACTORS:
+        raise unknown_name("extractor", name, EXTRACTORS)
+    if name == INCEPTION:
+        return InceptionExtractor.stored(device=device)
+    if name in ENCODERS:
+        return EncoderExtractor(load_encoder(name, device=device))
+    # the one-class head is never used
+    classifier = build_classifier(name, 1, pretrained=True, rng=stream(0, "world", "extractor", name))
+    return BackboneExtractor(classifier, name=name, device=device)
+
+
+def _frozen(network: nn.Module, device: torch.device) -> nn.Module:
+    """Fix the weights, in the memory layout that is fastest for convolutions."""
+    return network.to(device).to(memory_format=torch.channels_last).eval().requires_grad_(False)
+
+
+def _fingerprint(use: str, state: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(use.encode())
+    for key, tensor in sorted(state.items()):
+        digest.update(f"{key}{tuple(tensor.shape)}".encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

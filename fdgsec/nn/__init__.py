@@ -1,0 +1,1 @@
+"""Neural networks: classifiers and other networks, image styles, and the training loop."""

@@ -1,0 +1,300 @@
+"""Classifiers by the name of their backbone: torchvision's architectures and one small one, images in [0, 1].
+
+Every `Classifier` is a body (stem and four stages, (N, C, h, w)), a neck (pooling to (N, d)) and a linear head. With
+`norm="group"` no record influences another and no operation is in place, as DP-SGD with Opacus needs.
+
+Differs from torchvision: images are normalised inside the model; there is no dropout (SqueezeNet .5, MobileNetV3 .2), for
+it would draw from torch's global stream; SqueezeNet's head is linear, without the ReLU between its last convolution and
+the average (so logits are a linear function of the features, as for all the others, and may be negative)."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+import torchvision.models
+from torch import Tensor, nn
+from torch.nn import init
+
+from fdgsec.nn.networks import weights
+from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual, without_batch_norm
+from fdgsec.runtime.errors import UsageError, unknown_name
+
+Norm = Literal["batch", "group"]
+Between = Mapping[str, Callable[[Tensor], Tensor]]
+BACKBONES = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "tiny")
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class Normalisation(nn.Module):
+    """Subtract ImageNet's mean and divide by its std, per channel of RGB in [0, 1].
+
+    The constants are buffers outside the state dict: they move with the model and are never sent."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(IMAGENET_MEAN).reshape(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(IMAGENET_STD).reshape(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map (N, 3, H, W) to the same shape."""
+        return (images - self.mean) / self.std
+
+
+class Classifier(nn.Module):
+    """A network from images (N, 3, H, W) in [0, 1] to logits (N, classes), by way of `features_width` features.
+
+    `body` has the children stem, stage1, ..., stage4, for methods that act between stages."""
+
+    def __init__(self, *, backbone: str, norm: str, body: nn.Module, neck: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.norm = norm
+        self.classes = head.out_features
+        self.features_width = head.in_features
+        self.normalise = Normalisation()
+        self.body = body
+        self.neck = neck
+        self.head = head
+
+    def maps(self, images: Tensor, *, between: Between | None = None) -> Tensor:
+        """Give the last stage's feature maps, (N, C, h, w), changed on the way by `between`.
+
+        Each entry of `between` replaces what its place gives: "conv" (the first convolution), "stem", "stage1", ...,
+        "stage4". Raises ValueError: images not float (N, 3, H, W); AttributeError: no such place."""
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise ValueError(f"images must be float (N, 3, H, W) in [0, 1]; got {images.dtype} {tuple(images.shape)}.")
+        hooks = [
+            self.place(name).register_forward_hook(lambda module, given, made, change=change: change(made))
+            for name, change in (between or {}).items()
+        ]
+        try:
+            return cast(Tensor, self.body(self.normalise(images)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def place(self, name: str) -> nn.Module:
+        """Find the module whose output `between` calls `name`. Raises AttributeError where there is none."""
+        if name == "conv":
+            stem = self.body.get_submodule("stem")
+            return next(module for module in stem.modules() if isinstance(module, nn.Conv2d))
+        return self.body.get_submodule(name)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give the penultimate features, (N, features_width): what the linear head sees."""
+        return cast(Tensor, self.neck(self.maps(images)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits, (N, classes)."""
+        return cast(Tensor, self.head(self.features(images)))
+
+
+def build_classifier(
+    backbone: str,
+    classes: int,
+    *,
+    norm: Norm = "batch",
+    pretrained: bool = False,
+    weights_path: Path | None = None,
+    rng: torch.Generator | None,
+) -> Classifier:
+    """Build a classifier on the CPU, its parameters drawn from `rng` by the laws torchvision uses.
+
+    Without an `rng` nothing is drawn, and what parameters and buffers hold is undefined: for who loads a whole state next.
+    `pretrained` loads ImageNet weights (`weights_path`, else the store) into everything but the head, which stays
+    random. A group-norm network takes the convolutions and each norm's weight and bias; the running statistics have no
+    place in it, so it must be fine-tuned before it says anything. Raises UsageError for an unknown backbone, for norm or
+    classes out of range, and for weights that do not fit; WeightsUnavailableError where they are not stored."""
+    if backbone not in BACKBONES:
+        raise unknown_name("backbone", backbone, BACKBONES)
+    if norm not in ("batch", "group"):
+        raise UsageError(f"norm must be 'batch' or 'group'; got {norm!r}.")
+    if classes < 1:
+        raise UsageError(f"classes must be at least 1; got {classes}.")
+    if weights_path is not None and not pretrained:
+        raise UsageError(f"weights_path {weights_path} is given, but pretrained is off: turn it on, or drop the path.")
+    if pretrained and backbone not in weights.CATALOG:
+        raise UsageError(f"{backbone} has no pretrained weights; build it with pretrained=False.")
+    with torch.device("meta"):
+        network = _network(backbone, norm)
+        if norm == "group":
+            without_batch_norm(network)
+    network.to_empty(device="cpu")
+    if rng is not None:
+        for module in network.modules():
+            _initialise(backbone, module, rng)
+    if pretrained:
+        state = weights.load_state(backbone, path=weights_path)
+        network.load_state_dict({key: state[key] for key in network.state_dict()})
+    body, neck, width = _PARTS[backbone](network)
+    head = drawn_head(backbone, width, classes, rng=rng)
+    return Classifier(backbone=backbone, norm=norm, body=body, neck=neck, head=head)
+
+
+def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator | None) -> nn.Linear:
+    """Build a linear head on the CPU, drawn from `rng` by the law that torchvision has for the head of `backbone`.
+
+    Without an `rng` its parameters are undefined, as in `build_classifier`."""
+    with torch.device("meta"):
+        head = nn.Linear(width, classes)
+    head.to_empty(device="cpu")
+    if rng is not None:
+        _initialise(backbone, head, rng)
+    return head
+
+
+def state_to_vector(state: Mapping[str, Tensor]) -> Tensor:
+    """Join the floating-point entries of `state`, in the order of their sorted names, into one vector (n,).
+
+    Sorted, because a state that crossed the wire comes back in another order. Integer entries are left out."""
+    parts = [state[key].reshape(-1) for key in sorted(state) if state[key].is_floating_point()]
+    return torch.cat(parts) if parts else torch.empty(0)
+
+
+def vector_to_state(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `state_to_vector`: shapes, dtypes, key order and the integer entries are those of `like`.
+
+    Every tensor is a copy, on the device of `vector` (integer entries on their own). Raises ValueError: other length."""
+    sizes = {key: like[key].numel() for key in sorted(like) if like[key].is_floating_point()}
+    if vector.shape != (sum(sizes.values()),):
+        raise ValueError(f"vector must be ({sum(sizes.values())},) for this state; got {tuple(vector.shape)}.")
+    parts = dict(zip(sizes, torch.split(vector, list(sizes.values())), strict=True))
+    return {
+        key: parts[key].reshape(tensor.shape).to(tensor.dtype, copy=True) if key in parts else tensor.clone()
+        for key, tensor in like.items()
+    }
+
+
+def _network(backbone: str, norm: Norm) -> nn.Module:
+    """Build torchvision's module (or ours, for tiny), with blocks that work in place only where `norm` allows it."""
+    library = torchvision.models
+    if backbone == "tiny":
+        return _tiny()
+    if backbone == "resnet18":
+        return cast(
+            nn.Module, library.ResNet(BasicBlock if norm == "group" else library.resnet.BasicBlock, [2, 2, 2, 2])
+        )
+    if backbone == "resnet50":
+        return cast(
+            nn.Module, library.ResNet(Bottleneck if norm == "group" else library.resnet.Bottleneck, [3, 4, 6, 3])
+        )
+    if backbone == "mobilenet_v3_large" and norm == "group":
+        return cast(nn.Module, library.mobilenet_v3_large(weights=None, block=InvertedResidual))
+    return cast(nn.Module, library.get_model(backbone, weights=None))
+
+
+def _tiny() -> nn.Sequential:
+    """Build the small network of quick runs and tests: five 3x3 convolutions, 105k parameters, for 32 to 64 px."""
+
+    def block(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+        convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+    plan = {
+        "stem": (3, 24, 2),
+        "stage1": (24, 32, 1),
+        "stage2": (32, 48, 2),
+        "stage3": (48, 64, 2),
+        "stage4": (64, 96, 1),
+    }
+    return nn.Sequential(OrderedDict((name, block(*sizes)) for name, sizes in plan.items()))
+
+
+def _initialise(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
+    """Draw what `module` itself holds from `rng`, by the law of torchvision's constructor for `backbone`."""
+    if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+        init.ones_(module.weight)
+        init.zeros_(module.bias)
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
+    elif isinstance(module, nn.Conv2d):
+        if backbone == "squeezenet1_0":
+            init.kaiming_uniform_(module.weight, generator=rng)
+        else:
+            fan: Literal["fan_in", "fan_out"] = "fan_in" if backbone == "densenet121" else "fan_out"
+            init.kaiming_normal_(module.weight, mode=fan, nonlinearity="relu", generator=rng)
+        if module.bias is not None:
+            init.zeros_(module.bias)
+    elif isinstance(module, nn.Linear):
+        bound = module.in_features**-0.5  # the default of nn.Linear, for its weight and its bias
+        if backbone in ("squeezenet1_0", "mobilenet_v3_large"):
+            init.normal_(module.weight, std=0.01, generator=rng)
+        else:
+            init.uniform_(module.weight, -bound, bound, generator=rng)
+        if backbone in ("resnet18", "resnet50", "tiny"):
+            init.uniform_(module.bias, -bound, bound, generator=rng)
+        else:
+            init.zeros_(module.bias)
+    else:
+        assert not list(module.parameters(recurse=False)), f"no law for {type(module).__name__}"
+
+
+Parts = tuple[nn.Sequential, nn.Sequential, int]  # body, neck, width of the features
+
+
+def _body(stem: nn.Module, *stages: nn.Module) -> nn.Sequential:
+    named = {"stem": stem} | {f"stage{number}": stage for number, stage in enumerate(stages, start=1)}
+    return nn.Sequential(OrderedDict(named))
+
+
+def _neck(*after: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), *after)
+
+
+def _named(module: nn.Module, *names: str) -> nn.Sequential:
+    """Pick children of `module`, under their names."""
+    children = dict(module.named_children())
+    return nn.Sequential(OrderedDict((name, children[name]) for name in names))
+
+
+def _slices(layers: nn.Sequential, *starts: int) -> list[nn.Sequential]:
+    """Cut `layers` before each of `starts`; the parts keep the layers' numbers as names."""
+    bounds = [0, *starts, len(layers)]
+    return [_named(layers, *(str(number) for number in range(first, last))) for first, last in pairwise(bounds)]
+
+
+def _resnet_parts(network: nn.Module) -> Parts:
+    stages = [network.get_submodule(f"layer{number}") for number in (1, 2, 3, 4)]
+    width = cast(nn.Linear, network.get_submodule("fc")).in_features
+    return _body(_named(network, "conv1", "bn1", "relu", "maxpool"), *stages), _neck(), width
+
+
+def _mobilenet_parts(network: nn.Module) -> Parts:
+    stem, *stages = _slices(cast(nn.Sequential, network.get_submodule("features")), 2, 4, 7, 13)
+    linear = cast(nn.Linear, network.get_submodule("classifier.0"))
+    return _body(stem, *stages), _neck(linear, network.get_submodule("classifier.1")), linear.out_features
+
+
+def _squeezenet_parts(network: nn.Module) -> Parts:
+    stem, *stages = _slices(cast(nn.Sequential, network.get_submodule("features")), 3, 6, 9, 11)
+    return _body(stem, *stages), _neck(), 512
+
+
+def _densenet_parts(network: nn.Module) -> Parts:
+    features = network.get_submodule("features")
+    stages = [_named(features, "denseblock1")]
+    stages += [_named(features, f"transition{number}", f"denseblock{number + 1}") for number in (1, 2, 3)]
+    stages[-1].add_module("norm5", features.get_submodule("norm5"))
+    stages[-1].add_module("relu5", nn.ReLU())  # torchvision applies it in DenseNet.forward
+    return _body(_named(features, "conv0", "norm0", "relu0", "pool0"), *stages), _neck(), 1024
+
+
+def _tiny_parts(network: nn.Module) -> Parts:
+    return cast(nn.Sequential, network), _neck(), 96
+
+
+_PARTS: Mapping[str, Callable[[nn.Module], Parts]] = {
+    "resnet18": _resnet_parts,
+    "resnet50": _resnet_parts,
+    "mobilenet_v3_large": _mobilenet_parts,
+    "squeezenet1_0": _squeezenet_parts,
+    "densenet121": _densenet_parts,
+    "tiny": _tiny_parts,
+}

@@ -1,0 +1,259 @@
+"""Where published weights come from: explicit path, then the store; never a silent random substitute.
+
+`import_file` and `fetch` put weights into the store (`weights_dir`), always as safetensors beside a JSON record of the
+hashes; `load_state` reads them. Every file is compared, key by key and shape by shape, with the network it claims to be,
+built on the meta device. Of the files on the internet only .pth/.pt are pickled: they are read here, and nowhere else in
+fdgsec, by `torch.load(weights_only=True)`, which runs no code.
+
+Nothing is downloaded unless `fetch` is called."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fdgsec.nn.networks import published_weights
+from fdgsec.nn.networks.published_weights import Shape, WeightEntry
+from fdgsec.runtime.download import DownloadError, Progress, download
+from fdgsec.runtime.errors import UsageError, WeightsUnavailableError, unknown_name
+from fdgsec.runtime.files import atomic, cache_root, write_atomic
+
+CATALOG: Mapping[str, WeightEntry] = published_weights.CATALOG
+COUNTER = "num_batches_tracked"  # BatchNorm's step counter; files older than torch 0.4.1 have none
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportedWeights:
+    """What the record beside a stored file says.
+
+    `sha256` and `bytes` are the stored file's, `source_sha256` the hash of the file it was made from; `official` says
+    whether that was the published file, byte for byte."""
+
+    name: str
+    sha256: str
+    bytes: int
+    source: str
+    source_sha256: str
+    official: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightStatus:
+    """One row of `fdgsec weights list`; `sha256` and `bytes` are the stored file's, None where nothing is stored."""
+
+    name: str
+    what: str
+    stored: bool
+    sha256: str | None
+    bytes: int | None
+
+
+def _entry(name: str) -> WeightEntry:
+    if name not in CATALOG:
+        raise unknown_name("weights", name, CATALOG)
+    return CATALOG[name]
+
+
+def weights_dir() -> Path:
+    """The store: `weights` in the cache; not created here."""
+    return cache_root() / "weights"
+
+
+def expected_shapes(name: str) -> dict[str, Shape]:
+    """Give key -> shape of what `load_state` returns, in the network's own order. Raises UsageError: unknown name."""
+    return _entry(name).shapes()
+
+
+def locate(name: str, *, path: Path | None = None) -> Path:
+    """Find the file to read: `path` where given, else the stored one.
+
+    Raises UsageError for an unknown name, WeightsUnavailableError (with the commands that help) where there is none."""
+    entry = _entry(name)
+    if path is not None:
+        if not path.is_file():
+            raise WeightsUnavailableError(f"{path} does not exist; expected the weights {name} ({entry.what}).")
+        return path
+    stored = weights_dir() / f"{name}.safetensors"
+    if not stored.is_file():
+        raise WeightsUnavailableError(
+            f"the weights {name} ({entry.what}) are not stored: no {stored}. Run `fdgsec weights fetch {name}`, or get "
+            f"{entry.file_name} from {entry.url} and run `fdgsec weights import {name} {entry.file_name}`."
+        )
+    return stored
+
+
+def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
+    """Give the state dict `name`, checked against its architecture, on the CPU.
+
+    Floats are fp32 whatever the file holds, counters int64; keys come in the network's own order. Raises UsageError for
+    a `path` that is damaged or another network's, WeightsUnavailableError where nothing is stored, or where the stored
+    file is no longer what was imported."""
+    entry = _entry(name)
+    file = locate(name, path=path)
+    if path is None:
+        record(name)
+    state = _conforming(entry, _read(file), file)
+    return {key: tensor.float() if tensor.is_floating_point() else tensor for key, tensor in state.items()}
+
+
+def record(name: str) -> ImportedWeights:
+    """Give what is known of the stored file, which must still be the one that was imported.
+
+    Raises UsageError for an unknown name, WeightsUnavailableError where it is missing or differs from its record."""
+    file = locate(name)
+    known, digest = _record(name), _sha256(file)
+    if known is None or known.sha256 != digest:
+        expected = f"sha256 {known.sha256[:16]}" if known else f"a record beside it ({name}.json)"
+        raise WeightsUnavailableError(
+            f"{file} is not what was imported: expected {expected}, found sha256 {digest[:16]}. "
+            f"Store it again: `fdgsec weights import {name} FILE` or `fdgsec weights fetch {name}`."
+        )
+    return known
+
+
+def import_file(name: str, source: Path, *, sha256: str | None = None) -> ImportedWeights:
+    """Check `source` (.pth, .pt or .safetensors) and store its tensors, in its own precision.
+
+    `sha256` is the file's digest, or its first eight digits or more, where its author published it. Raises UsageError for
+    an unknown name and for a file that is missing, damaged, not a plain state dict, not finite, of another digest, or
+    another network's: with the first key or shape that differs. Nothing is stored then."""
+    entry = _entry(name)
+    if not source.is_file():
+        raise UsageError(f"{source} is not a file; expected the weights {name} ({entry.what}).")
+    if sha256 is not None and not re.fullmatch("[0-9a-f]{8,64}", sha256.lower()):
+        raise UsageError(f"sha256 must be 8 to 64 hexadecimal digits; got {sha256!r}.")
+    source_digest = _sha256(source)
+    if sha256 is not None and not source_digest.startswith(sha256.lower()):
+        raise UsageError(f"{source} has sha256 {source_digest}; expected {sha256.lower()}. Get it again.")
+    state = _conforming(entry, _read(source), source)
+    target = weights_dir() / f"{name}.safetensors"
+    with atomic(target) as temporary:
+        safetensors.torch.save_file({key: tensor.contiguous().clone() for key, tensor in state.items()}, temporary)
+        imported = ImportedWeights(
+            name=name,
+            sha256=_sha256(temporary),
+            bytes=temporary.stat().st_size,
+            source=source.name,
+            source_sha256=source_digest,
+            official=source_digest.startswith(entry.sha256),
+        )
+    write_atomic(target.with_suffix(".json"), json.dumps(asdict(imported), indent=1) + "\n")
+    return imported
+
+
+def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
+    """Download the published file, check its hash, and store it as `import_file` does; a cut download is taken up again.
+
+    Raises UsageError for an unknown name, WeightsUnavailableError without a network, on a broken download and on a
+    file with another hash; nothing is stored then."""
+    entry = _entry(name)
+    file = weights_dir() / entry.file_name
+    try:
+        download(entry.url, file, sha256=entry.sha256, size=None, progress=progress)
+    except DownloadError as error:
+        raise WeightsUnavailableError(
+            f"cannot fetch {name}: {error} Get {entry.file_name} on another machine and run "
+            f"`fdgsec weights import {name} {entry.file_name}`."
+        ) from error
+    try:
+        return import_file(name, file)
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def listing() -> list[WeightStatus]:
+    """Say for all known weights whether they are stored; reads the records, not the weights."""
+    rows = []
+    for entry in CATALOG.values():
+        known = _record(entry.name) if (weights_dir() / f"{entry.name}.safetensors").is_file() else None
+        rows.append(
+            WeightStatus(
+                name=entry.name,
+                what=entry.what,
+                stored=known is not None,
+                sha256=known.sha256 if known else None,
+                bytes=known.bytes if known else None,
+            )
+        )
+    return rows
+
+
+def _record(name: str) -> ImportedWeights | None:
+    """Read the record of a stored file, None where it is missing or unreadable."""
+    try:
+        return ImportedWeights(**json.loads((weights_dir() / f"{name}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """Read a flat state dict without running code from it. Raises UsageError."""
+    if file.suffix not in (".pth", ".pt", ".safetensors"):
+        raise UsageError(f"{file} must be a .pth, .pt or .safetensors file.")
+    try:
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load_file(file)
+        content: object = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}.") from error
+    except SafetensorError as error:
+        raise UsageError(f"{file} is damaged or not safetensors: {error}. Get it again.") from error
+    except Exception as error:  # a damaged pickle can raise anything
+        if "GLOBAL" in str(error):  # torch names the refused class or function so
+            raise UsageError(
+                f"{file} holds pickled code, which is refused. Save the state dict alone: "
+                "torch.save(model.state_dict(), FILE)."
+            ) from error
+        raise UsageError(f"{file} is damaged, truncated or not a torch file. Get it again.") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{file} must hold a state dict, key -> tensor; it holds a {type(content).__name__}.")
+    for key, value in content.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise UsageError(f"{file} must hold a flat state dict, key -> tensor; {key!r} is a {type(value).__name__}.")
+    return cast(dict[str, Tensor], content)
+
+
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")  # torchvision's own file still has these keys
+
+
+def _conforming(entry: WeightEntry, state: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """Give the tensors of `state` that the network needs, in its order. Raises UsageError at the first difference."""
+    found = {_OLD_DENSENET.sub(r"\1\2", key): tensor for key, tensor in state.items()}
+    if problem := _difference(entry, found):
+        others = [name for name, other in CATALOG.items() if not _difference(other, found)]
+        hint = f" It fits {others[0]}." if others else ""
+        raise UsageError(f"{file} is not {entry.name}: {problem}.{hint}")
+    zero = torch.zeros((), dtype=torch.int64)
+    needed = {key: found.get(key, zero) for key in entry.shapes()}
+    for key, tensor in needed.items():
+        if tensor.is_floating_point() == key.endswith(COUNTER):
+            raise UsageError(f"{file} is not {entry.name}: {key} is of type {tensor.dtype}.")
+        if not bool(torch.isfinite(tensor).all()):
+            raise UsageError(f"{file} is damaged: {key} holds values that are not finite. Get it again.")
+    return needed
+
+
+def _difference(entry: WeightEntry, found: Mapping[str, Tensor]) -> str | None:
+    """Name the first key or shape in which `found` is not the network of `entry`."""
+    expected = entry.shapes()
+    for key, shape in expected.items():
+        if key not in found:
+            if not key.endswith(COUNTER):
+                return f"it has no {key}"
+        elif tuple(found[key].shape) != shape:
+            return f"{key} must be {shape}; got {tuple(found[key].shape)}"
+    extra = next((key for key in found if key not in expected), None)
+    return None if extra is None or entry.prefix_only else f"{extra} is not part of it"

@@ -1,0 +1,1 @@
+"""Image styles: channel statistics, encoders and decoders, spectra, and their clustering."""

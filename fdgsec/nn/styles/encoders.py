@@ -1,0 +1,292 @@
+"""Style encoders: what turns images into the features whose channel statistics are a style, and styles back into images.
+
+`mini` is bundled (docs/encoders.md says how it was trained and what it must not decide). `vgg19` is the AdaIN pair of
+Huang & Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives
+statistics only; they need imported weights. `pixels` is no network: colour statistics of the image itself."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.nn.networks.adain_codec import (
+    MiniDecoder,
+    MiniEncoder,
+    MiniShape,
+    squeezenet_encoder,
+    vgg_decoder,
+    vgg_encoder,
+)
+from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
+from fdgsec.runtime.errors import UsageError, unknown_name
+
+ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "squeezenet", "pixels")
+SMALLEST_SIDE = 16  # pixels; below it the reflections of a stride-8 network have nothing left to reflect
+BLOCK = 16  # images that the network sees at once
+
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+class StyleEncoder(nn.Module, ABC):
+    """A frozen feature extractor, and, where `has_decoder`, the decoder that was trained to invert it.
+
+    `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of every
+    weight in use: the cache key. Differentiable in its inputs; no parameter wants a gradient."""
+
+    name: str
+    channels: int
+    stride: int
+    has_decoder: bool
+    fingerprint: str
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Map float images (N, 3, H, W) in [0, 1] to features (N, C, h, w); h is H / stride, rounded up.
+
+        (`squeezenet`, whose first convolution has no padding, gives one cell less.)
+        Raises UsageError where the shape or the type is wrong or a side is under 16 pixels."""
+        if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
+            raise UsageError(
+                f"{self.name} encodes float images (N, 3, H, W) in [0, 1]; got {tuple(images.shape)} {images.dtype}."
+            )
+        if min(images.shape[2:]) < SMALLEST_SIDE:
+            raise UsageError(
+                f"{self.name} needs sides of at least {SMALLEST_SIDE} pixels; got {tuple(images.shape[2:])}; "
+                "enlarge the images."
+            )
+        return self._features(images)
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Map features (N, C, h, w) to images (N, 3, stride h, stride w), clamped to [0, 1].
+
+        Raises UsageError where this encoder has no decoder or C differs."""
+        if not self.has_decoder:
+            raise UsageError(f"{self.name} gives statistics only and cannot draw images; use mini or vgg19.")
+        if features.ndim != 4 or features.shape[1] != self.channels:
+            raise UsageError(f"{self.name} decodes (N, {self.channels}, h, w); got {tuple(features.shape)}.")
+        return self._images(features).clamp(0, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The same as `encode`."""
+        return self.encode(images)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights, or its constants, are."""
+        constant: Tensor = next(iter(self.state_dict().values()))
+        return constant.device
+
+    @abstractmethod
+    def _features(self, images: Tensor) -> Tensor:
+        """The features of checked images."""
+
+    def _images(self, features: Tensor) -> Tensor:
+        """The images of checked features; `decode` asks only encoders that have a decoder."""
+        raise TypeError(f"{self.name} says that it has a decoder but defines none.")
+
+    def _freeze(self) -> None:
+        """Fix the weights, choose the memory layout that is fastest on a CPU, and fingerprint."""
+        self.to(memory_format=torch.channels_last).eval().requires_grad_(False)
+        digest = hashlib.sha256(self.name.encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(f"{name}{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+        self.fingerprint = digest.hexdigest()
+
+
+class Pixels(StyleEncoder):
+    """The network's input itself: three channels, normalised by ImageNet's mean and std, as FedAlign shares them."""
+
+    name, channels, stride, has_decoder = "pixels", 3, 1, True
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(_IMAGENET_MEAN).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(_IMAGENET_STD).view(3, 1, 1))
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        return (images - self.mean) / self.std
+
+    def _images(self, features: Tensor) -> Tensor:
+        return features * self.std + self.mean
+
+
+class MiniStyle(StyleEncoder):
+    """The bundled codec: 4-pixel cells, softplus channels, features scaled by a stored constant."""
+
+    name = "mini"
+    has_decoder = True
+    scale: Tensor
+
+    def __init__(self, encoder: Path, decoder: Path) -> None:
+        """Read both safetensors files; their metadata holds the shape and the scale."""
+        super().__init__()
+        encoder_state, notes = _stored(encoder)
+        shape = MiniShape(**json.loads(notes["shape"]))
+        with torch.device("meta"):  # no draws from the global generator for weights that are replaced at once
+            self.encoder, self.decoder = MiniEncoder(shape), MiniDecoder(shape)
+        self.encoder.load_state_dict(encoder_state, assign=True)
+        self.decoder.load_state_dict(_stored(decoder)[0], assign=True)
+        self.channels, self.stride = shape.channels, shape.stride
+        self.register_buffer("scale", torch.tensor(float(notes["scale"])))
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        bottom, right = -images.shape[2] % self.stride, -images.shape[3] % self.stride
+        if bottom or right:
+            images = functional.pad(images, (0, right, 0, bottom), mode="replicate")
+        features: Tensor = self.encoder(images.contiguous(memory_format=torch.channels_last))
+        return features * self.scale
+
+    def _images(self, features: Tensor) -> Tensor:
+        image: Tensor = self.decoder((features / self.scale).contiguous(memory_format=torch.channels_last))
+        return image
+
+
+class AdaInVgg(StyleEncoder):
+    """VGG-19 to ReLU 4_1 with the AdaIN decoder (Huang & Belongie 2017), under the published module numbers."""
+
+    name, channels, stride, has_decoder = "vgg19", 512, 8, True
+
+    def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:
+        """`encoder` may hold the whole 53-module file; only the first 31 modules are kept."""
+        super().__init__()
+        with torch.device("meta"):
+            self.encoder, self.decoder = vgg_encoder(), vgg_decoder()
+        kept = {name: tensor for name, tensor in encoder.items() if int(name.split(".")[0]) < len(self.encoder)}
+        self.encoder.load_state_dict(_floats(kept), assign=True)
+        self.decoder.load_state_dict(_floats(decoder), assign=True)
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.encoder(images.contiguous(memory_format=torch.channels_last))
+        return features
+
+    def _images(self, features: Tensor) -> Tensor:
+        image: Tensor = self.decoder(features.contiguous(memory_format=torch.channels_last))
+        return image
+
+
+class AdaInVggBeforeReLU(AdaInVgg):
+    """The same network without its last ReLU: the features whose statistics FISC's released code shares, no decoder.
+
+    `mini` has no such twin: its codec was trained on what its softplus gives."""
+
+    name, has_decoder = "vgg19-pre-relu", False
+
+    def _features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.encoder[:-1](images.contiguous(memory_format=torch.channels_last))
+        return features
+
+
+class SqueezeStyle(StyleEncoder):
+    """SqueezeNet 1.0 to fire5, with the ImageNet normalisation inside: statistics, no decoder."""
+
+    name, channels, stride, has_decoder = "squeezenet", 256, 8, False
+    centre: Tensor
+    spread: Tensor
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        """`state` is torchvision's `squeezenet1_0`; layers after fire5 are ignored."""
+        super().__init__()
+        with torch.device("meta"):
+            self.features = squeezenet_encoder()
+        own = {name.removeprefix("features."): tensor for name, tensor in state.items() if name.startswith("features.")}
+        kept = {name: tensor for name, tensor in own.items() if int(name.split(".")[0]) < len(self.features)}
+        self.features.load_state_dict(_floats(kept), assign=True)
+        self.register_buffer("centre", torch.tensor(_IMAGENET_MEAN).view(1, 3, 1, 1))
+        self.register_buffer("spread", torch.tensor(_IMAGENET_STD).view(1, 3, 1, 1))
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        normal = ((images - self.centre) / self.spread).contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.features(normal)
+        return features
+
+
+def load_encoder(name: str, *, device: torch.device | str = "cpu") -> StyleEncoder:
+    """Give the encoder called `name`, frozen and in eval mode, on `device`.
+
+    Raises UsageError for an unknown name and WeightsUnavailableError where its weights have not been imported."""
+    if name not in ENCODERS:
+        raise unknown_name("encoder", name, ENCODERS)
+    return _build(name).to(device)
+
+
+def _build(name: str) -> StyleEncoder:
+    if name == "mini":
+        folder = files("fdgsec.nn.networks").joinpath("assets")
+        with (
+            as_file(folder.joinpath("mini_encoder.safetensors")) as encoder,
+            as_file(folder.joinpath("mini_decoder.safetensors")) as decoder,
+        ):
+            return MiniStyle(encoder, decoder)
+    if name == "pixels":
+        return Pixels()
+    from fdgsec.nn.networks.weights import load_state
+
+    if name.startswith("vgg19"):
+        kind = AdaInVgg if name == "vgg19" else AdaInVggBeforeReLU
+        return kind(load_state("adain_vgg"), load_state("adain_decoder"))
+    return SqueezeStyle(load_state("squeezenet1_0"))
+
+
+def image_moments(
+    encoder: StyleEncoder,
+    pixels: Tensor | DomainDataset,
+    *,
+    batch_size: int = BLOCK,
+    progress: Callable[[int], None] | None = None,
+) -> Moments:
+    """Give each image's feature moments, one float64 row per image in the order given, computed in fp32.
+
+    `pixels` is (N, 3, H, W) uint8 or a dataset. `batch_size` images are read at a time, rounded up to whole blocks; the
+    network always sees blocks of 16, a short one filled up with its own first image, because its kernels (and so the
+    last bits) change with the batch: a row depends on neither order nor batch size, to 1e-6 relative. One block of
+    features is held at a time. `progress` is called with the number of images just finished.
+    Raises UsageError where pixels are not uint8 or there are none."""
+    size = len(pixels)
+    if isinstance(pixels, Tensor) and pixels.dtype != torch.uint8:
+        raise UsageError(f"image_moments takes uint8 pixels; got {pixels.dtype}; encode floats with encoder.encode.")
+    if not size or batch_size < 1:
+        raise UsageError(f"image_moments needs images and a batch size of at least 1; got {size} and {batch_size}.")
+    parts: list[Moments] = []
+    for start in range(0, size, read := -(-batch_size // BLOCK) * BLOCK):
+        rows = torch.arange(start, min(start + read, size))
+        chunk = pixels[rows] if isinstance(pixels, Tensor) else pixels.pixels(rows)
+        parts += [_block_moments(encoder, block) for block in torch.split(chunk, BLOCK)]
+        if progress is not None:
+            progress(len(rows))
+    return concatenated(parts)
+
+
+def _block_moments(encoder: StyleEncoder, pixels: Tensor) -> Moments:
+    """The moments of at most BLOCK images, as the kernels for exactly BLOCK compute them."""
+    device = encoder.device
+    filled = torch.cat([pixels, pixels[:1].expand(BLOCK - len(pixels), -1, -1, -1)])
+    with torch.inference_mode():
+        found = moments(encoder.encode(as_float(filled.to(device))))
+    return found.rows(torch.arange(len(pixels), device=device))
+
+
+def _stored(path: Path) -> tuple[dict[str, Tensor], Mapping[str, str]]:
+    """Read a safetensors file as fp32, with its metadata."""
+    with safe_open(path, framework="pt") as stored:
+        names: list[str] = list(stored.keys())
+        tensors: dict[str, Tensor] = {name: stored.get_tensor(name) for name in names}
+        notes: Mapping[str, str] = stored.metadata() or {}
+    return _floats(tensors), notes
+
+
+def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(torch.float32) for name, tensor in state.items()}

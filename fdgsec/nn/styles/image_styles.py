@@ -1,0 +1,154 @@
+"""Styles of images: per-image channel statistics, computed once per dataset, and images rendered in another style.
+
+Rendering is AdaIN between an encoder and its decoder (Huang & Belongie, ICCV 2017, https://arxiv.org/abs/1703.06868); CCST
+(its eq. 5) and FISC (its eq. 4) make their training images by it."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
+from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
+from fdgsec.runtime.files import cache_root, write_atomic
+
+Progress = Callable[[int, int], None]
+CHUNK = 128  # images copied out of the (perhaps memory-mapped) store at a time
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Table:
+    """Statistics of the rows of one pixel store under one encoder, filled as they are asked for."""
+
+    known: Tensor
+    count: Tensor
+    mean: Tensor
+    m2: Tensor
+
+    def fill(self, rows: Tensor, found: Moments) -> None:
+        self.count[rows], self.mean[rows], self.m2[rows] = found.count, found.mean, found.m2
+        self.known[rows] = True
+
+    def read(self, rows: Tensor) -> Moments:
+        return Moments(count=self.count[rows], mean=self.mean[rows], m2=self.m2[rows])
+
+
+_TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder) -> statistics; dropped with the store
+
+
+_INTRODUCED: dict[str, StyleEncoder] = {}  # memo: encoders made in this process, whose names carry their fingerprints
+
+
+def introduce(encoder: StyleEncoder) -> str:
+    """Let `encoder_named` find an encoder that was made and not loaded (a model's early layers); give its name."""
+    _INTRODUCED[encoder.name] = encoder
+    return encoder.name
+
+
+def is_introduced(name: str) -> bool:
+    """Whether `introduce` has made this name known."""
+    return name in _INTRODUCED
+
+
+def encoder_named(name: str) -> StyleEncoder:
+    """Load an encoder once per process."""
+    return _INTRODUCED[name] if name in _INTRODUCED else _loaded(name)
+
+
+def forget_encoders() -> None:
+    """Drop every encoder that was loaded or introduced, for who puts other weights into the store."""
+    _INTRODUCED.clear()
+    _loaded.cache_clear()
+
+
+@lru_cache(maxsize=4)
+def _loaded(name: str) -> StyleEncoder:
+    return load_encoder(name)
+
+
+def resized(pixels: Tensor, size: int | None) -> Tensor:
+    """Bring uint8 images (n, 3, H, W) to `size` x `size` (antialiased, rounded to 8 bits); None leaves them alone."""
+    if size is None or tuple(pixels.shape[2:]) == (size, size):
+        return pixels
+    parts = [
+        interpolate(as_float(part), size=(size, size), mode="bilinear", antialias=True, align_corners=False)
+        for part in pixels.split(CHUNK)
+    ]
+    return (torch.cat(parts).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def _table(dataset: DomainDataset, encoder: StyleEncoder, size: int | None) -> _Table:
+    key = (id(dataset.store), f"{encoder.fingerprint}@{size}")
+    if key not in _TABLES:
+        images, channels = dataset.store.shape[0], encoder.channels
+        _TABLES[key] = _Table(
+            known=torch.zeros(images, dtype=torch.bool),
+            count=torch.zeros(images, dtype=torch.float64),
+            mean=torch.zeros(images, channels, dtype=torch.float64),
+            m2=torch.zeros(images, channels, dtype=torch.float64),
+        )
+        weakref.finalize(dataset.store, _TABLES.pop, key, None)
+    return _TABLES[key]
+
+
+def statistics(
+    name: str, dataset: DomainDataset, *, size: int | None = None, progress: Progress | None = None
+) -> Moments:
+    """Give one row of float64 moments per image of `dataset` under the encoder called `name`, seen at `size` px.
+
+    `progress(done, total)` counts the images that still had to be encoded."""
+    encoder = encoder_named(name)
+    table = _table(dataset, encoder, size)
+    missing = torch.unique(dataset.rows[~table.known[dataset.rows]])
+    if len(missing):
+        done = 0
+        for rows in missing.split(CHUNK):
+            table.fill(rows, image_moments(encoder, resized(dataset.store[rows], size)))
+            done += len(rows)
+            if progress is not None:
+                progress(done, len(missing))
+    return table.read(dataset.rows)
+
+
+def warm(
+    name: str, dataset: DomainDataset, *, reuse: bool, size: int | None = None, progress: Progress | None = None
+) -> bool:
+    """Have the statistics of all of `dataset` ready, from disk where `reuse` allows; say whether they came from there.
+
+    Whatever was computed is stored for the next run; numbers are the same bytes either way."""
+    encoder = encoder_named(name)
+    seen = f"{encoder.fingerprint[:16]}-{size or 'as-is'}-{dataset.content_sha256[:32]}"
+    path = cache_root() / "features" / f"{seen}.safetensors"
+    if reuse and path.exists():
+        stored = load(path.read_bytes())
+        _table(dataset, encoder, size).fill(
+            dataset.rows, Moments(count=stored["count"], mean=stored["mean"], m2=stored["m2"])
+        )
+        return True
+    found = statistics(name, dataset, size=size, progress=progress)
+    write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}))
+    return False
+
+
+def style_transfer(
+    encoder: StyleEncoder, images: Tensor, mean: Tensor, std: Tensor, *, eps: float = EPS, alpha: float = 1.0
+) -> Tensor:
+    """Encode, AdaIN to the style (`mean`, `std`), decode, and cut off what the encoder's stride added.
+
+    `images` are float (N, 3, H, W), the result too; `mean` and `std` are (C,) or (N, C). The decoder sees
+    `alpha` parts of the restyled features and 1 - `alpha` of the content's own."""
+    content = encoder.encode(images)
+    styled = adain(content, mean.to(content), std.to(content), eps=eps)
+    features = styled if alpha == 1 else torch.lerp(content, styled, alpha)
+    return encoder.decode(features)[..., : images.shape[2], : images.shape[3]]
+
+
+def pictures(images: Tensor, *, size: int | None) -> Tensor:
+    """Round float images (N, 3, H, W) to 8 bits, what lies outside [0, 1] clamped, and bring them to `size` (None: as is)."""
+    return resized((images.clamp(0, 1) * 255).round().to(torch.uint8), size)

@@ -1,0 +1,102 @@
+"""Images that a client draws by class beside its batches, for samples of a batch that are alone in their class.
+
+StableFDG (Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227) looks at every sample with the query of another
+one of its class (section 3.2). Where the batch has none, appendix G takes another image from the client's data; the
+authors' code runs a second pass, over one image of each class."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.nn.networks.attention import HighlightedClassifier, class_partners
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch, augment
+from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.precision import precision_of
+
+
+def alone(labels: Tensor) -> Tensor:
+    """Give the positions of samples, labelled (B,), whose class has no other sample."""
+    return (class_partners(labels) == torch.arange(len(labels))).nonzero().flatten()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassDraws:
+    """A client's images, drawn by class with `rng` and augmented as its batches are."""
+
+    data: DomainDataset
+    plan: Plan
+    rng: torch.Generator
+
+    def rows(self, labels: Tensor, *, but: Tensor | None = None) -> Tensor:
+        """Draw an image of each class in `labels` (n,), other than the record at its place in `but` (n,): positions.
+
+        All on the CPU. A class of which the client has no (other) image is left out."""
+        found = [torch.empty(0, dtype=torch.int64)]
+        for place, label in enumerate(labels):
+            rows = (self.data.labels == label).nonzero().flatten()
+            rows = rows if but is None else rows[rows != but[place]]
+            found.append(rows[torch.randint(len(rows), (1,), generator=self.rng)] if len(rows) else rows)
+        return torch.cat(found)
+
+    def images(self, rows: Tensor, model: Classifier) -> Tensor:
+        """Load and augment the images at `rows`, where and in the layout in which `model` takes them: (n, 3, H, W)."""
+        device = model.head.weight.device
+        images = augment(as_float(self.data.pixels(rows).to(device)), self.plan, self.rng)
+        return images.contiguous(memory_format=precision_of(device, model.backbone).layout)
+
+    def completed(self, batch: Batch, model: Classifier) -> tuple[Tensor, Tensor]:
+        """Append another image of its class for each sample that is alone in it; `model` says where and in which layout.
+
+        Gives images (B or more, 3, H, W) and labels, these on the CPU."""
+        labels = batch.labels.cpu()
+        lone = alone(labels)
+        rows = self.rows(labels[lone], but=batch.records[lone])
+        if not len(rows):
+            return batch.images, labels
+        return torch.cat([batch.images, self.images(rows, model)]), torch.cat([labels, self.data.labels[rows]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BalancedPass:
+    """What the released code takes from a pass over one image per class: labels (K,), maps by stage, queries (K, d)."""
+
+    labels: Tensor
+    maps: Mapping[str, Tensor]
+    queries: Tensor
+
+    @classmethod
+    def of(cls, model: HighlightedClassifier, draws: ClassDraws, *, stages: Iterable[str]) -> Self:
+        """Run `model` on one image of each class that the client has, in random order; keep the maps of `stages`."""
+        classes = torch.unique(draws.data.labels)
+        classes = classes[torch.randperm(len(classes), generator=draws.rng)]
+        images = draws.images(draws.rows(classes), model)
+        maps: dict[str, Tensor] = {}
+        last = model.maps(images, between={stage: partial(_kept, maps, stage) for stage in stages})
+        return cls(labels=classes, maps=maps, queries=model.highlighter.queries(last))
+
+    def joining(
+        self, stage: str, maps: Tensor, labels: Tensor, *, most: int, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        """Append to a batch's maps and labels (B,) this pass's maps of classes that occur once, at most `most`."""
+        classes, counts = torch.unique(labels, return_counts=True)
+        rows = torch.isin(self.labels, classes[counts == 1]).nonzero().flatten()
+        rows = rows[torch.randperm(len(rows), generator=rng)[:most]]
+        return torch.cat([maps, self.maps[stage][rows]]), torch.cat([labels, self.labels[rows]])
+
+    def lent(self, queries: Tensor, labels: Tensor) -> Tensor:
+        """Put queries of this pass in place of those (B, d) of samples that are alone in their class.
+
+        As released, a class number says the row, whatever class that row is of."""
+        lone = alone(labels)
+        return queries.index_copy(0, lone.to(queries.device), self.queries[labels[lone] % len(self.labels)])
+
+
+def _kept(taken: dict[str, Tensor], stage: str, maps: Tensor) -> Tensor:
+    taken[stage] = maps
+    return maps

@@ -1,0 +1,144 @@
+"""The only training loop, and evaluation by domain."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.data.domains import as_float
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
+from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.precision import Precision, autocast, precision_of
+
+
+class Objective(Protocol):
+    """Gives per-record losses, (B,) or more where the objective adds records of its own.
+
+    `couples_records` is True where one record's loss depends on another record."""
+
+    @property
+    def couples_records(self) -> bool:
+        """Whether DP-SGD must refuse it."""
+        ...
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Compute the losses."""
+        ...
+
+
+class Trainer(Protocol):
+    """A training loop: `epochs`, or what a defense puts in its place."""
+
+    def __call__(
+        self,
+        model: Classifier,
+        data: TrainingSet,
+        objective: Objective,
+        plan: Plan,
+        rng: torch.Generator,
+        *,
+        round: int = 0,
+        rounds: int = 1,
+        beside: Iterable[nn.Parameter] = (),
+        optimiser: torch.optim.Optimizer | None = None,
+        on_step: Callable[[int, float], None] | None = None,
+    ) -> dict[str, float]:
+        """Train `model` in place and give metrics, which go to the server."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Per-record cross-entropy."""
+
+    couples_records: bool = False
+
+    def __call__(self, batch: Batch, model: Classifier) -> Tensor:
+        """Give -log p(label), (B,)."""
+        return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
+
+
+def prepared(model: Classifier, plan: Plan) -> tuple[torch.device, Precision]:
+    """Put `model` into training mode and its fastest layout; say on which device and in which precision it runs."""
+    device = next(model.parameters()).device
+    precision = precision_of(device, model.backbone)
+    model.to(memory_format=precision.layout)
+    model.train()
+    if plan.freeze_norm:
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.eval()
+    return device, precision
+
+
+def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
+    """Take one step down `loss`, with the plan's bound on the gradient's norm.
+
+    Only the optimiser's parameters get a gradient: no pass goes on into what stands still or to the images."""
+    trained = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
+    optimiser.zero_grad(set_to_none=True)
+    loss.backward(inputs=trained)
+    if plan.clip_norm is not None:
+        nn.utils.clip_grad_norm_(trained, plan.clip_norm)
+    optimiser.step()
+
+
+def epochs(
+    model: Classifier,
+    data: TrainingSet,
+    objective: Objective,
+    plan: Plan,
+    rng: torch.Generator,
+    *,
+    round: int = 0,
+    rounds: int = 1,
+    beside: Iterable[nn.Parameter] = (),
+    optimiser: torch.optim.Optimizer | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> dict[str, float]:
+    """Train `model` in place and give {"loss": mean, "steps": count}.
+
+    `round` of `rounds` places the learning rate on its schedule; `beside` are an objective's own parameters, trained by
+    the same optimiser; a given `optimiser` goes on from its moments. Raises UsageError for an empty set."""
+    device, precision = prepared(model, plan)
+    optimiser = optimiser or optimiser_of([*model.parameters(), *beside], plan)
+    total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
+    while step < plan.steps if plan.steps is not None else epoch < plan.epochs:
+        for group in optimiser.param_groups:
+            group["lr"] = plan.rate(round=round, rounds=rounds, epoch=epoch)
+        for batch in epoch_of_batches(data, plan, rng, device=device, layout=precision.layout):
+            with autocast(device, precision):
+                losses = objective(batch, model)
+            stepped(optimiser, losses.mean(), plan)
+            total, seen, step = total + losses.detach().sum(), seen + len(losses), step + 1
+            if on_step is not None:
+                on_step(step, float(losses.detach().mean()))
+            if plan.steps is not None and step >= plan.steps:
+                break
+        epoch += 1
+    return {"loss": float(total) / max(seen, 1), "steps": float(step)}
+
+
+def predictions(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
+    """Predict the class of each uint8 image, (n,) int64, on the CPU."""
+    return logits(model, images, batch_size=batch_size).argmax(1)
+
+
+def logits(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
+    """Give the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode.
+
+    In float32 whatever a network trains in: losses of single images are compared by peers and by attacks."""
+    device = next(model.parameters()).device
+    layout = precision_of(device, model.backbone).layout
+    model.to(memory_format=layout)  # outside inference mode, or its parameters could not be trained again
+    model.eval()
+    parts = []
+    with torch.inference_mode():
+        for chunk in images.split(batch_size):
+            given = model(as_float(chunk.to(device)).contiguous(memory_format=layout))
+            parts.append(given.float().cpu())
+    return torch.cat(parts) if parts else torch.zeros(0, model.classes)

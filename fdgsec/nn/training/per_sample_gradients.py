@@ -1,0 +1,184 @@
+"""The gradient of each record's own loss, for networks whose layers treat records apart.
+
+A pass forward keeps what every trained layer was given and what it gave; one pass backward gives the slopes of the summed
+losses in all outputs; what a record adds to a layer's gradient then follows from its own rows (Goodfellow 2015,
+https://arxiv.org/abs/1510.01799). The rules for single layers are Opacus's, except that of Conv2d: in Opacus 1.6.0 it
+reads channels_last maps as if they were contiguous, and builds the whole channel matrix of grouped convolutions. Its
+hooks are not used either: they sum the passes of a layer by the order in which they end, and also hear gradients that an
+objective takes on its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self, cast
+
+import torch
+from opacus.grad_sample import GradSampleModule
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fdgsec.runtime.errors import UsageError
+
+Rule = Callable[[nn.Module, list[Tensor], Tensor], Mapping[Tensor, Tensor]]
+"""Gives a layer's per-record gradients, (B, *shape) by parameter, from its inputs and the slopes in its output."""
+AGREEMENT = 1e-3
+"""How much of its length a gradient made of per-record ones may differ from autograd's: float32 leaves 1e-5 of it."""
+
+
+BLOCK = 1024  # numbers whose length is taken in float32 at a time
+
+
+class PrivateTrainingError(UsageError):
+    """A network, plan or objective for which gradients cannot be had, and clipped, record by record."""
+
+
+def convolution(layer: nn.Module, inputs: list[Tensor], slopes: Tensor) -> dict[Tensor, Tensor]:
+    """Give each record's gradient of a Conv2d: the slopes (B, O, h, w) times its unfolded input, group by group."""
+    assert isinstance(layer, nn.Conv2d)
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        raise PrivateTrainingError(f"a convolution with padding {layer.padding!r} ({layer.padding_mode}) has no rule.")
+    count, places = len(slopes), slopes.shape[2] * slopes.shape[3]
+    if layer.kernel_size == (1, 1) and layer.stride == (1, 1) and layer.padding == (0, 0):
+        columns = inputs[0].flatten(2)
+    else:
+        columns = functional.unfold(
+            inputs[0], layer.kernel_size, dilation=layer.dilation, padding=layer.padding, stride=layer.stride
+        )
+    columns = columns.reshape(count * layer.groups, -1, places)
+    rows = slopes.reshape(count * layer.groups, layer.out_channels // layer.groups, places)
+    found: dict[Tensor, Tensor] = {}
+    if layer.weight.requires_grad:
+        found[layer.weight] = torch.bmm(rows, columns.transpose(1, 2)).view(count, *layer.weight.shape)
+    if layer.bias is not None and layer.bias.requires_grad:
+        found[layer.bias] = slopes.sum((2, 3))
+    return found
+
+
+RULES: Mapping[type[nn.Module], Rule] = {
+    **cast("Mapping[type[nn.Module], Rule]", GradSampleModule.GRAD_SAMPLERS),
+    nn.Conv2d: convolution,
+}
+
+
+class RecordGradients:
+    """While entered, listens to the trained layers of `network` and takes the losses of their passes apart.
+
+    `parameters` are those whose gradients are wanted. Raises PrivateTrainingError for a layer without a rule."""
+
+    def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._names = {parameter: name for name, parameter in network.named_parameters()}
+        wanted = set(parameters)
+        self._layers = [
+            (name, module)
+            for name, module in network.named_modules()
+            if any(parameter in wanted for parameter in module.parameters(recurse=False))
+        ]
+        for name, module in self._layers:
+            if type(module) not in RULES:
+                raise PrivateTrainingError(
+                    f"{name or 'the network itself'} ({type(module).__name__}) holds parameters whose per-record gradients "
+                    "are unknown; parameters may sit in convolutions, linear layers, embeddings and norms of one record."
+                )
+        self._passes: list[tuple[nn.Module, Tensor, Tensor]] = []
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        self._hooks = [module.register_forward_hook(self._listen) for _, module in self._layers]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._passes.clear()
+
+    def _listen(self, module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        if made.requires_grad:
+            self._passes.append((module, given[0].detach(), made))
+
+    def of(self, losses: Tensor, *, keep_graph: bool = False) -> list[Tensor]:
+        """Give the gradient of each of `losses` (B,) in each parameter, (B, *shape); passes so far are forgotten.
+
+        A parameter that no loss reaches has zeros. Raises PrivateTrainingError where a layer saw another number of
+        records than there are losses."""
+        passes, self._passes = self._passes, []
+        slopes: Sequence[Tensor | None] = [None] * len(passes)
+        if passes and losses.requires_grad:
+            made = [output for _, _, output in passes]
+            slopes = torch.autograd.grad(losses.sum(), made, allow_unused=True, retain_graph=keep_graph)
+        found: dict[Tensor, Tensor] = {}
+        for (module, given, _), slope in zip(passes, slopes, strict=True):
+            if slope is None:
+                continue
+            if len(given) != len(losses):
+                raise PrivateTrainingError(
+                    f"a layer ({type(module).__name__}) saw {len(given)} rows for {len(losses)} losses; an objective "
+                    "must put each record through the network in its own row, one pass per view."
+                )
+            with torch.no_grad():
+                for parameter, gradient in RULES[type(module)](module, [given], slope).items():
+                    found[parameter] = found[parameter] + gradient if parameter in found else gradient
+        return [found[p] if p in found else p.new_zeros(len(losses), *p.shape) for p in self.parameters]
+
+    def agree(self, compute: Callable[[], Tensor], rng: torch.Generator) -> None:
+        """Compare with autograd: the gradient of a random mixture of the losses is that mixture of per-record ones.
+
+        `compute` gives losses (B,) by passes through the network. Raises PrivateTrainingError where a parameter reaches
+        them past its layer, where rows changed places between passes, and where an operation works in place."""
+        self._refuse_bypasses(compute)
+        losses = compute()
+        shares = torch.randn(len(losses), generator=rng).to(losses)
+        rows = self.of(losses, keep_graph=True)
+        mixed = [torch.tensordot(shares, gradient, dims=1) for gradient in rows]
+        whole = torch.autograd.grad((shares * losses).sum(), self.parameters, allow_unused=True)
+        true = [torch.zeros_like(mine) if theirs is None else theirs for mine, theirs in zip(mixed, whole, strict=True)]
+        length = torch.stack([gradient.norm() for gradient in true]).norm()
+        for parameter, mine, theirs in zip(self.parameters, mixed, true, strict=True):
+            if (mine - theirs).norm() > AGREEMENT * theirs.norm() + AGREEMENT**2 * length:
+                raise PrivateTrainingError(
+                    f"per-record gradients of {self._names[parameter]} do not add up to its gradient: the objective moves "
+                    "records to other rows between passes, or works in place."
+                )
+
+    def _refuse_bypasses(self, compute: Callable[[], Tensor]) -> None:
+        """With every layer's output cut off from its layer no parameter may reach the losses, be it by ever so little."""
+        cuts = [module.register_forward_hook(_cut_off) for _, module in self._layers]
+        try:
+            losses = compute()
+        finally:
+            for cut in cuts:
+                cut.remove()
+            self._passes.clear()
+        if not losses.requires_grad:
+            return
+        found = torch.autograd.grad(losses.sum(), self.parameters, allow_unused=True)
+        for parameter, gradient in zip(self.parameters, found, strict=True):
+            if gradient is not None:
+                raise PrivateTrainingError(
+                    f"the objective uses {self._names[parameter]} outside its layer, where no record's share of the "
+                    "gradient is known; leave that term out."
+                )
+
+
+def _cut_off(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+    return made.detach().requires_grad_(made.requires_grad)
+
+
+def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
+    """Shorten each record's gradient, over all of `gradients` (B, *shape), to a length of at most `bound`; add up.
+
+    Abadi et al. 2016, Algorithm 1. No rounding lets a record exceed the bound: lengths are overstated by what float32 may
+    lose of them, 1e-5. A gradient that is not finite adds nothing."""
+    length = torch.stack([_squares(gradient) for gradient in gradients]).sum(0).sqrt() * (1 + 1e-5)
+    factor = torch.where(length.isfinite(), (bound / length).clamp(max=1.0), 0.0)
+    if not bool(length.isfinite().all()):
+        gradients = [gradient.nan_to_num(0.0, 0.0, 0.0) for gradient in gradients]
+    return [torch.tensordot(factor.to(gradient), gradient, dims=1) for gradient in gradients]
+
+
+def _squares(gradient: Tensor) -> Tensor:
+    """Give the squared length of each row, (B,) float64, from float32 lengths of blocks: at most 128 sums in a lane."""
+    rows = gradient.flatten(1)
+    whole = rows.shape[1] // BLOCK * BLOCK
+    blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1)
+    squares: Tensor = blocks.double().square().sum(1) + rest.double().square()
+    return squares

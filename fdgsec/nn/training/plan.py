@@ -1,0 +1,109 @@
+"""How a client trains: optimiser, length, schedule and augmentation, as one frozen record."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fdgsec.runtime.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A client's optimiser, its length and its augmentation.
+
+    `epochs` passes over the data, or exactly `steps` steps where that is set. `schedule` lowers the learning rate over
+    the whole run: "cosine" per round, "cosine-epoch" per local epoch, "step" by `decay` every `decay_every` rounds.
+    `crop` is the area range of a random resized crop (None: no crop), `translate` the probability of a random
+    translation (enlarge by 1/8, cut the old size out), `flip` that of a mirror image. `clip_norm` bounds the gradient's
+    norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains."""
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 64
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine", "cosine-epoch", "step"] = "constant"
+    decay: float = 0.1
+    decay_every: int = 20
+    crop: tuple[float, float] | None = (0.8, 1.0)
+    translate: float = 0.0
+    flip: float = 0.5
+    clip_norm: float | None = None
+    freeze_norm: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.epochs, self.batch_size, self.decay_every, 1 if self.steps is None else self.steps)
+        if min(counts) < 1 or self.learning_rate <= 0:
+            raise UsageError(f"a plan needs epochs, steps, batch size and learning rate above 0; got {self}.")
+        if not 0 <= self.flip <= 1 or (self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1):
+            raise UsageError(
+                f"a plan needs crop = (low, high) with 0 < low <= high <= 1, and flip in [0, 1]; got {self}."
+            )
+        if not 0 <= self.translate <= 1 or (self.clip_norm is not None and self.clip_norm <= 0):
+            raise UsageError(f"a plan needs translate in [0, 1] and clip_norm above 0; got {self}.")
+
+    def rate(self, *, round: int, rounds: int, epoch: int = 0) -> float:
+        """The learning rate of local epoch `epoch` in round `round` of `rounds`, both counted from 0."""
+        if self.schedule == "cosine":
+            return self.learning_rate * _half_cosine(round, rounds)
+        if self.schedule == "cosine-epoch":
+            return self.learning_rate * _half_cosine(round * self.epochs + epoch, rounds * self.epochs)
+        if self.schedule == "step":
+            return float(self.learning_rate * self.decay ** (round // self.decay_every))
+        return self.learning_rate
+
+    def local_steps(self, images: int) -> int:
+        """How many steps a client of `images` takes in a round; a last batch of one record is skipped, as batches are dealt."""
+        if self.steps is not None:
+            return self.steps
+        full, left = divmod(images, self.batch_size)
+        return self.epochs * (full + (left > (1 if full else 0)))
+
+    def one_step(self, records: int) -> "Plan":
+        """The shortest plan with this one's learning rate and weight decay: a step of plain SGD over `records` images, as
+        they are, at once."""
+        return replace(
+            self, steps=1, batch_size=records, optimiser="sgd", momentum=0.0, schedule="constant", crop=None,
+            translate=0.0, flip=0.0, clip_norm=None,
+        )  # fmt: skip
+
+
+def _half_cosine(done: int, total: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(done / max(total, 1), 1.0)))
+
+
+def optimiser_of(parameters: Iterable[nn.Parameter], plan: Plan) -> torch.optim.Optimizer:
+    """Make the plan's optimiser over those `parameters` that are trained."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if plan.optimiser == "adam":
+        return torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
+    return torch.optim.SGD(trained, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
+
+
+def optimiser_memory(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Write an optimiser's moments as named tensors ("optimiser.3.exp_avg"), for methods whose clients keep them."""
+    entries = optimiser.state_dict()["state"]
+    return {
+        f"optimiser.{number}.{name}": torch.as_tensor(value).detach().cpu().clone()
+        for number, moments in entries.items()
+        for name, value in moments.items()
+        if value is not None
+    }
+
+
+def remember(optimiser: torch.optim.Optimizer, memory: Mapping[str, Tensor]) -> None:
+    """Put the moments that `optimiser_memory` wrote back; entries of `memory` with other names are passed over."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in memory.items():
+        prefix, _, rest = key.partition(".")
+        number, _, name = rest.partition(".")
+        if prefix == "optimiser":
+            state.setdefault(int(number), {})[name] = value.clone()
+    if state:
+        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})

@@ -1,0 +1,106 @@
+"""In which number format and memory layout a network trains: a committed table, never a timing at run time."""
+
+import os
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from fdgsec.runtime.errors import UsageError
+
+Dtype = Literal["float32", "bfloat16"]
+Processor = Literal["cpu", "cpu-amd-bf16", "cuda"]
+"""Kinds of processors whose fastest format differs; `cpu` is every one that has no row of its own."""
+
+VARIABLE = "FDGSEC_PRECISION"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Number format and memory layout of one network on one kind of processor."""
+
+    dtype: Dtype
+    channels_last: bool
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """The layout as torch names it."""
+        return torch.channels_last if self.channels_last else torch.contiguous_format
+
+
+_FLOAT = Precision(dtype="float32", channels_last=True)
+_BRAIN = Precision(dtype="bfloat16", channels_last=True)
+
+# Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
+# AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
+# AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for mechanics, whose
+# tests compare digits.
+PRECISION: Mapping[tuple[Processor, str], Precision] = {
+    ("cpu", "resnet18"): _FLOAT,
+    ("cpu", "resnet50"): _FLOAT,
+    ("cpu", "densenet121"): _FLOAT,
+    ("cpu", "mobilenet_v3_large"): _FLOAT,
+    ("cpu", "squeezenet1_0"): _FLOAT,
+    ("cpu", "tiny"): _FLOAT,
+    ("cpu-amd-bf16", "resnet18"): _BRAIN,
+    ("cpu-amd-bf16", "resnet50"): _BRAIN,
+    ("cpu-amd-bf16", "densenet121"): _BRAIN,
+    ("cpu-amd-bf16", "mobilenet_v3_large"): _FLOAT,
+    ("cpu-amd-bf16", "squeezenet1_0"): _BRAIN,
+    ("cpu-amd-bf16", "tiny"): _FLOAT,
+    ("cuda", "*"): _BRAIN,
+}
+
+
+@lru_cache(maxsize=1)
+def capabilities() -> Mapping[str, object]:
+    """What torch knows of this machine's CPU: its name and which vector instructions it has."""
+    known = getattr(torch.cpu, "get_capabilities", None)  # torch before 2.12 does not tell
+    return dict(known()) if known is not None else {}
+
+
+def processor_of(device: torch.device) -> Processor:
+    """The row of the table that `device` has: by vendor and instructions, not by speed."""
+    if device.type == "cuda":
+        return "cuda"
+    known = capabilities()
+    amd = str(known.get("cpu_name", "")).startswith("AMD")
+    return "cpu-amd-bf16" if amd and known.get("avx512_bf16") else "cpu"
+
+
+def precision_of(device: torch.device, backbone: str) -> Precision:
+    """Look up the table; what it does not name runs in float32, contiguous.
+
+    FDGSEC_PRECISION, `float32` or `bfloat16`, sets the format on every processor, so that two machines may train alike.
+    Raises UsageError where it says something else."""
+    row = processor_of(device)
+    fallback = PRECISION.get((row, "*"), Precision(dtype="float32", channels_last=False))
+    found = PRECISION.get((row, backbone), fallback)
+    return found if (wish := wished()) is None else Precision(dtype=wish, channels_last=found.channels_last)
+
+
+def wished() -> Dtype | None:
+    """What FDGSEC_PRECISION asks for; None where it is not set and the table decides."""
+    match os.environ.get(VARIABLE, ""):
+        case "":
+            return None
+        case "float32":
+            return "float32"
+        case "bfloat16":
+            return "bfloat16"
+        case other:
+            raise UsageError(f"{VARIABLE}={other!r}: use float32 or bfloat16, or unset it for the table's choice.")
+
+
+def table_rows() -> str:
+    """What decides the format here, for the record of a run: the table's rows of this machine, or the format asked for."""
+    rows = [processor_of(torch.device(kind)) for kind in ("cuda", "cpu") if kind == "cpu" or torch.cuda.is_available()]
+    return wished() or ", ".join(rows)
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
+    """The context in which forward passes of this precision run."""
+    return torch.autocast(device.type, torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext()

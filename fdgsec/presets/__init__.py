@@ -1,1 +1,0 @@
-"""Settings as TOML: one file per paper setting, and the profile tables."""

@@ -1,0 +1,300 @@
+"""DP-SGD in the place of the plain training loop: what leaves a client's training hides every single record.
+
+Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1: each step draws every record with probability q,
+clips each drawn record's gradient to C, adds N(0, (z C)^2) to the sum and divides by the expected batch. Versions of one
+record are one record: its gradient is their mean (augmentation multiplicity, De et al. 2022, https://arxiv.org/abs/2204.13650).
+
+Which records were drawn, the noise and the augmentations come from a secret stream; the mean loss stays with the client.
+It is a promise about the network that leaves, given what the objective was made of: styles, constants and networks that an
+objective holds were paid for where they were made, or not at all. Floating-point Gaussians are those of research code
+(Mironov, CCS 2012)."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
+from fdgsec.nn.training.loop import Objective, prepared
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
+from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+
+CHECKED = 8  # records on which independence is measured
+GRADIENT_BYTES = 2**28  # of per-record gradients that are held at once, unless told otherwise
+
+
+def sampling_rate(records: int, plan: Plan) -> float:
+    """With what probability q a step draws each of `records`: such that `plan.batch_size` are expected."""
+    return min(1.0, plan.batch_size / records)
+
+
+def private_steps(records: int, plan: Plan) -> int:
+    """How many steps a call takes: `plan.steps`, or epochs of round(1 / q), which nothing but public numbers decides."""
+    return plan.steps if plan.steps is not None else plan.epochs * _per_epoch(records, plan)
+
+
+def _per_epoch(records: int, plan: Plan) -> int:
+    return round(1 / sampling_rate(records, plan))
+
+
+def uses_of(records: int, plan: Plan, *, noise_multiplier: float, max_grad_norm: float) -> Use:
+    """What one call costs each of the `records`: q-sampled Gaussian mechanisms, whose sum a record moves by C at most.
+
+    Known where a record is replaced by one that adds nothing (n is public), or joins a sum with a fixed divisor; in no
+    relation where nothing is clipped."""
+    bounded = math.isfinite(max_grad_norm)
+    return Use(
+        mechanism="gaussian", noise=_deviation(noise_multiplier, max_grad_norm),
+        sensitivity={"zero-out": max_grad_norm, "add-remove": max_grad_norm} if bounded else {},
+        sampling_rate=sampling_rate(records, plan), count=private_steps(records, plan),
+    )  # fmt: skip
+
+
+def _deviation(noise_multiplier: float, max_grad_norm: float) -> float:
+    return noise_multiplier * max_grad_norm if noise_multiplier else 0.0  # 0 times an infinite norm is none either
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Versions:
+    """Which entries of a training set belong to which record: those of record r are `order[starts[r] : starts[r + 1]]`."""
+
+    order: Tensor
+    starts: Tensor
+
+    @classmethod
+    def of(cls, data: TrainingSet) -> "Versions":
+        """Sort a training set's entries by their owners."""
+        owners = torch.arange(len(data)) if data.owners is None else data.owners
+        _, counts = torch.unique(owners, return_counts=True)
+        return cls(order=torch.argsort(owners, stable=True), starts=torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
+
+    def __len__(self) -> int:
+        """How many records there are."""
+        return len(self.starts) - 1
+
+    def entries(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """Give the entries of `records` (R,), and of each entry which of the R it is a version of."""
+        counts = self.starts[records + 1] - self.starts[records]
+        places = torch.arange(len(records)).repeat_interleave(counts)
+        offsets = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
+        return self.order[self.starts[records][places] + offsets], places
+
+    def portions(self, records: Tensor, most: int) -> Iterator[Tensor]:
+        """Cut `records` (R,) into runs of at most `most` entries, or of a single record that has more."""
+        portion: list[int] = []
+        size = 0
+        for record in records.tolist():
+            own = int(self.starts[record + 1] - self.starts[record])
+            if portion and size + own > most:
+                yield torch.tensor(portion)
+                portion, size = [], 0
+            portion.append(record)
+            size += own
+        if portion:
+            yield torch.tensor(portion)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateTrainer:
+    """Stands where fdgsec.nn.training.loop.epochs would, with noise of sd `noise_multiplier` x `max_grad_norm` in every step.
+
+    `secret` draws on from call to call; two trainers must never be given the same one, or their noise cancels out.
+    `method` is named in refusals. `max_physical_batch` bounds the images in one pass (None: by the memory that their
+    gradients take); it changes no result but by rounding, and what an objective draws per pass. `probes` is how often
+    independence is looked for before each call's training."""
+
+    noise_multiplier: float
+    max_grad_norm: float
+    secret: torch.Generator
+    method: str = "this objective"
+    max_physical_batch: int | None = None
+    probes: int = 8
+    _spent: list[Use] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.noise_multiplier < math.inf and self.max_grad_norm > 0):
+            raise UsageError(
+                "DP-SGD needs a noise multiplier of at least 0 and a gradient norm above 0; got "
+                f"{self.noise_multiplier} and {self.max_grad_norm}."
+            )
+        if (self.noise_multiplier and math.isinf(self.max_grad_norm)) or (
+            self.max_physical_batch is not None and self.max_physical_batch < 1
+        ):
+            raise UsageError(
+                "DP-SGD with noise needs a finite gradient norm, and a physical batch holds at least one image; got "
+                f"{self.max_grad_norm} and {self.max_physical_batch}."
+            )
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """What all calls so far have cost each record."""
+        return tuple(self._spent)
+
+    def spend(self, use: Use) -> None:
+        """Note what is about to be released in this trainer's name, before the first step of it."""
+        self._spent.append(use)
+
+    def __call__(
+        self,
+        model: Classifier,
+        data: TrainingSet,
+        objective: Objective,
+        plan: Plan,
+        rng: torch.Generator,
+        *,
+        round: int = 0,
+        rounds: int = 1,
+        beside: Iterable[nn.Parameter] = (),
+        optimiser: torch.optim.Optimizer | None = None,
+        on_step: Callable[[int, float], None] | None = None,
+    ) -> dict[str, float]:
+        """Train `model` in place and give {"steps": count}; `on_step` hears NaN for the loss, and `rng` is left alone.
+
+        Raises UsageError for an empty set, PrivateTrainingError and BatchCouplingError for what DP-SGD cannot bound:
+        batch norm, operations in place, parameters beside the network, records that meet."""
+        if not len(data):
+            raise UsageError("a client has no training images; every client needs at least one.")
+        refuse(model, plan, [*beside])
+        device, precision = prepared(model, plan)
+        optimiser = optimiser or optimiser_of(model.parameters(), plan)
+        session = _Session(
+            trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,
+            optimiser=optimiser, device=device, layout=precision.layout,
+            views=child(self.secret, "views", len(self._spent)),
+        )  # fmt: skip
+        session.check()
+        records = len(session.versions)
+        use = uses_of(records, plan, noise_multiplier=self.noise_multiplier, max_grad_norm=self.max_grad_norm)
+        self.spend(use)  # what fails half-way has been paid for too
+        per_epoch = _per_epoch(records, plan)
+        with RecordGradients(model, session.trained) as gradients:
+            for step in range(use.count):
+                for group in optimiser.param_groups:
+                    group["lr"] = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
+                drawn = torch.rand(records, generator=self.secret, dtype=torch.float64) < use.sampling_rate
+                sums = session.sums(drawn.nonzero().flatten(), gradients)
+                session.step(sums, noise=use.noise, expected=use.sampling_rate * records)
+                if on_step is not None:
+                    on_step(step + 1, math.nan)
+        return {"steps": float(use.count)}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Session:
+    """One call's network, data and optimiser; `views` draws the augmentations, so that noise does not depend on them."""
+
+    trainer: PrivateTrainer
+    model: Classifier
+    data: TrainingSet
+    versions: Versions
+    objective: Objective
+    plan: Plan
+    optimiser: torch.optim.Optimizer
+    device: torch.device
+    layout: torch.memory_format
+    views: torch.Generator
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """What the optimiser trains."""
+        return [each for group in self.optimiser.param_groups for each in group["params"] if each.requires_grad]
+
+    @property
+    def at_once(self) -> int:
+        """How many images go through the network in one pass."""
+        if self.trainer.max_physical_batch is not None:
+            return self.trainer.max_physical_batch
+        return max(1, GRADIENT_BYTES // (4 * max(1, sum(parameter.numel() for parameter in self.trained))))
+
+    def batch(self, entries: Tensor, rng: torch.Generator) -> Batch:
+        """Load and augment entries."""
+        return batch_of(self.data, entries, self.plan, rng, device=self.device, layout=self.layout)
+
+    def check(self) -> None:
+        """Refuse an objective whose records meet, parameters that are not the model's, gradients that do not add up."""
+        own = set(self.model.parameters())
+        if not self.trained or any(parameter not in own for parameter in self.trained):
+            raise PrivateTrainingError(
+                "the optimiser must train parameters of the network, and no others: only these are clipped and noised."
+            )
+        rng = child(self.trainer.secret, "check")
+        entries, _ = self.versions.entries(torch.randperm(len(self.versions), generator=rng)[:CHECKED])
+        batch = self.batch(entries[torch.randperm(len(entries), generator=rng)[:CHECKED]], rng)
+        if len(batch.labels) > 1:
+            check_independence(
+                self.objective, self.model, batch, rng, method=self.trainer.method, probes=self.trainer.probes
+            )
+        if self.objective.couples_records:
+            raise BatchCouplingError("it says so of itself, though no probe showed it", self.trainer.method)
+        network = deepcopy(self.model)
+        disturb(network, rng)  # where all records' gradients are zero (a head of zeros) nothing could be compared
+        copies = dict(zip(self.model.parameters(), network.parameters(), strict=True))
+        with RecordGradients(network, [copies[parameter] for parameter in self.trained]) as gradients:
+            gradients.agree(lambda: deepcopy(self.objective)(batch, network), rng)
+
+    def sums(self, records: Tensor, gradients: RecordGradients) -> list[Tensor]:
+        """Add up the clipped gradients of `records`, each the mean over its versions; zeros where there are none."""
+        totals = [torch.zeros_like(parameter) for parameter in self.trained]
+        for portion in self.versions.portions(records, self.at_once):
+            entries, places = self.versions.entries(portion)
+            losses = self.objective(self.batch(entries, self.views), self.model)
+            rows = gradients.of(losses)
+            if len(losses) != len(entries):
+                raise BatchCouplingError(
+                    f"it gave {len(losses)} losses for {len(entries)} records", self.trainer.method
+                )
+            if len(entries) > len(portion):
+                rows = [_means(gradient, places.to(gradient.device), len(portion)) for gradient in rows]
+            for total, part in zip(totals, clipped_sum(rows, self.trainer.max_grad_norm), strict=True):
+                total += part
+        return totals
+
+    def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
+        """Noise the sums, divide by the expected batch, and let the optimiser step; `clip_norm` is post-processing."""
+        for parameter, total in zip(self.trained, sums, strict=True):
+            drawn = torch.randn(total.shape, generator=self.trainer.secret).to(total) if noise else 0.0
+            parameter.grad = (total + noise * drawn) / expected
+        if self.plan.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+
+
+def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:
+    """Average the rows of each record, (records, *shape)."""
+    counts = torch.bincount(places, minlength=records).to(gradient)
+    total = gradient.new_zeros(records, *gradient.shape[1:]).index_add_(0, places, gradient)
+    return total / counts.view(-1, *[1] * (gradient.ndim - 1))
+
+
+def refuse(model: nn.Module, plan: Plan, beside: Sequence[nn.Parameter]) -> None:
+    """Raise PrivateTrainingError for a network or plan whose training DP-SGD cannot bound, saying what to set instead."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise PrivateTrainingError(
+                f"{name} ({type(module).__name__}) lets a record change the others' outputs, and its statistics are sent "
+                "unprotected; train a network with group norm (--norm group)."
+            )
+        if getattr(module, "inplace", False):
+            raise PrivateTrainingError(
+                f"{name} ({type(module).__name__}) works in place, over outputs whose slopes are needed; train a network "
+                "without (--norm group builds all backbones so)."
+            )
+    if plan.freeze_norm:
+        raise PrivateTrainingError(
+            "freeze_norm keeps batch norm at its statistics; DP-SGD trains group norm, which has none "
+            "(--set method.plan.freeze_norm=false)."
+        )
+    if beside:
+        raise PrivateTrainingError(
+            f"{len(beside)} parameters beside the network would train without clipping and noise; use an objective "
+            "without parameters of its own."
+        )

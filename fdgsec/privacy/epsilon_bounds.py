@@ -1,0 +1,231 @@
+"""Lower bounds on epsilon by attack: what many runs with and without one canary prove, and when a claim has failed.
+
+An (epsilon, delta)-private release lets no test of "the canary is in" have rates with
+
+    1 - FNR > e^epsilon FPR + delta    or    1 - FPR > e^epsilon FNR + delta
+
+so Clopper-Pearson's upper bounds on both rates bound epsilon from below. Where the claim is that of Gaussian noise, a
+whole trade-off curve is claimed, not one point of it: Nasr et al., USENIX Security 2023
+(https://www.usenix.org/conference/usenixsecurity23/presentation/nasr), audit that curve, by which the same two bounds give
+
+    mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
+
+and mu gives epsilon at delta. That *gaussian* bound is nearly tight with thousands of runs; the *approximate* one needs
+about e^epsilon of them. The threshold is chosen on the first half of the runs and judged on the second.
+
+A bound is not "the privacy loss": an attack that finds little proves nothing. What the same runs would have given had
+the attack never erred is the *ceiling*; a bound near it is saturated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from scipy import special
+from torch import Tensor
+
+from fdgsec.metrics.roc import Numbers, sample
+from fdgsec.privacy import mechanisms
+from fdgsec.privacy.accounting import Unit
+from fdgsec.runtime.errors import UsageError
+
+Auditor = Literal["gaussian", "approximate", "one-run"]
+Curve = Literal["gaussian", "approximate"]
+
+FEWEST_RUNS = 4  # of each kind: two to choose the threshold, two to judge it
+TIE = 1e-9  # keeps 1 - 0.95 from being "above" 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditResult:
+    """What one audit proved about a claim, in the words of audit.json; `repeats` audits with fresh secrets stand behind it.
+
+    `lower_bound` is under the true epsilon at `delta` with probability `confidence`; `ceiling` is what it could at most
+    have been with so many runs or guesses."""
+
+    lower_bound: float
+    ceiling: float
+    confidence: float
+    repeats: int
+    auditor: Auditor
+    claimed_epsilon: float
+    delta: float
+    unit: Unit
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lower_bound <= self.ceiling:
+            raise ValueError(f"a bound lies between 0 and its ceiling; got {self.lower_bound} of {self.ceiling}.")
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1; got {self.repeats}.")
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether this bound alone is above the claim: by chance in at most 1 - `confidence` of sound releases."""
+        return self.lower_bound > self.claimed_epsilon
+
+
+def exceeds(results: Sequence[AuditResult], alpha: float = 0.05) -> bool:
+    """Say whether bounds of independent audits lie above their claim more often than chance would have it.
+
+    Under a true claim each bound is above it with probability at most 1 - confidence; the claim has failed where so
+    many or more would be with a binomial probability of at most `alpha`. One result is judged at its own confidence.
+    Raises ValueError unless all results audit one claim in one way."""
+    claims = {(one.claimed_epsilon, one.delta, one.unit, one.confidence, one.auditor) for one in results}
+    if len(claims) != 1:
+        raise ValueError(f"one claim and auditor are judged at a time; got {len(claims)} in {len(results)} results.")
+    if any(one.repeats != 1 for one in results):
+        raise ValueError("repeats are judged one by one; got a summary of several.")
+    above = sum(one.exceeded for one in results)
+    return above > 0 and _at_least(above, len(results), 1 - results[0].confidence) <= alpha + TIE
+
+
+def summary(results: Sequence[AuditResult]) -> AuditResult:
+    """Put repeats of one audit into one record: their median bound and ceiling (the lower one of the middle two)."""
+    if not results:
+        raise ValueError("a summary needs at least one result.")
+    middle = (len(results) - 1) // 2
+    first = results[0]
+    return AuditResult(
+        lower_bound=sorted(one.lower_bound for one in results)[middle],
+        ceiling=sorted(one.ceiling for one in results)[middle],
+        confidence=first.confidence,
+        repeats=sum(one.repeats for one in results),
+        auditor=first.auditor,
+        claimed_epsilon=first.claimed_epsilon,
+        delta=first.delta,
+        unit=first.unit,
+    )
+
+
+def audit_runs(
+    absent: Numbers,
+    present: Numbers,
+    *,
+    claimed_epsilon: float,
+    delta: float,
+    unit: Unit,
+    curve: Curve = "gaussian",
+    confidence: float = 0.95,
+) -> AuditResult:
+    """Audit a claim with the scores of runs without the canary (`absent`) and with it (`present`), each with fresh noise.
+
+    `curve` is what was claimed: "gaussian" for Gaussian noise (any number of full releases), else "approximate"."""
+    bound = multi_run_lower_bound(absent, present, delta=delta, curve=curve, confidence=confidence)
+    fewest = min(len(absent), len(present))
+    return AuditResult(
+        lower_bound=bound,
+        ceiling=max(bound, multi_run_ceiling(fewest, delta=delta, curve=curve, confidence=confidence)),
+        confidence=confidence,
+        repeats=1,
+        auditor=curve,
+        claimed_epsilon=claimed_epsilon,
+        delta=delta,
+        unit=unit,
+    )
+
+
+def multi_run_lower_bound(
+    absent: Numbers,
+    present: Numbers,
+    *,
+    delta: float,
+    curve: Curve = "gaussian",
+    confidence: float = 0.95,
+    threshold: float | None = None,
+) -> float:
+    """Bound epsilon at `delta` from below by thresholding scores; valid with probability `confidence`.
+
+    Scores (n,) and (m,) come from independent runs, in an order that says nothing. Without a `threshold` fixed in
+    advance ("score above it" guesses present), the first half of each chooses it, and whether present scores lie above
+    or below; only the second half is judged. Zero where the attack proves nothing. Raises ValueError for fewer than 4
+    runs of a kind or scores that are not finite, UsageError for a `delta` or `confidence` out of range."""
+    _check(delta, confidence, curve)
+    out, into = sample(absent, "absent"), sample(present, "present")
+    if min(len(out), len(into)) < FEWEST_RUNS:
+        raise ValueError(f"an audit needs {FEWEST_RUNS} runs of each kind; got {len(out)} and {len(into)}.")
+    if threshold is None:
+        out, into, threshold = _oriented(out, into, delta=delta, curve=curve, confidence=confidence)
+    wrong_out = (out > threshold).sum(dtype=torch.float64).reshape(1)
+    wrong_in = (into <= threshold).sum(dtype=torch.float64).reshape(1)
+    evidence = _evidence(wrong_out, len(out), wrong_in, len(into), delta=delta, curve=curve, confidence=confidence)
+    return _as_epsilon(float(evidence[0]), delta=delta, curve=curve)
+
+
+def multi_run_ceiling(runs: int, *, delta: float, curve: Curve = "gaussian", confidence: float = 0.95) -> float:
+    """Give the bound that `runs` runs of each kind would yield had the attack made no error on the judged half."""
+    _check(delta, confidence, curve)
+    if runs < FEWEST_RUNS:
+        raise ValueError(f"an audit needs {FEWEST_RUNS} runs of each kind; got {runs}.")
+    judged = runs - runs // 2
+    none = torch.zeros(1, dtype=torch.float64)
+    evidence = _evidence(none, judged, none, judged, delta=delta, curve=curve, confidence=confidence)
+    return _as_epsilon(float(evidence[0]), delta=delta, curve=curve)
+
+
+def _oriented(
+    out: Tensor, into: Tensor, *, delta: float, curve: Curve, confidence: float
+) -> tuple[Tensor, Tensor, float]:
+    """Choose sign and threshold on the first halves; give the second halves, so signed that present scores are high."""
+    chosen: list[tuple[float, float, float]] = []
+    first_out, first_in = out[: len(out) // 2], into[: len(into) // 2]
+    for sign in (1.0, -1.0):
+        levels = torch.cat([sign * first_out, sign * first_in]).unique()
+        # Between two scores, so that the judged half has room on either side of a score that repeats exactly.
+        cuts = torch.cat([(levels[1:] + levels[:-1]) / 2, levels.new_tensor([torch.inf])])
+        wrong_out = len(first_out) - torch.searchsorted((sign * first_out).sort().values, cuts, right=True)
+        wrong_in = torch.searchsorted((sign * first_in).sort().values, cuts, right=True)
+        evidence = _evidence(
+            wrong_out.to(torch.float64),
+            len(first_out),
+            wrong_in.to(torch.float64),
+            len(first_in),
+            delta=delta,
+            curve=curve,
+            confidence=confidence,
+        )
+        best = int(evidence.argmax())
+        chosen.append((float(evidence[best]), sign, float(cuts[best])))
+    _, sign, threshold = max(chosen)
+    return sign * out[len(out) // 2 :], sign * into[len(into) // 2 :], threshold
+
+
+def _evidence(
+    wrong_out: Tensor, n_out: int, wrong_in: Tensor, n_in: int, *, delta: float, curve: Curve, confidence: float
+) -> Tensor:
+    """Give mu (gaussian) or epsilon (approximate) that errors (k,) of each kind prove; both rates hold jointly."""
+    false_positives = _upper(wrong_out, n_out, confidence)
+    false_negatives = _upper(wrong_in, n_in, confidence)
+    if curve == "gaussian":
+        total: Tensor = torch.special.ndtri(false_positives) + torch.special.ndtri(false_negatives)
+        return -total
+    above: Tensor = ((1 - delta - false_negatives).clamp_min(0) / false_positives).log()
+    below: Tensor = ((1 - delta - false_positives).clamp_min(0) / false_negatives).log()
+    return torch.maximum(above, below)
+
+
+def _as_epsilon(evidence: float, *, delta: float, curve: Curve) -> float:
+    if evidence <= 0:
+        return 0.0
+    return mechanisms.epsilon_of(1 / evidence, delta) if curve == "gaussian" else evidence
+
+
+def _upper(wrong: Tensor, n: int, confidence: float) -> Tensor:
+    """Give Clopper-Pearson's upper bound on an error rate; two of them hold jointly with `confidence`."""
+    level = 1 - (1 - confidence) / 2
+    counts = wrong.numpy()
+    bound = torch.from_numpy(special.betaincinv(counts + 1, (n - counts).clip(min=0.5), level))
+    return torch.where(wrong >= n, torch.ones_like(wrong), bound)
+
+
+def _at_least(hits: int, n: int, chance: float) -> float:
+    """Give P[Bin(n, chance) >= hits]."""
+    return float(special.betainc(hits, n - hits + 1, chance))
+
+
+def _check(delta: float, confidence: float, curve: str) -> None:
+    if not 0 < delta < 1:
+        raise UsageError(f"delta must lie strictly between 0 and 1; got {delta}.")
+    if not 0 < confidence < 1:
+        raise UsageError(f"confidence must lie strictly between 0 and 1; got {confidence}.")
+    if curve not in get_args(Curve):
+        raise UsageError(f"curve must be 'gaussian' or 'approximate'; got {curve!r}.")

@@ -1,0 +1,297 @@
+"""Does one record's loss or gradient depend on the other records of its batch? Measured, not declared.
+
+DP-SGD clips what each record contributes to a step. That bounds a record's influence only where the contributions of the
+others are the same with and without it: batch norm, styles mixed inside a batch, negatives drawn from it or contrast across
+it break this, and no validator of layers sees what a loss does (Opacus's passes all but the first)."""
+
+import contextlib
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import Objective
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+
+LOSS_TOLERANCE = 1e-5
+"""How much of itself (or of 1) a loss may change. The same shapes run through the same kernels: on a CPU an independent
+record's loss does not change by a bit, on a GPU by some 1e-7. The weakest coupling that was tried, a hundredth of the batch's
+mean loss added to each, changes some loss by 1.4e-4 and more (40 checks), StableFDG's attention by 4.5e-4 and more (100
+checks). What moves gradients alone, the next bound sees."""
+GRADIENT_TOLERANCE = 1e-4
+"""How much of its length the gradient may change: its sums over records run in an order that a GPU does not fix."""
+ALONE_TOLERANCE = 1e-3
+"""The same for a record alone, whose batch has another shape and hence other kernels."""
+DRAWS = 16
+"""Losses of a record alone and in company, as often each; by chance the two groups lie apart in 2 of C(32, 16) = 6e8 cases."""
+
+
+class BatchCouplingError(UsageError):
+    """Records of a batch meet in the training loss, so that clipping single gradients bounds nothing.
+
+    `op` says what was seen, `method` where."""
+
+    def __init__(self, op: str, method: str) -> None:
+        self.op = op
+        self.method = method
+        variant = "" if method.endswith("-dp") else f"{method}-dp where there is one, or "
+        super().__init__(
+            f"{method} couples the records of a batch: {op}. DP-SGD would promise an epsilon that does not hold; "
+            f"use {variant}dp-fedavg, which protects whole clients."
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Run:
+    """An objective and a network, as they are at one moment; `answer` changes them as training would."""
+
+    objective: Objective
+    network: Classifier
+    offset: int
+
+    def copied(self) -> "_Run":
+        """The same moment again: the same weights, memories and draws."""
+        return _Run(objective=deepcopy(self.objective), network=deepcopy(self.network), offset=self.offset)
+
+    def losses(self, batch: Batch) -> Tensor:
+        """Compute the losses under the draws of this moment."""
+        with _draws(batch.images.device, self.offset):
+            return self.objective(batch, self.network).float()
+
+    def gradient(self, losses: Tensor, weights: Tensor) -> list[Tensor]:
+        """Give the gradient of `weights` . `losses` in each trained parameter that it reaches; zeros elsewhere."""
+        trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
+        total = (losses * weights.to(losses)).sum()
+        if not total.requires_grad:
+            return [parameter.new_zeros(()) for parameter in trained]
+        found = torch.autograd.grad(total, trained, allow_unused=True)
+        return [p.new_zeros(()) if g is None else g for p, g in zip(trained, found, strict=True)]
+
+
+@contextlib.contextmanager
+def _draws(device: torch.device, offset: int) -> Iterator[None]:
+    """Lend torch's global stream (a Dropout layer draws from it), moved on by `offset`, and put it back."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.rand(offset)
+        if devices:
+            torch.rand(offset, device=device)
+        yield
+
+
+def check_independence(
+    objective: Objective, model: Classifier, batch: Batch, rng: torch.Generator, *, method: str, probes: int = 8
+) -> None:
+    """Raise BatchCouplingError where a record's loss, or its gradient, depends on other records.
+
+    Each probe computes the losses of `batch` twice with the same weights and the same draws of the objective, the second
+    time with some records replaced: by others, by black images or by noise, and with other labels. What stayed must keep
+    its losses and its gradients; so must all records of the batch after it, or else the objective carries records on in
+    its memory. At last some records are put through alone. Nothing is changed: `objective` and `model` are copied, with
+    the generators that they hold. Every other probe disturbs the weights, for at some (a head of zeros) no record matters.
+
+    Eight probes try every pair of a batch of eight. Not seen: an operation that fires more rarely than the `probes` look
+    (styles mixed in every second batch at one place were missed in 2 of 60 trials), and constants that an objective was
+    made with from the client's data. Raises UsageError for fewer than two records."""
+    if len(batch.labels) < 2:
+        raise UsageError(f"independence of records is seen in batches of two or more; got {len(batch.labels)}.")
+    moment = _Run(objective=deepcopy(objective), network=deepcopy(model), offset=1)
+    _check_replay(moment, batch, method)
+    for number, kept in enumerate(_groups(len(batch.labels), probes, rng)):
+        now = _Run(objective=moment.objective, network=deepcopy(model), offset=number + 1)
+        if number % 2:
+            disturb(now.network, rng)
+        moment = _probe(now, batch, kept, rng, method=method, number=number)
+    for record in torch.randperm(len(batch.labels), generator=rng)[:2].tolist():
+        _check_alone(moment.copied(), batch, record, method)
+
+
+def _check_replay(moment: _Run, batch: Batch, method: str) -> None:
+    """Refuse what gives another number of losses than records, or cannot be replayed."""
+    first, again = (moment.copied().losses(batch).detach() for _ in range(2))
+    if first.shape != batch.labels.shape:
+        raise BatchCouplingError(
+            f"it gives {tuple(first.shape)} losses for {len(batch.labels)} records, where each record must have one",
+            method,
+        )
+    if bool(_changes(first, again).any()):
+        raise BatchCouplingError(
+            "its losses differ for the same batch, weights and draws, so that nothing can be said of them (are its "
+            "random numbers drawn from generators that it holds?)", method,
+        )  # fmt: skip
+
+
+def _probe(now: _Run, batch: Batch, kept: Tensor, rng: torch.Generator, *, method: str, number: int) -> _Run:
+    """Replace all but the `kept` records (B,) bool, compare, and give the objective's moment afterwards."""
+    other = _replaced(batch, kept, rng, content=number % 3, classes=now.network.classes)
+    as_it_was, with_others = now.copied(), now.copied()
+    weights = torch.randn(len(kept), generator=rng) * kept
+    losses, changed = as_it_was.losses(batch), with_others.losses(other)
+    apart = _changes(losses, changed) & kept.to(losses.device)
+    before, after = as_it_was.gradient(losses, weights), with_others.gradient(changed, weights)
+    if bool(apart.any()) or _turn(before, after) > GRADIENT_TOLERANCE:
+        raise BatchCouplingError(_blame(now, batch, other, kept), method)
+    if number < 3:  # what the objective (or a layer) remembers of the records that were replaced
+        _check_memory(as_it_was, with_others, batch, rng, method)
+    return as_it_was
+
+
+def _check_memory(one: _Run, other: _Run, batch: Batch, rng: torch.Generator, method: str) -> None:
+    weights = torch.randn(len(batch.labels), generator=rng)
+    losses, changed = one.losses(batch), other.losses(batch)
+    apart = bool(_changes(losses, changed).any())
+    if apart or _turn(one.gradient(losses, weights), other.gradient(changed, weights)) > GRADIENT_TOLERANCE:
+        raise BatchCouplingError(
+            "the losses or gradients of a batch changed when records of the batch before it were replaced (it learns, or "
+            "remembers, on its own)", method,
+        )  # fmt: skip
+
+
+def _check_alone(run: _Run, batch: Batch, record: int, method: str) -> None:
+    """Compare a record's loss and the length of its gradient in company and alone, over draws until they overlap."""
+    rows = torch.tensor([record])
+    alone = _rows(batch, rows)
+    unit = torch.zeros(len(batch.labels)).index_fill(0, rows, 1.0)
+    spans: list[tuple[list[float], list[float]]] = [([], []), ([], [])]
+    for draw in range(DRAWS):
+        for side, (given, weights) in enumerate([(batch, unit), (alone, torch.ones(1))]):
+            try:
+                losses = replace(run, offset=2 * draw + side).losses(given)
+            except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+                raise BatchCouplingError(f"record {record} fails alone ({error})".replace("\n", " "), method) from error
+            spans[0][side].append(float((losses.detach().cpu() * weights).sum()))
+            spans[1][side].append(_length(run.gradient(losses, weights)))
+        if not any(_lie_apart(*span) for span in spans):
+            return
+    quantity = "loss" if _lie_apart(*spans[0]) else "gradient's length"
+    company, single = (sum(values) / DRAWS for values in spans[0 if quantity == "loss" else 1])
+    raise BatchCouplingError(
+        f"the {quantity} of record {record} is {company:.3g} in a batch of {len(batch.labels)} and {single:.3g} alone",
+        method,
+    )
+
+
+def _blame(now: _Run, batch: Batch, other: Batch, kept: Tensor) -> str:
+    """Find which kept record depends most on which replaced one: by losses, else by gradients."""
+    still = now.copied().losses(batch).detach()
+    stayed = kept.nonzero().flatten().tolist()
+    found: list[tuple[float, int, int]] = []
+    for j in (~kept).nonzero().flatten().tolist():
+        losses = now.copied().losses(_with_row(batch, other, j)).detach()
+        found += [(float((losses[i] - still[i]).abs()), i, j) for i in stayed if bool(_changes(still, losses)[i])]
+    if found:
+        size, i, j = max(found)
+        return f"the loss of record {i} changed by {size:.2g} when record {j} was replaced"
+    for i in stayed:
+        unit = torch.zeros(len(kept)).index_fill(0, torch.tensor([i]), 1.0)
+        before = _slope(now, batch, unit)
+        for j in (~kept).nonzero().flatten().tolist():
+            size = _turn(before, _slope(now, _with_row(batch, other, j), unit))
+            found += [(size, i, j)] if size > GRADIENT_TOLERANCE else []
+    if found:
+        size, i, j = max(found)
+        return f"the gradient of record {i}'s loss changed by {size:.1%} of its length when record {j} was replaced"
+    names = ", ".join(str(j) for j in (~kept).nonzero().flatten().tolist())
+    return f"losses or gradients of records {', '.join(map(str, stayed))} changed when records {names} were replaced"
+
+
+def _slope(now: _Run, batch: Batch, unit: Tensor) -> list[Tensor]:
+    run = now.copied()
+    return run.gradient(run.losses(batch), unit)
+
+
+def _changes(before: Tensor, after: Tensor) -> Tensor:
+    """Say which losses changed, (B,); all, where their number did. What is not finite on both sides counts as the same."""
+    if before.shape != after.shape:
+        return torch.ones_like(before, dtype=torch.bool)
+    scale = torch.maximum(before.abs(), after.abs()).clamp_min(1.0)
+    return ~torch.isclose(before / scale, after / scale, rtol=0.0, atol=LOSS_TOLERANCE, equal_nan=True)
+
+
+def _length(gradient: list[Tensor]) -> float:
+    return float(torch.stack([part.norm() for part in gradient]).norm())
+
+
+def _turn(before: list[Tensor], after: list[Tensor]) -> float:
+    """By what share of its length (of the longer one) a gradient changed."""
+    longer = max(_length(before), _length(after))
+    apart = _length([one - other for one, other in zip(before, after, strict=True)])
+    return apart / longer if longer else 0.0
+
+
+def _lie_apart(ones: list[float], others: list[float]) -> bool:
+    gap = max(min(ones) - max(others), min(others) - max(ones))
+    return gap > ALONE_TOLERANCE * max(map(abs, [*ones, *others]))
+
+
+def _groups(count: int, probes: int, rng: torch.Generator) -> list[Tensor]:
+    """Choose who stays in each probe, (B,) bool: once by every binary digit of the records' numbers in random order and
+    once by its opposite, so that each record stays in some probe in which each other one goes; then all but one, and one
+    alone, in turn."""
+    order = torch.randperm(count, generator=rng)
+    digits = [order >> digit & 1 == 1 for digit in range((count - 1).bit_length())]
+    groups = [group for digit in digits for group in (digit, ~digit)]
+    for number in range(len(groups), probes):
+        gone = order == number % count
+        groups.append(gone if number % 2 else ~gone)
+    return groups[:probes]
+
+
+def _replaced(batch: Batch, kept: Tensor, rng: torch.Generator, *, content: int, classes: int) -> Batch:
+    """Put other records in the places that are not `kept`: copies of staying ones (0), black images (1) or noise (2).
+
+    Each gets a label that it did not have, where there are two classes or more."""
+    where = kept.to(batch.images.device)
+    drawn = kept.nonzero().flatten()[torch.randint(int(kept.sum()), kept.shape, generator=rng)].to(where.device)
+    step = torch.randint(1, max(classes, 2), kept.shape, generator=rng).to(where.device)
+    labels = (batch.labels + step) % classes
+    pictures = [batch.images] if batch.partners is None else [batch.images, batch.partners]
+    made = []
+    for picture in pictures:
+        fresh = (picture[drawn], torch.zeros_like(picture), torch.rand(picture.shape, generator=rng).to(picture))[
+            content
+        ]
+        made.append(torch.where(where.view(-1, 1, 1, 1), picture, fresh))
+    return Batch(
+        images=made[0], partners=made[1] if len(made) > 1 else None,
+        labels=torch.where(where, batch.labels, labels),
+        records=torch.where(kept, batch.records.cpu(), batch.records.cpu()[drawn.cpu()]).to(batch.records.device),
+    )  # fmt: skip
+
+
+def _with_row(batch: Batch, other: Batch, row: int) -> Batch:
+    """Take one record from `other`."""
+    taken = torch.arange(len(batch.labels)) == row
+    here = taken.to(batch.images.device)
+    wide = here.view(-1, 1, 1, 1)
+    partners = batch.partners
+    if partners is not None and other.partners is not None:
+        partners = torch.where(wide, other.partners, partners)
+    return replace(
+        batch, images=torch.where(wide, other.images, batch.images), partners=partners,
+        labels=torch.where(here, other.labels, batch.labels),
+        records=torch.where(taken.to(batch.records.device), other.records, batch.records),
+    )  # fmt: skip
+
+
+def _rows(batch: Batch, rows: Tensor) -> Batch:
+    there = rows.to(batch.images.device)
+    return Batch(
+        images=batch.images[there], labels=batch.labels[there], records=batch.records[rows.to(batch.records.device)],
+        partners=None if batch.partners is None else batch.partners[there],
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def disturb(network: nn.Module, rng: torch.Generator) -> None:
+    """Move every trained parameter by a tenth of its spread (or of .1, where it has less)."""
+    own = child(rng, "disturbance")
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            spread = parameter.std().nan_to_num().clamp_min(0.1) if parameter.numel() > 1 else torch.tensor(0.1)
+            parameter.add_(0.1 * spread.to(parameter) * torch.randn(parameter.shape, generator=own).to(parameter))

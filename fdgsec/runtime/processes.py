@@ -1,0 +1,84 @@
+"""Worker processes for independent runs, and the memory that a process keeps between training steps."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from typing import TypeVar
+
+import torch
+
+from fdgsec.runtime.errors import UsageError
+
+VARIABLE = "FDGSEC_HEAP"
+
+# Parameters of glibc's mallopt(3): its malloc.h numbers them.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4
+_TRIM, _PAD = 2**31 - 1, 2**26
+
+
+def keep_freed_memory() -> bool:
+    """Have large blocks come from the heap, and the heap not shrink; say whether that was done. Changes no number.
+
+    By default glibc maps every block of 32 MiB or more, and returns the top of its heap, so that activations of each
+    step start as zeroed pages of the system again. Nothing is done where there is no glibc, where GLIBC_TUNABLES or
+    MALLOC_* already say how memory is to be had, or where FDGSEC_HEAP is `default`."""
+    told = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
+        name.startswith("MALLOC_") for name in os.environ
+    )
+    if sys.platform != "linux" or told or os.environ.get(VARIABLE) == "default":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if mallopt is None:
+        return False
+    mallopt.argtypes, mallopt.restype = (ctypes.c_int, ctypes.c_int), ctypes.c_int
+    return all(
+        mallopt(name, value) == 1 for name, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _TRIM), (_TOP_PAD, _PAD))
+    )
+
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int) -> Iterator[tuple[Task, Result]]:
+    """Yield each task with what `work` makes of it: one after the other, or from `workers` processes as they finish.
+
+    Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or a
+    `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
+    Raises UsageError where a process is killed."""
+    if workers == 1:
+        yield from ((task, work(task)) for task in tasks)
+        return
+    threads = max(1, torch.get_num_threads() // workers)
+    pool = ProcessPoolExecutor(
+        min(workers, max(len(tasks), 1)), mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)
+    )
+    failure: BaseException | None = None
+    try:
+        asked: dict[Future[Result], Task] = {pool.submit(work, task): task for task in tasks}
+        waiting = set(asked)
+        while waiting:
+            finished, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in finished:
+                if (failed := future.exception()) is None:
+                    yield asked[future], future.result()
+                elif failure is None:
+                    failure = failed
+                    waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be cancelled
+    finally:
+        pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
+    if isinstance(failure, BrokenProcessPool):
+        raise UsageError(
+            f"one of {workers} processes was killed, as happens when memory runs out; take fewer workers."
+        ) from failure
+    if failure is not None:
+        raise failure
+
+
+def _begin(threads: int) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(threads)

@@ -1,0 +1,197 @@
+"""Names to classes: literal dicts of strings, plus entry points; nothing registers at import."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from fdgsec.runtime.errors import unknown_name
+
+METHODS: Mapping[str, str] = {
+    "fedavg": "fdgsec.methods.fedavg:FedAvg",
+    "ccst": "fdgsec.methods.ccst:CCST",
+    "stablefdg": "fdgsec.methods.stablefdg:StableFDG",
+    "stablefdg-dp": "fdgsec.methods.stablefdg_dp:StableFDGDP",
+    "feddag": "fdgsec.methods.feddag:FedDAG",
+    "feddag-dp": "fdgsec.methods.feddag_dp:FedDAGDP",
+    "fisc": "fdgsec.methods.fisc:FISC",
+    "fisc-dp": "fdgsec.methods.fisc_dp:FISCDP",
+    "fedalign": "fdgsec.methods.fedalign:FedAlign",
+    "fedalign-dp": "fdgsec.methods.fedalign_dp:FedAlignDP",
+    "fedccrl": "fdgsec.methods.fedccrl:FedCCRL",
+    "cross-evaluation": "fdgsec.methods.cross_evaluation:CrossEvaluation",
+    "fedprox": "fdgsec.methods.fedprox:FedProx",
+    "fedbn": "fdgsec.methods.fedbn:FedBN",
+    "mixstyle": "fdgsec.methods.mixstyle:MixStyle",
+    "dsu": "fdgsec.methods.dsu:DSU",
+    "rsc": "fdgsec.methods.rsc:RSC",
+    "jigen": "fdgsec.methods.jigen:JiGen",
+    "fedsr": "fdgsec.methods.fedsr:FedSR",
+    "feddg": "fdgsec.methods.feddg:FedDG",
+    "feddg-ga": "fdgsec.methods.feddg_ga:FedDGGA",
+    "fedgma": "fdgsec.methods.fedgma:FedGMA",
+    "fpl": "fdgsec.methods.fpl:FPL",
+    "fediir": "fdgsec.methods.fediir:FedIIR",
+    "fedadg": "fdgsec.methods.fedadg:FedADG",
+}
+
+ATTACKS: Mapping[str, str] = {
+    "reidentification": "fdgsec.attacks.reidentification.attack:Reidentification",
+    "membership": "fdgsec.attacks.membership.attack:Membership",
+    "differencing": "fdgsec.attacks.differencing.attack:Differencing",
+    "linkage": "fdgsec.attacks.linkage.attack:Linkage",
+    "label-inference": "fdgsec.attacks.attribute_inference.labels:LabelInference",
+    "domain-inference": "fdgsec.attacks.attribute_inference.domains:DomainInference",
+    "property-inference": "fdgsec.attacks.attribute_inference.properties:PropertyInference",
+    "inter-client": "fdgsec.attacks.inter_client.attack:InterClient",
+    "interpolation-leakage": "fdgsec.attacks.interpolation_leakage.attack:InterpolationLeakage",
+    "pool-exposure": "fdgsec.attacks.pool_exposure.attack:PoolExposure",
+    "style-inversion": "fdgsec.attacks.style_inversion.attack:StyleInversion",
+    "optimisation-inversion": "fdgsec.attacks.style_inversion.by_optimisation:OptimisationInversion",
+    "generator-leakage": "fdgsec.attacks.generator_leakage.attack:GeneratorLeakage",
+    "model-membership": "fdgsec.attacks.model_membership.attack:ModelMembership",
+    "gradient-inversion": "fdgsec.attacks.gradient_inversion.attack:GradientInversion",
+    "poisoning": "fdgsec.attacks.poisoning.attack:Poisoning",
+}
+
+DEFENSES: Mapping[str, str] = {
+    "dp-fedavg": "fdgsec.defenses.dp_fedavg:DPFedAvg",
+    "dp-sgd": "fdgsec.defenses.dp_sgd:DPSGD",
+    "guards": "fdgsec.defenses.guards:Guards",
+    "k-anonymous": "fdgsec.defenses.k_anonymous:KAnonymous",
+    "private-scores": "fdgsec.defenses.private_scores:PrivateScores",
+    "private-styles": "fdgsec.defenses.private_styles:PrivateStyles",
+    "quantise": "fdgsec.defenses.quantise:Quantise",
+    "secure-aggregation": "fdgsec.defenses.secure_aggregation:SecureAggregation",
+    "shuffle": "fdgsec.defenses.shuffle:Shuffle",
+    "style-noise": "fdgsec.defenses.style_noise:StyleNoise",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What a user names to attack: a method, the options that make it this variant, and what it releases.
+
+    `trained` says that nothing is released without training; `encoder` is what its styles are of where that is no option,
+    `pooled` that a client's style is a mean over its images."""
+
+    method: str
+    releases: frozenset[str]
+    summary: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    trained: bool = False
+    encoder: str | None = None
+    pooled: bool = True
+
+
+TARGETS: Mapping[str, Target] = {
+    "ccst-overall": Target(
+        method="ccst", options={"style": "overall"}, releases=frozenset({"StyleStatistics", "StyleBank"}),
+        summary="one pooled style per client (CCST eq. 8), broadcast as a bank",
+    ),
+    "ccst-single": Target(
+        method="ccst", options={"style": "single"}, releases=frozenset({"ImageStyles", "StyleBank"}),
+        summary="styles of ceil(n/32) single images per client (CCST eq. 7), broadcast as a bank",
+    ),
+    "ccst-amplitude-overall": Target(
+        method="ccst", options={"style": "overall", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}),
+        summary="the mean amplitude spectrum of each client's images (CCST appendix E)",
+    ),
+    "ccst-amplitude-single": Target(
+        method="ccst", options={"style": "single", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}), pooled=False,
+        summary="amplitude spectra of ceil(n/32) single images per client (CCST appendix E)",
+    ),
+    "stablefdg": Target(
+        method="stablefdg", releases=frozenset({"StyleDistribution"}),
+        summary="centre and spread of early-layer styles, every round, to the server and one other client",
+    ),
+    "feddag": Target(
+        method="feddag", releases=frozenset({"ModelState", "GeneratorState", "Scores"}), trained=True,
+        summary="own teachers and generators, every round; peers receive perturbed teachers and answer with losses",
+    ),
+    "fisc": Target(
+        method="fisc", releases=frozenset({"StyleStatistics", "InterpolationStyle"}), pooled=False,
+        summary="one clustered style per client to the server, one interpolation style back",
+    ),
+    "fedalign": Target(
+        method="fedalign", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        summary="colour statistics of a tenth of the images, every round, to everybody",
+    ),
+    "fedccrl": Target(
+        method="fedccrl", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        summary="as fedalign, which extends it",
+    ),
+    "feddg": Target(
+        method="feddg", releases=frozenset({"Amplitudes"}), pooled=False,
+        summary="amplitude spectra of an eighth of the images, once, to everybody",
+    ),
+    "fpl": Target(
+        method="fpl", releases=frozenset({"ModelState", "Prototypes"}), trained=True,
+        summary="mean features per class, every round",
+    ),
+    "fediir": Target(
+        method="fediir", releases=frozenset({"ModelState", "HeadGradient"}), trained=True,
+        summary="the loss's gradient in the head, every round",
+    ),
+    "fedadg": Target(
+        method="fedadg", releases=frozenset({"ModelState", "GeneratorState"}), trained=True,
+        summary="a feature generator beside the model, every round",
+    ),
+    "fedavg": Target(
+        method="fedavg", releases=frozenset({"ModelState"}), trained=True, summary="the model alone: the baseline",
+    ),
+    "stablefdg-dp": Target(
+        method="stablefdg-dp", releases=frozenset({"StyleDistribution"}),
+        summary="as stablefdg, with losses of single records for dp-sgd; each client gets its own styles' centre back",
+    ),
+    "feddag-dp": Target(
+        method="feddag-dp", options={"include_self": False}, releases=frozenset({"ModelState", "GeneratorState", "Scores"}),
+        trained=True, summary="as feddag, student and generator by one noisy step, scores with a bound, for dp-sgd",
+    ),
+    "fisc-dp": Target(
+        method="fisc-dp", releases=frozenset({"StyleStatistics", "InterpolationStyle"}), pooled=False,
+        summary="as fisc, with negatives made of the record itself for dp-sgd",
+    ),
+    "fedalign-dp": Target(
+        method="fedalign-dp", options={"discriminator": "off"}, releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        summary="as fedalign, without contrast between records and without discriminator, for dp-sgd",
+    ),
+}  # fmt: skip
+
+
+def target_named(name: str) -> Target:
+    """Look a target up. Raises UsageError with the nearest name."""
+    if name not in TARGETS:
+        raise unknown_name("target", name, TARGETS)
+    return TARGETS[name]
+
+
+def names(group: str) -> list[str]:
+    """All names of a group ("methods", "attacks", "defenses"), ours first, then those of installed plugins."""
+    ours = list(_GROUPS[group])
+    return ours + sorted(point.name for point in entry_points(group=f"fdgsec.{group}") if point.name not in ours)
+
+
+_GROUPS: Mapping[str, Mapping[str, str]] = {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}
+
+
+def name_of(group: str, cls: type) -> str:
+    """The name behind which a class stands, ours or a plugin's; its own where it is registered under none."""
+    place = f"{cls.__module__}:{cls.__qualname__}"
+    ours = [name for name, known in _GROUPS[group].items() if known == place]
+    plugins = (point.name for point in entry_points(group=f"fdgsec.{group}") if point.value == place)
+    return ours[0] if ours else next(plugins, cls.__name__)
+
+
+def resolve(group: str, name: str) -> type[Any]:
+    """Import the class behind a name. Raises UsageError for an unknown one."""
+    if name in _GROUPS[group]:
+        module, _, attribute = _GROUPS[group][name].partition(":")
+        found: type[Any] = getattr(import_module(module), attribute)
+        return found
+    for point in entry_points(group=f"fdgsec.{group}"):
+        if point.name == name:
+            loaded: type[Any] = point.load()
+            return loaded
+    raise unknown_name(group.removesuffix("s"), name, names(group))

@@ -1,0 +1,3 @@
+"""The version of fdgsec, which pyproject.toml reads too."""
+
+__version__ = "0.1.0"

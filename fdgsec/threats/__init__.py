@@ -1,0 +1,1 @@
+"""The threat model: adversaries, attacks and their questions, answers and who judges them."""

@@ -1,0 +1,172 @@
+"""Who attacks: what they see of a transcript, and what they know beside it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import (
+    Amplitudes,
+    Artifact,
+    ImageStyles,
+    InterpolationStyle,
+    ModelState,
+    Scores,
+    StyleBank,
+    StyleStatistics,
+)
+from fdgsec.federation.released_statistics import PooledStyles, Reading
+from fdgsec.federation.wire import SERVER, Message, Transcript
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.errors import UsageError
+
+A = TypeVar("A", bound=Artifact)
+
+KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
+"""What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
+which domain a client's images are of; labelled auxiliary images of the victims' domains; images of the unseen domain;
+its own training images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """The messages that one adversary could see, in order."""
+
+    messages: tuple[Message, ...]
+
+    def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
+        """Find the style rows (R, C) of `victim` that it released last: its own upload, else its rows of a bank.
+
+        None if neither was seen."""
+        number = int(victim.partition(":")[2])
+        for message in self._latest_first():
+            artifact = message.artifact
+            if message.sender == victim and isinstance(artifact, ImageStyles):
+                return artifact.mean, artifact.std
+            if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
+                return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+            if isinstance(artifact, StyleBank):
+                mine = artifact.owner == number
+                if bool(mine.any()):
+                    return artifact.mean[mine], artifact.std[mine]
+        return None
+
+    def artifact(self, victim: str) -> Artifact | None:
+        """Find what `victim` itself sent last beside models and numbers, else its rows of a bank of spectra.
+
+        None if nothing was seen."""
+        for message in self._latest_first():
+            if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
+                return message.artifact
+        for message in self._latest_first():
+            bank = message.artifact
+            if isinstance(bank, Amplitudes) and bool((mine := bank.owner == int(victim.partition(":")[2])).any()):
+                return Amplitudes(values=bank.values[mine], owner=bank.owner[mine])
+        return None
+
+    def sent(self, victim: str, kind: type[A]) -> A | None:
+        """Find the last artifact of exactly `kind` that `victim` itself sent: a ModelState is no GeneratorState."""
+        mine = (m.artifact for m in self._latest_first() if m.sender == victim)
+        return next((artifact for artifact in mine if type(artifact) is kind), None)
+
+    def latest(self, kind: type[A]) -> A | None:
+        """Find the artifact of `kind` that was seen last, whoever sent it."""
+        return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)
+
+    def _latest_first(self) -> list[Message]:
+        return sorted(self.messages, key=lambda message: -message.round)  # stable: within a round, in their order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Who attacks: the parties it is, the links it taps, and what it knows beside the transcript."""
+
+    name: str
+    parties: tuple[str, ...]
+    taps: Literal["own", "all"]
+    knows: tuple[str, ...]
+
+    def view(self, transcript: Transcript) -> View:
+        """Keep the messages whose sender or receiver is this adversary, or all of them when it taps every link."""
+        return View(
+            messages=tuple(
+                message
+                for message in transcript.messages()
+                if self.taps == "all" or message.sender in self.parties or message.receiver in self.parties
+            )
+        )
+
+
+ADVERSARIES: Mapping[str, Adversary] = {
+    "server": Adversary(
+        name="server", parties=(SERVER,), taps="own",
+        # an institution signs up under its name, and its updates carry their weight
+        knows=("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen"),
+    ),
+    "client": Adversary(
+        name="client", parties=("client:0",), taps="own",
+        knows=("encoder", "transform", "class names", "own data", "unseen"),
+    ),
+    "outsider": Adversary(name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen")),
+}  # fmt: skip
+
+
+class Statistics(Protocol):
+    """The public encoder's per-image channel statistics, computed once per image."""
+
+    def __call__(self, dataset: DomainDataset) -> Moments:
+        """Give one row of moments per image of `dataset`."""
+        ...
+
+
+class Simulate(Protocol):
+    """The target's public method among clients "client:1", "client:2", ... that hold the adversary's own images."""
+
+    def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
+        """Exchange artifacts, or train for `rounds`; give what a server would see. Raises UsageError for other images."""
+        ...
+
+
+Shared = Callable[[DomainDataset, torch.Generator], Artifact]
+"""What the target's public method makes of images that a client shares, before any defense."""
+Defended = Callable[[Artifact, DomainDataset, torch.Generator], Artifact]
+"""What the run's defenses make of what a client would send that held these images, as far as it can be undone again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it.
+
+    `network` builds the target's public architecture with a state in it, once there is a model. `reading` says of which
+    per-image statistic the target's releases are means, which is public. `simulate` runs the target's public method among
+    clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see.
+    `plan` is how the target's clients train, which is public, None where no one plan says it; `keeps_moments` says that their
+    optimisers outlive a round. `defended` is the run's defenses, whose options are public, with coins of one's own, and
+    `shared` what they are given; None where no defense acts on styles."""
+
+    statistics: Statistics
+    encoder: str
+    class_names: Sequence[str]
+    domain_names: Sequence[str]
+    auxiliary: DomainDataset | None
+    unseen: DomainDataset | None
+    own: DomainDataset | None
+    reading: Reading = field(default_factory=PooledStyles)
+    simulate: Simulate | None = None
+    network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
+    plan: Plan | None = None
+    keeps_moments: bool = False
+    defended: Defended | None = None
+    shared: Shared | None = None
+
+    def public_images(self) -> DomainDataset:
+        """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""
+        images = self.auxiliary if self.auxiliary is not None else self.own
+        if images is None:
+            raise UsageError("this attack needs auxiliary images; the adversary knows none (see --adversary).")
+        return images

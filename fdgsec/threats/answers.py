@@ -1,0 +1,197 @@
+"""What attacks may answer: one record for each kind of question, judged by fdgsec.threats.judging.judge.
+
+An attack that only listens answers about records, clients or images. One that sends forged messages (poisoning) answers
+about harm: how a run with the forgery came out beside the same run, of the same seed, without it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an attack says about one case (`case` indexes the cases); `slice` adds to the case's own."""
+
+    kind: ClassVar[str] = "answer"
+    case: int
+    slice: Mapping[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking(Answer):
+    """For each released row a distance to each candidate, (R, G): the smallest is the best guess.
+
+    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains"."""
+
+    kind: ClassVar[str] = "ranking"
+    distances: Tensor
+    of: Literal["rows", "partner"] = "rows"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership(Answer):
+    """For each candidate a score, (G,): larger says member."""
+
+    kind: ClassVar[str] = "membership"
+    scores: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Answer):
+    """For each released row a predicted class or domain, (R,) int64, with the number of classes."""
+
+    kind: ClassVar[str] = "labels"
+    predicted: Tensor
+    of: Literal["labels", "domains"]
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proportions(Answer):
+    """What a client's images are of: an estimate of the shares, and the guess without the release, both (K,), summing to 1.
+
+    `of` says whether classes or domains are meant."""
+
+    kind: ClassVar[str] = "proportions"
+    estimate: Tensor
+    without: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presence(Answer):
+    """For each class or domain a score, (K,): larger says that the client holds some of it."""
+
+    kind: ClassVar[str] = "presence"
+    scores: Tensor
+    of: Literal["labels", "domains"] = "labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered(Answer):
+    """For each record the recovered statistic, (R, D), and what the adversary would guess without the release, (D,)."""
+
+    kind: ClassVar[str] = "recovered"
+    statistic: Tensor
+    without: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstructions(Answer):
+    """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
+
+    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
+    another image of the same domain, B4 the generator fed noise. Where they are not `ordered`, nobody knows which row is of
+    which image, and the judge matches them, controls alike. `descriptive` ones are measured, but no evidence of a leak."""
+
+    kind: ClassVar[str] = "reconstructions"
+    images: Tensor
+    controls: Mapping[str, Tensor]
+    ordered: bool = True
+    descriptive: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedSets(Answer):
+    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` says what made them."""
+
+    kind: ClassVar[str] = "generated sets"
+    images: Tensor
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction(Answer):
+    """A number that theory or the attack's own bookkeeping predicts: descriptive, never evidence."""
+
+    kind: ClassVar[str] = "prediction"
+    name: str
+    value: float
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exposure(Answer):
+    """Which candidates had a row published, as the adversary says, (G,) bool, of the `images` that the client holds."""
+
+    kind: ClassVar[str] = "exposure"
+    published: Tensor
+    images: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferredSize(Answer):
+    """How many images a client holds, and what the adversary would guess without that client's release."""
+
+    kind: ClassVar[str] = "inferred size"
+    images: float
+    without: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Palettes(Answer):
+    """For each released row the image's colours, (R, 3, Q) in [0, 1], and the guess without a release, (3, Q).
+
+    A palette is three quantile functions: the value of red, green and blue at Q evenly spaced shares of the pixels."""
+
+    kind: ClassVar[str] = "palettes"
+    palettes: Tensor
+    without: Tensor
+
+
+PoolAnswer = Exposure | InferredSize | Palettes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run came out.
+
+    `ended` says why it did not finish, empty where it did; `refused` that it ended by an error that names the forger first;
+    `finite` that all numbers of the last model, and of what clients received, are, where it did finish.
+    `accuracy` is the last model's, a share, by the images that it is measured on; empty where nothing was trained or the run
+    did not finish. `numbers` are shares by name: "forger_weight" of the aggregated models, "picked_share" of a pool's draws,
+    "picked_in_cluster" of those from the same clusters."""
+
+    ended: str = ""
+    refused: bool = False
+    finite: bool = True
+    accuracy: Mapping[str, float] = field(default_factory=dict)
+    transcript_sha256: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harm:
+    """Two runs of one seed, `honest` without the forgery and `hostile` with it.
+
+    `displacement` is, by what it is of, |hostile - honest| / |honest| of what honest clients received last (L2 over all of
+    them together) and of the last model; what is missing, or not finite, has none. `blind` is, by the same names as the
+    accuracies, what one who answers the commonest class gets right."""
+
+    honest: Outcome
+    hostile: Outcome
+    displacement: Mapping[str, float] = field(default_factory=dict)
+    blind: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def none(self) -> bool:
+        """Whether the two runs are the same to the byte: nothing that was sent differs, and neither does what came of it."""
+        return self.honest == self.hostile and not any(self.displacement.values())
+
+    @property
+    def harmless(self) -> bool:
+        """Whether nothing came of it for anybody else, whatever was sent."""
+        same = not self.hostile.ended and self.honest.accuracy == self.hostile.accuracy
+        return same and not any(self.displacement.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Harmed(Answer):
+    """The claim that a forgery does harm to a trained federation, or (`exchange`) to what one exchange makes of styles.
+
+    There is nothing to guess: the truth about the two runs is measured."""
+
+    kind: ClassVar[str] = "harmed"
+    of: Literal["run", "exchange"] = "run"

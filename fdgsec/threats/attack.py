@@ -1,0 +1,219 @@
+"""What attacks are asked. Who attacks is in fdgsec.threats.adversary, what they may answer in fdgsec.threats.answers; both can be had here.
+
+An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
+from the laboratory to the judge and never through here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.malicious_client import Intruder
+from fdgsec.metrics.measurement import Goal, Measurement
+from fdgsec.runtime.errors import UnseenError, UsageError
+from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
+from fdgsec.threats.answers import (
+    Answer,
+    GeneratedSets,
+    Harm,
+    Labels,
+    Membership,
+    Prediction,
+    Presence,
+    Proportions,
+    Ranking,
+    Reconstructions,
+    Recovered,
+)
+
+__all__ = [
+    "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "GeneratedSets", "Guess", "Incomplete", "Knowledge", "Labels",
+    "Membership", "Observer", "Plant", "Prediction", "Presence", "Proportions", "Ranking", "ReadsModels", "Reconstructions",
+    "Recovered", "Request", "RequestKind", "TargetFacts", "Truth", "View",
+]  # fmt: skip
+
+RequestKind = Literal[
+    "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
+    "trained", "single_step", "hostile", "breakdown",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Observed runs of the target that an attack asks for; the laboratory executes and caches them.
+
+    released: the run as it is, per client, with a gallery of `gallery` candidate images that contains every released one.
+    as_if_released: what clients holding non-auxiliary images would have released, one row per image.
+    add_one_record: per domain `count` pairs of runs with n and n + 1 records.
+    resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates.
+    halves: `count` clients whose data are cut in two disjoint halves, each half released once.
+    sessions: the same, but each client's data are whole both times: a second exchange of the same members.
+    rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
+    mixtures: per domain `count` clients of `records` images with skewed class shares (scheme "domains": domain shares).
+    cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
+    adversary sees what the federation published, and is shown other images of every client of the pool.
+    trained: the trained run, per client: `count` of its training images among as many held-out ones, with their labels.
+    single_step: per domain `count` clients of `records` images that take one step of plain SGD over all of them at once, by
+    the target's rate, from the model that the run begins with (scheme "last": from the last one that its server sent);
+    candidates are `gallery` images of the domain.
+    hostile: for each of `count` seeds the run with all clients honest, and once more for each of `intruders`, which then forges
+    what the adversary's client sends; `rounds` of training at most, on at most `records` images of each client (0: all).
+    breakdown: `count` exchanges of `clients` clients of `records` images, of which `hostile` many forge alike."""
+
+    kind: RequestKind
+    count: int = 0
+    records: int = 0
+    gallery: int = 0
+    per_class: int = 0
+    clients: int = 0
+    rounds: int = 0
+    scheme: str = ""
+    intruders: tuple[Intruder, ...] = ()
+    hostile: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
+
+    `records` is the number of images behind the release, and `domain` the domain that they are of ("mixed" where of
+    several), each None where the adversary does not know it. `slice` says which population the case belongs to
+    ({"domain": "photo", "n_per_client": 40}): it sorts cases for controls, judge and report, and no answer may depend on
+    what it names. Candidates carry pixels, but neither label nor domain nor telling name, and come in an order that says
+    nothing; `groups` (candidates,) numbers the candidate clients that they belong to, where clients are asked about."""
+
+    request: RequestKind
+    views: tuple[View, ...]
+    victim: str
+    slice: Mapping[str, str | int]
+    records: int | None = None
+    domain: str | None = None
+    candidates: DomainDataset | None = None
+    groups: Tensor | None = None
+
+    def released(self, run: int = 0) -> tuple[Tensor, Tensor]:
+        """The victim's style rows (R, C) in float64 as seen in run `run`. Raises UnseenError when none were seen."""
+        styles = self.views[run].styles(self.victim)
+        if styles is None:
+            raise UnseenError(f"the adversary saw no style of {self.victim}.")
+        return styles[0].to(torch.float64), styles[1].to(torch.float64)
+
+    def release(self, run: int = 0) -> Artifact:
+        """What the victim itself sent last as seen in run `run`, model apart. Raises UnseenError when nothing was seen."""
+        artifact = self.views[run].artifact(self.victim)
+        if artifact is None:
+            raise UnseenError(f"the adversary saw no artifact of {self.victim}.")
+        return artifact
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What only the judge knows about a case; fields that do not apply are None.
+
+    `members` (candidates,) bool; `rows` (R,) index into the candidates of the image behind each released row;
+    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of the run's pooled
+    releases: some of those behind each); `statistic` (R, 2C) the linear statistic of the records; `partner` the
+    number of the case (within its slice) that comes from the same client; `proportions` (classes,) and
+    `domain_shares` (domains,) what the client's images are of; `cluster_sizes` (candidates,) how many images the release
+    averaged a member with, 0 of others; `harm` what came of a forgery."""
+
+    members: Tensor | None = None
+    rows: Tensor | None = None
+    images: Tensor | None = None
+    labels: Tensor | None = None
+    domains: Tensor | None = None
+    statistic: Tensor | None = None
+    partner: int | None = None
+    proportions: Tensor | None = None
+    domain_shares: Tensor | None = None
+    cluster_sizes: Tensor | None = None
+    harm: Harm | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plant:
+    """A positive control: cases on which information was planted, their truth, and what the attack must reach (`also`: too)."""
+
+    cases: Sequence[Case]
+    truths: Sequence[Truth]
+    knowledge: Knowledge
+    measurement: str
+    at_least: float
+    also: Sequence[Goal] = ()
+
+
+Guess = Sequence[Answer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetFacts:
+    """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows.
+
+    `pooled` says that a client's style is a mean over its images; `rounds` is how many the run trains."""
+
+    artifact_kinds: frozenset[str]
+    clients: int
+    images_per_client: int
+    classes: int
+    profile: Literal["quick", "full"]
+    knows: frozenset[str] = frozenset(KNOWLEDGE)
+    pooled: bool = True
+    rounds: int = 0
+
+    def check_pooled(self) -> None:
+        """Raise UsageError where a client's style is no mean over its images (FISC's is one over clusters of them)."""
+        if self.artifact_kinds & {"StyleStatistics", "Amplitudes"} and not self.pooled:
+            raise UsageError("reads styles that are means over a client's images; those of this target are not")
+
+    def check_images(self) -> None:
+        """Raise UsageError where `Knowledge.public_images` will have none to give."""
+        if not self.knows & {"auxiliary", "own data"}:
+            raise UsageError("needs auxiliary or own data to learn from; the adversary knows neither")
+
+
+class Observer(Protocol):
+    """An attack that reads. Options are its own frozen fields; nothing is kept between calls."""
+
+    name: ClassVar[str]
+    reads: ClassVar[frozenset[str]]
+    """Artifact kinds it can read; one of them must be released."""
+    needs: ClassVar[frozenset[str]]
+    """Entries of KNOWLEDGE that it cannot do without."""
+
+    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+        """Name the observed runs that the attack wants.
+
+        Raises UsageError, saying what is missing, where its adversary knows too little for this very target."""
+        ...
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer the cases from views and knowledge alone."""
+        ...
+
+    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+        """Answer once more with every artifact exchanged for another of the same slice: the negative control."""
+        ...
+
+    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+        """Make cases with planted information on which the attack must win: the positive control."""
+        ...
+
+
+@runtime_checkable
+class ReadsModels(Protocol):
+    """An attack that reads the payloads of models, which a transcript keeps only where somebody asks."""
+
+    keeps: ClassVar[Literal["models=last", "models=all"]]
+
+
+@runtime_checkable
+class Incomplete(Protocol):
+    """An attack some of whose variants may be out of reach (weights, data): it says which, and why."""
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """One unavailable row per variant that could not run."""
+        ...

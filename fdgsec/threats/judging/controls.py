@@ -1,0 +1,65 @@
+"""Controls judged: the shuffled attack must find nothing, and the planted information must be found.
+
+An attack whose positive control fails proves nothing by failing; one whose negative control fails proves nothing by
+winning (DESIGN 6.3)."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fdgsec.metrics.measurement import Control, Goal, Measurement
+from fdgsec.threats.attack import Guess, Plant
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.judging.permutation_tests import NullRow
+
+
+def negative_controls(rows: Sequence[NullRow], *, comparisons: int, alpha: float = 0.05) -> list[Control]:
+    """Pass each row whose permutation p-value is at least alpha / `comparisons`, the control rows of the whole report.
+
+    A p-value as small as its permutations allow fails even where that is above the level: it could not have failed
+    otherwise. Raises ValueError for fewer comparisons than rows."""
+    if comparisons < len(rows):
+        raise ValueError(
+            f"{len(rows)} control rows are part of the report's comparisons; got comparisons={comparisons}."
+        )
+    return [_negative(row, comparisons, alpha) for row in rows]
+
+
+def _negative(row: NullRow, comparisons: int, alpha: float) -> Control:
+    measured = Measurement(
+        name=row.name, value=row.value, low=None, high=None, chance=None, chance_kind="none", n=row.n,
+        higher_is="descriptive", method="permutation", slice=row.slice,
+    )  # fmt: skip
+    least = 1 / (row.permutations + 1)
+    passed = row.p_value >= alpha / comparisons and row.p_value > least * (1 + 1e-9)
+    return Control(
+        measurement=measured,
+        expected=f"permutation p = {row.p_value:.4g} {'>=' if passed else 'should be >='} {alpha:g}/{comparisons}",
+        passed=passed,
+    )
+
+
+def positive_control(plant: Plant, guess: Guess, judge: Judge, rng: torch.Generator) -> list[Control]:
+    """Measure `guess` on the plant; every row of its measurement must reach `plant.at_least`, and `plant.also` be reached.
+
+    A plant on which one of its measurements cannot be had fails, with the reason."""
+    rows = judge.measure(guess, plant.cases, plant.truths, rng)
+    goals = [Goal(measurement=plant.measurement, at_least=plant.at_least), *plant.also]
+    return [control for goal in goals for control in _reached(goal, rows)]
+
+
+def _reached(goal: Goal, rows: Sequence[Measurement]) -> list[Control]:
+    found = [row for row in rows if goal.fits(row)]
+    if not found:
+        reason = f"the attack gave no {goal.measurement} on its own plant"
+        found = [
+            Measurement(
+                name=goal.measurement, value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
+                slice=goal.where, unavailable=reason,
+            )
+        ]  # fmt: skip
+    expected = f">= {goal.at_least:g}"
+    return [
+        Control(measurement=row, expected=expected, passed=row.value is not None and row.value >= goal.at_least)
+        for row in found
+    ]

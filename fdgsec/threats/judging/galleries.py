@@ -1,0 +1,138 @@
+"""Galleries judged: whether the true image can be picked out of many by what was drawn of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.metrics.image_similarity import EmbeddingDistance, PerceptualDistance
+from fdgsec.metrics.measurement import Measurement, Slice
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.judging.groups import Entry, unavailable
+from fdgsec.threats.judging.rankings import Ranked, measure_rows
+
+BLOCK = 64  # images through a network, or rows of distances, at a time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineup:
+    """How many reconstructions and candidates a distance ranks that costs a network pass per pair; others rank all."""
+
+    rows: int = 48
+    candidates: int = 25
+
+
+@dataclass(frozen=True, eq=False)
+class Galleries:
+    """Candidates at the size of the reconstructions, and where a distance places them, made once per gallery."""
+
+    kept: dict[tuple[int, tuple[int, int], str], tuple[DomainDataset, Tensor]] = field(default_factory=dict)
+
+    def pictures(self, gallery: DomainDataset, size: tuple[int, int]) -> Tensor:
+        """The candidates, (G, 3, h, w) in [0, 1]."""
+        return self._once(gallery, size, "", lambda: shrunk(gallery.pixels(), size))
+
+    def points(self, gallery: DomainDataset, size: tuple[int, int], distance: EmbeddingDistance, name: str) -> Tensor:
+        """The candidates' embeddings, (G, D)."""
+        return self._once(gallery, size, name, lambda: embedded(distance.embed, self.pictures(gallery, size)))
+
+    def _once(self, gallery: DomainDataset, size: tuple[int, int], name: str, make: Callable[[], Tensor]) -> Tensor:
+        key = (id(gallery), size, name)
+        if key not in self.kept:
+            self.kept[key] = (gallery, make())  # holding the gallery keeps its id its own
+        return self.kept[key][1]
+
+
+def gallery_rows(
+    entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
+    rng: torch.Generator, lineup: Lineup, galleries: Galleries,
+) -> list[Measurement]:  # fmt: skip
+    """Rank the true image among the case's candidates by their distance to the reconstruction."""
+    names = ["gallery_top1", "gallery_top5"]
+    rows: list[Measurement] = []
+    if any(entry.case.candidates is None or entry.truth.rows is None for entry in entries):
+        return unavailable(names, {**where, "distance": "mse"}, "the case has no candidates to rank", n=len(entries))
+    rows += measure_rows(
+        [_pixel_ranking(entry, galleries) for entry in entries], {**where, "distance": "mse"}, prefix="gallery_"
+    )
+    share = max(1, lineup.rows // len(entries))
+    for distance in perceptual:
+        slice_ = {**where, "distance": distance.name}
+        try:
+            if isinstance(distance, EmbeddingDistance):
+                blocks = [_embedded_ranking(entry, distance, distance.name, galleries) for entry in entries]
+            else:
+                blocks = [
+                    _perceptual_ranking(entry, distance, child(rng, number), rows=share, candidates=lineup.candidates)
+                    for number, entry in enumerate(entries)
+                ]
+        except ValueError as error:  # images too small for this distance
+            rows += unavailable(names, slice_, str(error), n=len(entries))
+            continue
+        rows += measure_rows(blocks, slice_, prefix="gallery_")
+    return rows
+
+
+def _pixel_ranking(entry: Entry[Reconstructions], galleries: Galleries) -> Ranked:
+    candidates, columns = entry.case.candidates, entry.truth.rows
+    assert candidates is not None
+    assert columns is not None
+    guessed = entry.answer.images
+    gallery = galleries.pictures(candidates, (int(guessed.shape[2]), int(guessed.shape[3])))
+    return Ranked(distances=squared_distances(guessed, gallery), truth=columns)
+
+
+def squared_distances(first: Tensor, second: Tensor) -> Tensor:
+    """Give the summed squared pixel difference of every pair: (N, M), both sides centred so that float32 suffices."""
+    centre = second.flatten(1).mean(0)
+    one, other = first.float().flatten(1) - centre, second.flatten(1) - centre
+    length = other.square().sum(1)
+    return torch.cat([
+        part.square().sum(1, keepdim=True) + length - 2 * part @ other.T for part in one.split(BLOCK)
+    ])  # fmt: skip
+
+
+def _perceptual_ranking(
+    entry: Entry[Reconstructions], distance: PerceptualDistance, rng: torch.Generator, *, rows: int, candidates: int
+) -> Ranked:
+    """Rank the true image among `candidates` - 1 others drawn at random, for `rows` reconstructions drawn at random."""
+    gallery, columns = entry.case.candidates, entry.truth.rows
+    assert gallery is not None
+    assert columns is not None
+    guessed = entry.answer.images.float()
+    size = (int(guessed.shape[2]), int(guessed.shape[3]))
+    asked = torch.randperm(len(guessed), generator=rng)[:rows]
+    found, places = [], []
+    for number in asked.tolist():
+        true = int(columns[number])
+        others = torch.randperm(len(gallery) - 1, generator=rng)[: candidates - 1]
+        others += (others >= true).to(torch.int64)
+        shown = torch.cat([others, torch.tensor([true])])
+        pictures = shrunk(gallery.pixels(shown), size)
+        with torch.inference_mode():
+            apart = [distance(guessed[number].expand_as(part).contiguous(), part) for part in pictures.split(BLOCK)]
+        found.append(torch.cat(apart).clone())
+        places.append(len(shown) - 1)
+    return Ranked(distances=torch.stack(found), truth=torch.tensor(places))
+
+
+def _embedded_ranking(
+    entry: Entry[Reconstructions], distance: EmbeddingDistance, name: str, galleries: Galleries
+) -> Ranked:
+    """Rank the true image among all candidates."""
+    gallery, columns = entry.case.candidates, entry.truth.rows
+    assert gallery is not None
+    assert columns is not None
+    guessed = entry.answer.images
+    points = galleries.points(gallery, (int(guessed.shape[2]), int(guessed.shape[3])), distance, name)
+    return Ranked(distances=torch.cdist(embedded(distance.embed, guessed), points).square(), truth=columns)
+
+
+def embedded(embed: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+    """Embed images block by block, (N, D)."""
+    with torch.inference_mode():
+        parts = [embed(part.float()) for part in images.split(BLOCK)]
+    return torch.cat(parts).clone()

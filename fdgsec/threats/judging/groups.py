@@ -1,0 +1,161 @@
+"""Answers sorted into the populations that one row of the report speaks about, and the making of such rows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar, cast
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fdgsec.metrics.intervals import Interval
+from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
+from fdgsec.threats.attack import Answer, Case, Guess, Labels, Prediction, Presence, Proportions, Ranking, Truth
+
+HALVES = ("half",)
+"""Slice keys that tell the two halves of one client apart, and no population from another."""
+
+A_co = TypeVar("A_co", bound=Answer, covariant=True)
+A = TypeVar("A", bound=Answer)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Entry(Generic[A_co]):
+    """One answer beside its case and the truth about it."""
+
+    answer: A_co
+    case: Case
+    truth: Truth
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Group:
+    """Answers of one type about one population; together they make one set of rows."""
+
+    slice: Slice
+    request: str
+    asked: str
+    entries: tuple[Entry[Answer], ...]
+
+    @property
+    def name(self) -> str:
+        """What tells this group from all others; names its random stream."""
+        return f"{self.entries[0].answer.kind} {self.asked} {self.request} {sorted(self.slice.items())}"
+
+    def of(self, kind: type[A]) -> list[Entry[A]]:
+        """The entries, which must all be of `kind`."""
+        wrong = [entry for entry in self.entries if not isinstance(entry.answer, kind)]
+        if wrong:
+            raise TypeError(f"group {self.name} holds a {type(wrong[0].answer).__name__}; expected {kind.__name__}.")
+        return [cast(Entry[A], entry) for entry in self.entries]
+
+
+def grouped(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Group]:
+    """Sort answers by type, question, request and merged slice, in the order in which each first appears.
+
+    Where only the request or the question tells two slices apart, the slice says which (`request`, `of`). Raises
+    ValueError for an answer about a case that does not exist, or a second one about the same case in the same slice."""
+    if len(cases) != len(truths):
+        raise ValueError(f"every case needs its truth; got {len(cases)} cases and {len(truths)} truths.")
+    found: dict[tuple[str, str, str, tuple[tuple[str, str | int], ...]], list[tuple[int, Answer]]] = {}
+    for answer in guess:
+        if not 0 <= answer.case < len(cases):
+            raise ValueError(f"an answer names case {answer.case}; there are {len(cases)} (0..{len(cases) - 1}).")
+        case = cases[answer.case]
+        key = (answer.kind, _asked(answer), case.request, _merged(case.slice, answer.slice))
+        found.setdefault(key, []).append((answer.case, answer))
+    groups = []
+    for (_, asked, request, merged), answers in found.items():
+        numbers = [number for number, _ in answers]
+        if len(set(numbers)) != len(numbers):
+            raise ValueError(
+                f"the guess answers a case twice in slice {dict(merged)}; give each variant its own slice."
+            )
+        entries = tuple(Entry(answer=answer, case=cases[number], truth=truths[number]) for number, answer in answers)
+        groups.append(Group(slice=dict(merged), request=request, asked=asked, entries=entries))
+    return [_told_apart(group, groups) for group in groups]
+
+
+def _asked(answer: Answer) -> str:
+    if isinstance(answer, Ranking | Labels | Proportions | Presence):
+        return answer.of
+    return answer.name if isinstance(answer, Prediction) else ""
+
+
+def _merged(case: Slice, answer: Slice) -> tuple[tuple[str, str | int], ...]:
+    return tuple((key, value) for key, value in {**case, **answer}.items() if key not in HALVES)
+
+
+def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
+    kind = group.entries[0].answer.kind
+    same = [other for other in groups if other.entries[0].answer.kind == kind and other.slice == group.slice]
+    extra: dict[str, str | int] = {}
+    if len({other.request for other in same}) > 1:
+        extra["request"] = group.request
+    if kind != Prediction.kind and len({other.asked for other in same}) > 1:
+        extra["of"] = group.asked
+    return replace(group, slice={**group.slice, **extra})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How one statistic is to be read: against which chance, in which direction and unit."""
+
+    chance: float | None
+    chance_kind: ChanceKind = "exact"
+    higher_is: Literal["leak", "safe", "descriptive"] = "leak"
+    unit: str = ""
+
+
+def row(
+    name: str, where: Slice, value: float, interval: Interval | None, n: int, reading: Reading, *, method: str = ""
+) -> Measurement:
+    """Make a measurement; `method` names what made the interval where it is none of `intervals`' methods."""
+    return Measurement(
+        name=name, value=value, low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high, chance=reading.chance, chance_kind=reading.chance_kind, n=n,
+        unit=reading.unit, higher_is=reading.higher_is, slice=where,
+        method=method or ("" if interval is None else interval.method),
+    )  # fmt: skip
+
+
+def unavailable(names: Sequence[str], where: Slice, reason: str, *, n: int = 0) -> list[Measurement]:
+    """Make the rows that say why a statistic could not be had."""
+    return [
+        Measurement(
+            name=name, value=None, low=None, high=None, chance=None, chance_kind="none", n=n, slice=where,
+            unavailable=" ".join(reason.split()),
+        )
+        for name in names
+    ]  # fmt: skip
+
+
+def median_row(
+    name: str, where: Slice, values: Tensor, reading: Reading, *, bounds: tuple[float, float | None]
+) -> Measurement:
+    """Measure a median with the interval between two order statistics: exact coverage of 95% or more at every n.
+
+    The k-th smallest of n values lies above the median only if fewer than k fall below it, so k is a quantile of
+    Binomial(n, 1/2). A bootstrap of a median has no such promise, and none at all where values are equal. Below six
+    values no order statistic reaches 95%: then `bounds`, the least and greatest value possible, must do."""
+    ordered, n = values.to(torch.float64).sort().values, len(values)
+    k = int(stats.binom.ppf(0.025, n, 0.5))  # P(fewer than k below the median) <= 2.5%
+    low, high = bounds if k < 1 else (float(ordered[k - 1]), float(ordered[n - k]))
+    value = float(ordered.quantile(0.5))
+    measured = row(name, where, value, None, n, reading, method="exact")
+    return measured if high is None else replace(measured, low=low, high=high)
+
+
+def finite(values: Mapping[str, Tensor]) -> str:
+    """Say which of `values` is not finite, and how much of it; empty where all are."""
+    for name, tensor in values.items():
+        wrong = int((~torch.isfinite(tensor)).sum())
+        if wrong:
+            return f"{wrong} of {tensor.numel()} values of the {name} are not finite"
+    return ""
+
+
+def constant(values: Tensor) -> bool:
+    """Whether no resampling could vary the mean of `values`: fewer than two, or all equal up to rounding."""
+    return len(values) < 2 or math.isclose(float(values.min()), float(values.max()), rel_tol=1e-12, abs_tol=1e-12)

@@ -1,0 +1,110 @@
+"""Harm judged: which forgeries are refused, and what the others cost the honest clients, paired by seed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from fdgsec.metrics.intervals import Interval, bootstrap, paired_bootstrap, wilson
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.answers import Harm, Harmed
+from fdgsec.threats.judging.groups import Group, Reading, row, unavailable
+
+PLAIN = Reading(chance=None, chance_kind="none", higher_is="descriptive")
+DROP = "honest_accuracy_drop"
+UNTOUCHED = "nothing was forged: the client sends nothing of that kind here, or what it sends would be the same"
+
+
+def measure_harm(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
+    """Judge one forgery over its seeds: refusals, accuracy lost, displacement, shares; or what an exchange made of it.
+
+    Accuracy lost is honest minus hostile, paired by seed, over the runs that finished; without a forgery it is 0."""
+    entries = group.of(Harmed)
+    found = [entry.truth.harm for entry in entries]
+    harms = [harm for harm in found if harm is not None]
+    if len(harms) < len(found):
+        return unavailable([DROP], group.slice, f"nobody ran {entries[0].case.victim} both ways", n=len(found))
+    if all(harm.none for harm in harms):
+        return unavailable([DROP], group.slice, UNTOUCHED, n=len(harms))
+    trained = entries[0].answer.of == "run"
+    rows = _endings(group, harms) if trained or any(harm.hostile.ended for harm in harms) else []
+    if trained:
+        rows += _accuracies(group, harms, rng, repeats)
+    return rows + _displacements(group, harms, rng, repeats) + _shares(group, harms, rng, repeats)
+
+
+def _endings(group: Group, harms: Sequence[Harm]) -> list[Measurement]:
+    """The shares of runs that were refused by the forger's name, that ended otherwise, and that went on with a NaN or infinity."""
+    counts = {
+        "refused": [harm.hostile.refused for harm in harms],
+        "ended": [bool(harm.hostile.ended) and not harm.hostile.refused for harm in harms],
+        "not_finite": [not harm.hostile.finite for harm in harms],
+    }
+    n = len(harms)
+    return [row(name, group.slice, sum(hits) / n, wilson(sum(hits), n), n, PLAIN) for name, hits in counts.items()]
+
+
+def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """What was lost, and from where to where, by the images that it was measured on."""
+    finished = [harm for harm in harms if harm.hostile.accuracy]
+    if not finished:
+        ended = next((harm.hostile.ended for harm in harms if harm.hostile.ended), "")
+        why = f"the run ended: {ended}" if ended else "the run trains nothing; give --rounds 1 or more"
+        return unavailable([DROP], group.slice, why, n=len(harms))
+    made, n = list[Measurement](), len(finished)
+    for name in finished[0].hostile.accuracy:
+        before = [harm.honest.accuracy[name] for harm in finished]
+        after = [harm.hostile.accuracy[name] for harm in finished]
+        where, coins = {**group.slice, "on": name}, child(rng, DROP, name)
+        interval = paired_bootstrap(before, after, rng=coins, repeats=repeats, bounds=(-1.0, 1.0)) if n > 1 else None
+        made.append(
+            row(
+                DROP,
+                where,
+                sum(first - second for first, second in zip(before, after, strict=True)) / n,
+                interval,
+                n,
+                Reading(chance=0.0),
+            )
+        )
+        blind = replace(PLAIN, chance=finished[0].blind[name], chance_kind="exact")
+        for run, values in {"honest": before, "hostile": after}.items():
+            interval = _mean(values, 1.0, child(coins, run), repeats)
+            made.append(row("accuracy", {**where, "run": run}, sum(values) / n, interval, n, blind))
+    return made
+
+
+def _displacements(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Relative L2 by what was moved, a mean over the seeds in which it is a number."""
+    names = dict.fromkeys(name for harm in harms for name in harm.displacement)
+    made = []
+    for name in names:
+        values = [harm.displacement[name] for harm in harms if name in harm.displacement]
+        interval = _mean(values, math.inf, child(rng, "displacement", name), repeats)
+        where = {**group.slice, "of": name}
+        made.append(row("displacement", where, sum(values) / len(values), interval, len(values), PLAIN))
+    return made
+
+
+def _shares(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Weights and picks of the runs that have them, with and without the forgery."""
+    made = []
+    for name in dict.fromkeys(name for harm in harms for name in harm.hostile.numbers):
+        for run in ("honest", "hostile"):
+            outcomes = [harm.honest if run == "honest" else harm.hostile for harm in harms if not harm.hostile.ended]
+            values = [outcome.numbers[name] for outcome in outcomes if name in outcome.numbers]
+            if values:
+                interval = _mean(values, 1.0, child(rng, name, run), repeats)
+                where = {**group.slice, "run": run}
+                made.append(row(name, where, sum(values) / len(values), interval, len(values), PLAIN))
+    return made
+
+
+def _mean(values: Sequence[float], most: float, rng: torch.Generator, repeats: int) -> Interval | None:
+    """The interval of a mean of values from 0 to `most`; none of one value, or of equal ones that nothing bounds."""
+    same = max(values) - min(values) <= 1e-12 * max(1.0, abs(max(values)))
+    if len(values) < 2 or (same and math.isinf(most)):
+        return None
+    return bootstrap(values, rng=rng, repeats=repeats, bounds=(0.0, most))

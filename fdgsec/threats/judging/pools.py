@@ -1,0 +1,72 @@
+"""Pools of per-image rows judged: whose rows were published, how many images a client holds, which colours they have."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fdgsec.metrics.intervals import Interval, cluster_bootstrap, wilson
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.threats.answers import Exposure, InferredSize
+from fdgsec.threats.judging.groups import Group, Reading, median_row, row, unavailable
+from fdgsec.threats.judging.palettes import measure_palettes
+
+SIZE = "n_per_client"
+"""The entry of a case's slice that says how many images its client holds."""
+
+
+def measure_pool(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
+    """Judge one group of answers of fdgsec.threats.answers."""
+    answer = group.entries[0].answer
+    if isinstance(answer, Exposure):
+        return _exposure(group, rng, repeats)
+    return _size(group) if isinstance(answer, InferredSize) else measure_palettes(group, rng, repeats=repeats)
+
+
+def _exposure(group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Give the share of a client's images that were rightly called published, averaged over clients.
+
+    Chance is what as many candidates, drawn blindly, would hit. Clients are resampled; Wilson's interval over their
+    images joins in, since clients hardly differ where all draw the same share."""
+    entries, name = group.of(Exposure), "exposed_fraction"
+    rates, blind, right, total = [], [], 0, 0
+    for entry in entries:
+        said, members, images = entry.answer.published.cpu(), entry.truth.members, entry.answer.images
+        if members is None:
+            return unavailable([name], group.slice, f"nobody knows what {entry.case.victim} published", n=len(entries))
+        if said.shape != members.shape or said.dtype != torch.bool or images < int(members.sum()):
+            raise ValueError(
+                f"published must be bool {tuple(members.shape)} and images at least {int(members.sum())}; "
+                f"got {said.dtype} {tuple(said.shape)} and {images}."
+            )
+        hits = int((said & members).sum())
+        rates.append(hits / images)
+        blind.append(int(said.sum()) * int(members.sum()) / len(members) / images)
+        right, total = right + hits, total + images
+    value = sum(rates) / len(rates)
+    interval = _over_clients(rates, wilson(right, total), rng, repeats)
+    return [row(name, group.slice, value, interval, total, Reading(chance=sum(blind) / len(blind)))]
+
+
+def _over_clients(rates: Sequence[float], score: Interval, rng: torch.Generator, repeats: int) -> Interval:
+    value = sum(rates) / len(rates)
+    low, high, method = min(score.low, value), max(score.high, value), score.method
+    if len(rates) > 1:
+        drawn = cluster_bootstrap(rates, list(range(len(rates))), rng=rng, repeats=repeats, bounds=(0.0, 1.0))
+        low, high, method = min(low, drawn.low), max(high, drawn.high), drawn.method
+    return Interval(low=low, high=high, method=method)
+
+
+def _size(group: Group) -> list[Measurement]:
+    """Give the median over clients of |inferred - true| / true; chance is the guess without the client's release."""
+    entries, name = group.of(InferredSize), "relative_error"
+    errors, without = [], []
+    for entry in entries:
+        true = entry.case.slice.get(SIZE)
+        if not isinstance(true, int) or true < 1:
+            reason = f"nobody knows the size of {entry.case.victim} in the {entry.case.request} run"
+            return unavailable([name], group.slice, reason, n=len(entries))
+        errors.append(abs(entry.answer.images - true) / true)
+        without.append(abs(entry.answer.without - true) / true)
+    blind = float(torch.tensor(without, dtype=torch.float64).quantile(0.5))
+    reading = Reading(chance=blind, chance_kind="measured", higher_is="safe")
+    return [median_row(name, group.slice, torch.tensor(errors, dtype=torch.float64), reading, bounds=(0.0, None))]

@@ -1,0 +1,127 @@
+"""Rankings judged: how often the true candidate comes first, and where it comes at all."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fdgsec.metrics.intervals import Interval, bootstrap, wilson
+from fdgsec.metrics.measurement import Measurement, Slice
+from fdgsec.metrics.roc import ranks, topk_credit
+from fdgsec.threats.attack import Ranking
+from fdgsec.threats.judging.groups import Entry, Group, Reading, median_row, row, unavailable
+
+MATCHINGS = 8
+"""Random orders over which an assignment is averaged, so that equal distances share their credit."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranked:
+    """Rows whose candidates were ranked: `distances` (R, G) and the column `truth` (R,) of the true one."""
+
+    distances: Tensor
+    truth: Tensor
+
+
+def ranked(entries: Sequence[Entry[Ranking]]) -> list[Ranked] | str:
+    """Pair every ranking with the columns of the truth; a reason where one is missing or not a number."""
+    found = []
+    for entry in entries:
+        truth, distances = entry.truth, entry.answer.distances.detach().cpu()
+        if distances.ndim != 2:
+            raise ValueError(f"a ranking's distances must be (R, G); got {tuple(distances.shape)}.")
+        if bool(distances.isnan().any()):
+            return f"{int(distances.isnan().sum())} of {distances.numel()} distances are NaN"
+        if entry.answer.of == "partner":
+            columns = None if truth.partner is None else torch.tensor([truth.partner])
+        else:
+            columns = truth.rows
+        if columns is None:
+            return f"there is no true candidate for {entry.case.victim} in the {entry.case.request} run"
+        if distances.shape[0] != len(columns):
+            raise ValueError(f"a ranking has {distances.shape[0]} rows for {len(columns)} released ones.")
+        found.append(Ranked(distances=distances, truth=columns.cpu()))
+    return found
+
+
+def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") -> list[Measurement]:
+    """Give top1, top5 and the median rank over all rows; chance is exact: k/G and (G + 1)/2, averaged over rows."""
+    galleries = torch.cat([torch.full((len(block.truth),), block.distances.shape[1]) for block in blocks])
+    n, rows = len(galleries), []
+    for k in (1, 5):
+        name = f"{prefix}top{k}"
+        if int(galleries.min()) < k:
+            rows += unavailable([name], where, f"a gallery of {int(galleries.min())} has no {k} nearest", n=n)
+            continue
+        # exactly rounded sums: a constant ranking scores chance to the last bit
+        credit = math.fsum(c for block in blocks for c in topk_credit(block.distances, block.truth, k=k).tolist())
+        chance = math.fsum(k / gallery for gallery in galleries.tolist()) / n
+        rows.append(row(name, where, credit / n, wilson(min(credit, float(n)), n), n, Reading(chance=chance)))
+    places = torch.cat([ranks(block.distances, block.truth) for block in blocks])
+    reading = Reading(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
+    return [*rows, median_row("median_rank", where, places, reading, bounds=(1.0, float(galleries.max())))]
+
+
+def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
+    """Judge one group of rankings, of images or of clients."""
+    entries = group.of(Ranking)
+    blocks = ranked(entries)
+    linking = entries[0].answer.of == "partner"
+    if isinstance(blocks, str):
+        names = ["top1", "median_rank"] if linking else ["top1", "top5", "median_rank"]
+        return unavailable(names, group.slice, blocks, n=len(entries))
+    return _measure_links(blocks, group, rng, repeats) if linking else measure_rows(blocks, group.slice)
+
+
+def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
+
+    Chance is 1/N, and (N + 1)/2 for the rank, which tells a weak link from none where thirty clients give few hits."""
+    widths = {block.distances.shape[1] for block in blocks}
+    if len(widths) > 1:
+        raise ValueError(f"clients of one slice must be linked to equally many; got {sorted(widths)}.")
+    distances = torch.cat([block.distances for block in blocks])
+    truth = torch.cat([block.truth for block in blocks])
+    credits = {"": topk_credit(distances, truth, k=1), "hungarian": _matched(distances, truth, rng)}
+    rows = []
+    for matching, credit in credits.items():
+        where = {**group.slice, "matching": matching} if matching else group.slice
+        interval = _over_clients(credit, rng, repeats)
+        rows.append(
+            row("top1", where, float(credit.mean()), interval, len(credit), Reading(chance=1 / distances.shape[1]))
+        )
+    reading = Reading(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
+    bounds = (1.0, float(distances.shape[1]))
+    return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), reading, bounds=bounds)]
+
+
+def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interval:
+    """Resample clients; Wilson's interval joins in, since 0/1 values resample badly where nearly all agree."""
+    score = wilson(min(float(credit.sum()), float(len(credit))), len(credit))
+    if len(credit) < 2:
+        return score
+    drawn = bootstrap(credit, rng=rng, repeats=repeats, bounds=(0.0, 1.0))
+    return Interval(low=min(score.low, drawn.low), high=max(score.high, drawn.high), method=drawn.method)
+
+
+def _matched(distances: Tensor, truth: Tensor, rng: torch.Generator) -> Tensor:
+    """Credit each row for getting its true column in the cheapest one-to-one assignment (the Hungarian method).
+
+    Rows and columns are put in random order first: a solver that met equal distances in the given order would find
+    the diagonal."""
+    credit = torch.zeros(len(truth), dtype=torch.float64)
+    cost = distances.to(torch.float64)
+    finite = cost[torch.isfinite(cost)]
+    cost = cost.clamp(max=2 * float(finite.max()) + 1 if len(finite) else 1.0)  # the solver refuses infinities
+    for _ in range(MATCHINGS):
+        down, across = (torch.randperm(size, generator=rng) for size in cost.shape)
+        solved = linear_sum_assignment(cost[down][:, across].numpy())
+        at, to = (torch.from_numpy(np.asarray(part)) for part in cast(tuple[npt.NDArray[np.int64], ...], solved))
+        credit[down[at]] += (across[to] == truth[down[at]]).to(torch.float64)
+    return credit / MATCHINGS

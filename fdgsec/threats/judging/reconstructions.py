@@ -1,0 +1,212 @@
+"""Reconstructions judged: how like the true image, and how much liker than what no victim's style would give.
+
+Whether the true image can be picked out by them is for judge_galleries."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import shrunk
+from fdgsec.metrics.image_similarity import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
+from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
+from fdgsec.metrics.measurement import Measurement, Slice
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows
+from fdgsec.threats.judging.groups import Entry, Group, Reading, constant, finite, row, unavailable
+from fdgsec.threats.judging.unordered_images import per_answer, placed
+
+CONTROLS = ("B0", "B1", "B2", "B3", "B4")
+DECISIVE = ("B0", "B2", "B3")
+"""Controls that a leak must beat; a gain over a random image (B1) or over noise (B4) proves nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """A similarity of images, one number per pair; `sign` is +1 where more is liker, -1 for a distance."""
+
+    name: str
+    between: Callable[[Tensor, Tensor], Tensor]
+    sign: int
+    unit: str = ""
+    bounds: tuple[float, float] | None = None
+    embed: Callable[[Tensor], Tensor] | None = None
+
+
+def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
+    """PSNR, SSIM and the given perceptual distances."""
+    return [
+        Gauge(name="psnr", between=psnr, sign=1, unit="dB", bounds=(0.0, PSNR_CEILING)),
+        Gauge(name="ssim", between=ssim, sign=1, bounds=(-1.0, 1.0)),
+        *(
+            Gauge(
+                name=distance.name,
+                between=distance,
+                sign=-1,
+                embed=distance.embed if isinstance(distance, EmbeddingDistance) else None,
+            )
+            for distance in perceptual
+        ),
+    ]
+
+
+def measure_reconstructions(
+    group: Group,
+    perceptual: Sequence[PerceptualDistance],
+    rng: torch.Generator,
+    *,
+    repeats: int,
+    lineup: Lineup,
+    galleries: Galleries,
+) -> list[Measurement]:
+    """Judge one group of reconstructions at their own size, to which true images and candidates are brought.
+
+    Pictures in no order are matched to the true ones; then each answer is one unit, and galleries are not asked, since who
+    may choose among several true images finds one near the top. Rows of descriptive answers keep their chance and
+    interval, and get no verdict."""
+    entries = group.of(Reconstructions)
+    rows = _rows(entries, group, perceptual, rng, repeats=repeats, lineup=lineup, galleries=galleries)
+    if any(entry.answer.descriptive for entry in entries):
+        return [replace(measured, higher_is="descriptive") for measured in rows]
+    return rows
+
+
+def _rows(
+    entries: Sequence[Entry[Reconstructions]],
+    group: Group,
+    perceptual: Sequence[PerceptualDistance],
+    rng: torch.Generator,
+    *,
+    repeats: int,
+    lineup: Lineup,
+    galleries: Galleries,
+) -> list[Measurement]:
+    problem = _problem(entries)
+    if problem:
+        names = [gauge.name for gauge in gauges(perceptual)] + ["gallery_top1", "gallery_top5"]
+        return unavailable(names, group.slice, problem, n=len(entries))
+    entries = [replace(entry, answer=_matched(entry)) for entry in entries]
+    rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
+    if not entries[0].answer.ordered:
+        reason = "the pictures come in no order, so that which of the true images each is of is not known"
+        return [*rows, *unavailable(["gallery_top1", "gallery_top5"], {**group.slice, "distance": "mse"}, reason)]
+    return [*rows, *gallery_rows(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
+
+
+def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
+    names = set(entries[0].answer.controls)
+    for entry in entries:
+        answer, images = entry.answer, entry.truth.images
+        if images is None:
+            return f"there is no true image for {entry.case.victim} in the {entry.case.request} run"
+        if answer.ordered != entries[0].answer.ordered:
+            raise ValueError("reconstructions of one slice must all be ordered, or none of them.")
+        if answer.descriptive != entries[0].answer.descriptive:
+            raise ValueError("reconstructions of one slice must all be descriptive, or none of them.")
+        if set(answer.controls) != names:
+            raise ValueError(
+                f"reconstructions of one slice need the same controls; got {sorted(set(answer.controls) ^ names)} in some."
+            )
+        for name, values in {"reconstructions": answer.images, **answer.controls}.items():
+            if values.shape != answer.images.shape or len(values) != len(images):
+                raise ValueError(f"{name} must be ({len(images)}, 3, h, w) of one size; got {tuple(values.shape)}.")
+        reason = finite({"reconstructions": answer.images, **answer.controls})
+        if reason:
+            return reason
+    if not sum(len(entry.answer.images) for entry in entries):
+        return "no image was reconstructed"
+    return ""
+
+
+def _likeness(
+    entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
+    rng: torch.Generator, repeats: int,
+) -> list[Measurement]:  # fmt: skip
+    """Per gauge: its mean beside that of B3, and the paired gain over each control, positive where something leaked."""
+    rows: list[Measurement] = []
+    present = [name for name in CONTROLS if name in entries[0].answer.controls]
+    true = [_true_images(entry) for entry in entries]
+    for gauge in gauges(perceptual):
+        try:
+            compare = _comparison(true, gauge)
+            values = compare([entry.answer.images for entry in entries])
+            controls = {name: compare([entry.answer.controls[name] for entry in entries]) for name in present}
+        except ValueError as error:  # images too small for this gauge
+            rows += unavailable([gauge.name], where, str(error), n=len(entries))
+            continue
+        if not entries[0].answer.ordered:
+            sizes = [len(entry.answer.images) for entry in entries]
+            values = per_answer(values, sizes)
+            controls = {name: per_answer(theirs, sizes) for name, theirs in controls.items()}
+        rows.append(_mean_row(gauge, where, values, controls, child(rng, gauge.name), repeats))
+        for name in present:
+            rows.append(_gain_row(gauge, where, values, (name, controls[name]), child(rng, gauge.name, name), repeats))
+    return rows
+
+
+def _matched(entry: Entry[Reconstructions]) -> Reconstructions:
+    assert entry.truth.images is not None
+    return placed(entry.answer, entry.truth.images)
+
+
+def _true_images(entry: Entry[Reconstructions]) -> Tensor:
+    assert entry.truth.images is not None
+    return shrunk(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
+
+
+def _comparison(true: Sequence[Tensor], gauge: Gauge) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Compare with the true images, which are embedded once where the gauge can."""
+    if gauge.embed is None:
+        return lambda guessed: _gauged(guessed, true, gauge)
+    embed = gauge.embed
+    targets = [embedded(embed, images) for images in true]
+
+    def compare(guessed: Sequence[Tensor]) -> Tensor:
+        gaps = [
+            (embedded(embed, images) - target).square().sum(1) for images, target in zip(guessed, targets, strict=True)
+        ]
+        return torch.cat(gaps).to(torch.float64)
+
+    return compare
+
+
+def _gauged(guessed: Sequence[Tensor], true: Sequence[Tensor], gauge: Gauge) -> Tensor:
+    """Compare guessed with true images, pair by pair: (rows,) float64."""
+    values = []
+    for images, targets in zip(guessed, true, strict=True):
+        for part, target in zip(images.split(BLOCK), targets.split(BLOCK), strict=True):
+            with torch.inference_mode():
+                values.append(gauge.between(part.float(), target))
+    return torch.cat(values).to(torch.float64).clone()
+
+
+def _mean_row(
+    gauge: Gauge, where: Slice, values: Tensor, controls: Mapping[str, Tensor], rng: torch.Generator, repeats: int
+) -> Measurement:
+    blind = "B3" in controls
+    reading = Reading(
+        chance=float(controls["B3"].mean()) if blind else None, chance_kind="measured" if blind else "none",
+        higher_is="leak" if gauge.sign > 0 else "safe", unit=gauge.unit,
+    )  # fmt: skip
+    unbounded = constant(values) and (gauge.bounds is None or len(values) < 2)
+    interval = None if unbounded else bootstrap(values, rng=rng, repeats=repeats, bounds=gauge.bounds)
+    return row(gauge.name, where, float(values.mean()), interval, len(values), reading)
+
+
+def _gain_row(
+    gauge: Gauge, where: Slice, values: Tensor, control: tuple[str, Tensor], rng: torch.Generator, repeats: int
+) -> Measurement:
+    name, theirs = control
+    reading = Reading(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=gauge.unit)
+    width = None if gauge.bounds is None else gauge.bounds[1] - gauge.bounds[0]
+    bounds = None if width is None else (-width, width)
+    gain = gauge.sign * (values - theirs)
+    unbounded = constant(gain) and (bounds is None or len(gain) < 2)
+    interval = (
+        None
+        if unbounded
+        else paired_bootstrap(gauge.sign * values, gauge.sign * theirs, rng=rng, repeats=repeats, bounds=bounds)
+    )
+    return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), reading)

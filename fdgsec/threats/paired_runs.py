@@ -1,0 +1,230 @@
+"""One federation twice, seed for seed: once with all clients honest, once with some that forge what they send.
+
+What differs in the end comes of the forgery alone: data, initial model, batches and defense noise are those of the seed."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact, ModelState, Scores, StyleBank, StyleStatistics
+from fdgsec.federation.defense import Shield
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.malicious_client import ForgeryError, Intruder
+from fdgsec.federation.method import Client, GlobalModel, Method, State
+from fdgsec.federation.peer_review import KEPT
+from fdgsec.federation.reply_checks import counts_alike
+from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.wire import SERVER, Guard, Message, Wire
+from fdgsec.metrics.roc import majority_share
+from fdgsec.nn.training.loop import predictions
+from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.answers import Harm, Outcome
+
+DRAWS = 10_000
+"""Draws of a pool by which the share of a few rows is counted."""
+LAST_MODEL = "global model"
+"""What the displacement of the last model is called; others are called by their artifact's kind."""
+
+
+class Draws(Protocol):
+    """A pool of style rows, ready to draw from."""
+
+    def rows(self, count: int, rng: torch.Generator) -> Tensor:
+        """Draw `count` numbers of rows, (count,) int64."""
+        ...
+
+
+@runtime_checkable
+class ArrangesPools(Protocol):
+    """What is public of a method whose clients draw rows from the bank that they receive (FedCCRL, FedAlign)."""
+
+    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Draws:
+        """Make a bank ready to draw from."""
+        ...
+
+
+@runtime_checkable
+class Clustered(Protocol):
+    """A pool that is cut into clusters, each drawn from by itself (FedAlign, Algorithm 2)."""
+
+    labels: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Setting:
+    """The federation: its method and `members`, what they wear, and by name the images that the last model is measured on."""
+
+    method: Method
+    members: Sequence[Client]
+    shield: Shield
+    guards: Sequence[Guard] = ()
+    measured: Mapping[str, DomainDataset] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """How a run came out, its last model, what each client received last, by (kind, receiver), and the styles sent up."""
+
+    outcome: Outcome
+    model: GlobalModel | None = None
+    received: Mapping[tuple[str, str], Artifact] = field(default_factory=dict)
+    uploads: Mapping[str, StyleStatistics] = field(default_factory=dict)
+
+
+def honest_run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
+    """Run the federation with nobody forging; `forger` is whose weight is noted. Raises what the run raises."""
+    return _run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
+
+
+def hostile_run(
+    setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, intruders: Mapping[str, Intruder]
+) -> Run:
+    """Run the same with `intruders` in the place of clients; whatever ends it is its outcome.
+
+    A run that came to no end has sent nothing that counts: only why is known."""
+    hostile = replace(setting, shield=replace(setting.shield, intruders=intruders))
+    forger = next(iter(intruders))
+    try:
+        return _run(hostile, seed=seed, rounds=rounds, model=model, forger=forger)
+    except ForgeryError:
+        raise
+    except Exception as error:  # noqa: BLE001 (a forgery may break anything: that, and how, is what is measured)
+        said = " ".join(str(error).split())
+        first = re.search(r"client:\d+", said)
+        blamed = isinstance(error, ArtifactError) and first is not None and first.group() in intruders
+        ended = said if isinstance(error, ArtifactError) else f"{type(error).__name__}: {said}"
+        return Run(outcome=Outcome(ended=ended, refused=blamed))
+
+
+def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
+    shield = replace(setting.shield, seed=seed, name="paired")
+    wire = Wire(
+        secret=lambda upload, number: stream(seed, "secret", "policy", upload.round, upload.stage, upload.sender, number),
+        guards=(*setting.guards, *shield.guards), policies=shield.policies, filters=shield.filters, keep=_looked_at,
+    )  # fmt: skip
+    engine = LocalEngine(members=setting.members, method=setting.method, seed=seed, shield=shield)
+    memory: dict[str, State] = {}
+
+    def note(report: RoundReport, current: GlobalModel) -> None:
+        memory["server"] = report.server
+
+    driver = Driver(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
+    ran = driver.run(model)
+    last = ran if rounds else None
+    messages = list(wire.transcript.messages())
+    received = {(m.artifact.kind, m.receiver): m.artifact for m in messages if m.sender == SERVER}
+    uploads = {m.sender: m.artifact for m in messages if isinstance(m.artifact, StyleStatistics)}
+    weight = _weight(setting.method, messages, memory.get("server", {}), forger)
+    outcome = Outcome(
+        finite=all(_finite(artifact) for artifact in [*received.values(), *([last.state] if last else [])]),
+        accuracy={} if last is None else {name: accuracy(last, images) for name, images in setting.measured.items()},
+        transcript_sha256=wire.transcript.sha256, numbers={} if weight is None else {"forger_weight": weight},
+    )  # fmt: skip
+    return Run(outcome=outcome, model=last, received=received, uploads=uploads)
+
+
+def _looked_at(message: Message) -> bool:
+    """What clients receive beside models, and small things that they send."""
+    if message.sender == SERVER:
+        return message.artifact.kind != ModelState.kind
+    return isinstance(message.artifact, StyleStatistics | Scores)
+
+
+def accuracy(model: GlobalModel, images: DomainDataset) -> float:
+    """The share of `images` that a model gets right; one that answers no numbers gets those of the first class right."""
+    return float((predictions(model.module(), images.pixels()) == images.labels).double().mean())
+
+
+def _weight(method: Method, messages: Sequence[Message], server: State, forger: str) -> float | None:
+    """The share of `forger` in the last mean of models: as the server noted it, or by the weights that updates claim, where they count."""
+    noted = server.get(f"{KEPT}weight/{forger}")
+    if noted is not None:
+        return float(noted)
+    sent = [m for m in messages if m.stage == "update" and isinstance(m.artifact, Scores)]
+    last = {m.sender: float(m.artifact.tensors()["values"][0]) for m in sent if m.round == sent[-1].round}
+    if forger not in last or bool(getattr(method, "own_weights", False)):
+        return None
+    if counts_alike(method):
+        return 1 / len(last)
+    total = sum(last.values())
+    return last[forger] / total if total > 0 else None
+
+
+def compared(honest: Run, hostile: Run, *, setting: Setting, forgers: Sequence[str], rng: torch.Generator) -> Harm:
+    """Say what a forgery did: how far it moved what the others received, and how often their pools pick what it changed."""
+    if hostile.outcome.ended:
+        return Harm(honest=honest.outcome, hostile=hostile.outcome)
+    pairs: dict[str, list[tuple[Artifact, Artifact]]] = {}
+    for (kind, receiver), artifact in honest.received.items():
+        other = hostile.received.get((kind, receiver))
+        if receiver not in forgers and other is not None:
+            pairs.setdefault(kind, []).append((artifact, other))
+    if honest.model is not None and hostile.model is not None:
+        pairs[LAST_MODEL] = [(honest.model.state, hostile.model.state)]
+    moved = {kind: displacement(found) for kind, found in pairs.items()}
+    picks = _picks(setting.method, pairs.get(StyleBank.kind, []), rng)
+    return Harm(
+        honest=_with(honest.outcome, picks[0]), hostile=_with(hostile.outcome, picks[1]),
+        displacement={kind: value for kind, value in moved.items() if value is not None},
+        blind={name: majority_share(images.labels) for name, images in setting.measured.items()},
+    )  # fmt: skip
+
+
+def _with(outcome: Outcome, numbers: Mapping[str, float]) -> Outcome:
+    return replace(outcome, numbers={**outcome.numbers, **numbers})
+
+
+def displacement(pairs: Sequence[tuple[Artifact, Artifact]]) -> float | None:
+    """|second - first| / |first|, L2 over the floats of all pairs together; None where forms differ or a number is not finite."""
+    apart, length = 0.0, 0.0
+    for first, second in pairs:
+        before, after = first.tensors(), second.tensors()
+        for name, value in before.items():
+            if not value.is_floating_point():
+                continue
+            if name not in after or after[name].shape != value.shape:
+                return None
+            apart += float((after[name].double() - value.double()).square().sum())
+            length += float(value.double().square().sum())
+    moved = (apart / length) ** 0.5 if length else 0.0
+    return moved if torch.isfinite(torch.tensor(moved)) else None
+
+
+def _picks(
+    method: Method, banks: Sequence[tuple[Artifact, Artifact]], rng: torch.Generator
+) -> tuple[dict[str, float], dict[str, float]]:
+    """How often an honest client draws the rows that were forged: of the honest bank, and of the hostile one."""
+    if not banks or not isinstance(method, ArrangesPools):
+        return {}, {}
+    (honest, hostile), *_ = banks
+    assert isinstance(honest, StyleBank)
+    assert isinstance(hostile, StyleBank)
+    if honest.std.shape != hostile.std.shape:
+        return {}, {}
+    differs = (honest.mean != hostile.mean).any(1) | (honest.std != hostile.std).any(1)
+    rows = differs.nonzero().flatten()
+    if not len(rows):
+        return {}, {}
+    return picked(method, honest, rows, child(rng, "picks")), picked(method, hostile, rows, child(rng, "picks"))
+
+
+def picked(method: ArrangesPools, bank: StyleBank, rows: Tensor, rng: torch.Generator) -> dict[str, float]:
+    """The share of a pool's draws that are of `rows`, and where it has clusters their share of the draws from their own."""
+    pool = method.arranged(bank, rng)
+    drawn = pool.rows(DRAWS, rng)
+    mine = torch.isin(drawn, rows)
+    shares = {"picked_share": float(mine.double().mean())}
+    if isinstance(pool, Clustered):
+        near = torch.isin(pool.labels[drawn], pool.labels[rows])
+        shares["picked_in_cluster"] = float(mine[near].double().mean()) if bool(near.any()) else 0.0
+    return shares
+
+
+def _finite(artifact: Artifact) -> bool:
+    return all(bool(torch.isfinite(value).all()) for value in artifact.tensors().values() if value.is_floating_point())

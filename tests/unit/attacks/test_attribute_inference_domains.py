@@ -1,0 +1,130 @@
+"""Domain inference from single rows and from pooled styles."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+from torch import Tensor
+
+from fdgsec.attacks.attribute_inference.domains import DomainInference
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.attack import Answer, Knowledge, Labels, Plant, TargetFacts, Truth
+from fdgsec.threats.planted import PlantedStatistics, planted_moments
+
+EMPTY = Knowledge(
+    statistics=PlantedStatistics(moments=planted_moments(torch.zeros(1, 2), torch.ones(1, 2))), encoder="planted",
+    class_names=("any",), domain_names=("ink", "oil"), auxiliary=None, unseen=None, own=None,
+)  # fmt: skip
+
+
+def planted(seed: int) -> Plant:
+    return DomainInference().plant(EMPTY, stream(seed, "attack", "plant"))
+
+
+def facts(*kinds: str) -> TargetFacts:
+    return TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=700, classes=7, profile="quick")
+
+
+def joined(answers: Sequence[Answer], truths: Sequence[Truth], numbers: set[int]) -> tuple[Tensor, Tensor]:
+    predicted, true = [], []
+    for answer in answers:
+        domains = truths[answer.case].domains
+        assert isinstance(answer, Labels)
+        assert domains is not None
+        if answer.case in numbers:
+            assert answer.predicted.shape == domains.shape
+            predicted.append(answer.predicted)
+            true.append(domains)
+    return torch.cat(true), torch.cat(predicted)
+
+
+def accuracy(answers: Sequence[Answer], plant: Plant, request: str) -> float:
+    numbers = {number for number, case in enumerate(plant.cases) if case.request == request}
+    true, predicted = joined(answers, plant.truths, numbers)
+    return float(balanced_accuracy_score(true.numpy(), predicted.numpy()))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("request_kind", ["as_if_released", "resampled_clients"])
+def test_planted_domains_are_recognised_in_rows_and_in_pooled_styles(seed: int, request_kind: str):
+    plant = planted(seed)
+
+    answers = DomainInference().run(plant.cases, plant.knowledge, stream(seed, "attack", "run"))
+
+    assert accuracy(answers, plant, request_kind) >= plant.at_least >= 0.9
+
+
+def test_answers_number_the_domain_names_and_count_the_source_domains():
+    plant = planted(3)
+    images = plant.knowledge.auxiliary
+    assert images is not None
+    without_first = replace(plant.knowledge, auxiliary=images.subset(images.domains != 0))
+
+    answers = DomainInference().run(plant.cases, without_first, stream(0, "attack", "run"))
+
+    predicted = torch.cat([answer.predicted for answer in answers if isinstance(answer, Labels)])
+    assert {answer.classes for answer in answers if isinstance(answer, Labels)} == {2}
+    assert set(predicted.tolist()) == {1, 2}
+
+
+def test_all_domains_are_judged_together():
+    plant = planted(6)
+
+    answers = DomainInference().run(plant.cases, plant.knowledge, stream(0, "attack", "run"))
+
+    merged = {tuple({**plant.cases[answer.case].slice, **answer.slice}.items()) for answer in answers}
+    assert merged == {
+        (("domain", "all"), ("rows", "as_if_released")), (("domain", "all"), ("rows", "resampled_clients"))
+    }  # fmt: skip
+
+
+def test_exchanged_rows_know_nothing_of_their_domain():
+    right = asked = 0
+    for seed in range(8):
+        plant = planted(seed)
+        answers = DomainInference().shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "null"))
+        true, predicted = joined(answers, plant.truths, set(range(len(plant.cases))))
+        right, asked = right + int((true == predicted).sum()), asked + len(true)
+
+    assert abs(right / asked - 1 / 3) < 3 * (1 / 3 * 2 / 3 / asked) ** 0.5
+
+
+def test_pooled_release_is_read_as_pooled_whatever_it_was_asked_for():
+    """A pooled std contains the spread between images; the linear statistic takes that into account."""
+    plant = planted(4)
+    pooled = [number for number, case in enumerate(plant.cases) if case.request == "resampled_clients"]
+    released = [replace(plant.cases[number], request="released") for number in pooled]
+    attack = DomainInference()
+
+    as_released = attack.run(released, plant.knowledge, stream(0, "attack", "run"))
+    as_resampled = attack.run([plant.cases[n] for n in pooled], plant.knowledge, stream(0, "attack", "run"))
+
+    for one, other in zip(as_released, as_resampled, strict=True):
+        assert isinstance(one, Labels)
+        assert isinstance(other, Labels)
+        assert torch.equal(one.predicted, other.predicted)
+
+
+def test_plan_asks_for_more_of_the_kind_that_was_released():
+    attack = DomainInference()
+
+    assert [r.kind for r in attack.plan(facts("ImageStyles", "StyleBank"))] == ["released", "as_if_released"]
+    assert [(r.kind, r.count, r.records) for r in attack.plan(facts("StyleStatistics", "StyleBank"))] == [
+        ("released", 0, 0), ("resampled_clients", 10, 40)
+    ]  # fmt: skip
+
+
+def test_adversary_without_auxiliary_images_or_with_one_domain_is_told_so():
+    plant = planted(5)
+    images = plant.knowledge.auxiliary
+    assert images is not None
+
+    with pytest.raises(UsageError, match="auxiliary images of every domain"):
+        DomainInference().run(plant.cases, replace(plant.knowledge, auxiliary=None), stream(0, "attack", "run"))
+    with pytest.raises(UsageError, match="2 domains or more; the adversary has 1"):
+        DomainInference().run(
+            plant.cases, replace(plant.knowledge, auxiliary=images.of_domain(0)), stream(0, "attack", "run")
+        )

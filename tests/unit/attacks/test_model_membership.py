@@ -1,0 +1,287 @@
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fdgsec.attacks.model_membership.attack import ModelMembership
+from fdgsec.attacks.model_membership.control import Interpolators, interpolating
+from fdgsec.attacks.model_membership.membership_tests import Panel, Said, membership_scores
+from fdgsec.attacks.statistics.linear_models import linear_classifier, noise_images
+from fdgsec.attacks.statistics.reference_models import global_model, pools_of, reference_runs, shares
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.wire import SERVER, Message
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.nn.training.loop import logits
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Answer, Case, Knowledge, Plant, ReadsModels, TargetFacts
+from fdgsec.threats.judging.controls import positive_control
+from fdgsec.threats.judging.judge import Judge
+
+
+def nothing(dataset: DomainDataset) -> Moments:
+    raise NotImplementedError
+
+
+BLANK = Knowledge(
+    statistics=nothing, encoder="none", class_names=(), domain_names=(), auxiliary=None, unseen=None, own=None
+)
+ATTACK = ModelMembership(
+    references=8
+)  # of two clients, who take turns: each has every image twice, as online tests need
+FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="full")
+ALL_TESTS = ["lira", "rmia", "loss", "calibrated", "lira online", "rmia online"]
+
+
+def planted(seed: int = 0) -> Plant:
+    return ATTACK.plant(BLANK, stream(seed, "attack"))
+
+
+def answered(cases: Sequence[Case], knowledge: Knowledge, seed: int = 0) -> list[Answer]:
+    return list(ATTACK.run(cases, knowledge, stream(seed, "attack")))
+
+
+def of(answers: Sequence[Answer], test: str, model: str) -> list[Answer]:
+    return [answer for answer in answers if (answer.slice["test"], answer.slice["model"]) == (test, model)]
+
+
+def p_value(answers: Sequence[Answer], plant: Plant, seed: int) -> float:
+    (row,) = Judge().null(answers, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+    return row.p_value
+
+
+def of_strangers(plant: Plant, seed: int) -> list[Case]:
+    """The planted questions about models that were trained on images that nobody asks about."""
+    images = noise_images(48, side=16, classes=4, rng=stream(seed, "attack", "strangers"))
+    view = Interpolators()(
+        [images.subset(torch.arange(24)), images.subset(torch.arange(24, 48))], stream(seed, "attack")
+    )
+    return [replace(case, views=(view,)) for case in plant.cases]
+
+
+def exhibited(plant: Plant) -> list[Case]:
+    """The planted questions as a client of a larger federation meets them: two models, and nobody says whose."""
+    states = [plant.cases[0].views[0].sent(f"client:{number}", ModelState) for number in (2, 1)]
+    shown = View(
+        messages=tuple(
+            Message(round=1, stage="exhibit", sender=SERVER, receiver="client:0", artifact=state)
+            for state in states if state is not None
+        )
+    )  # fmt: skip
+    return [replace(case, views=(shown,), domain=None, records=None) for case in plant.cases]
+
+
+def test_the_quick_profile_leaves_it_out_unless_references_are_asked_for():
+    quick = replace(FACTS, profile="quick")
+
+    with pytest.raises(UsageError, match="full profile only"):
+        ModelMembership().plan(quick)
+    assert [request.kind for request in ModelMembership(references=4).plan(quick)] == ["trained"]
+    assert [request.kind for request in ModelMembership().plan(FACTS)] == ["trained"]
+
+
+def test_an_outsider_without_images_is_told_so():
+    with pytest.raises(UsageError, match="needs auxiliary or own data"):
+        ATTACK.plan(replace(FACTS, knows=frozenset({"encoder", "unseen"})))
+
+
+def test_the_laboratory_keeps_models_for_it():
+    assert isinstance(ATTACK, ReadsModels)
+    assert ATTACK.keeps == "models=last"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_test_finds_what_interpolating_models_remember(seed: int):
+    plant = planted(seed)
+
+    controls = positive_control(
+        plant, answered(plant.cases, plant.knowledge, seed), Judge(bootstrap_repeats=50), stream(seed, "attack")
+    )
+
+    assert {(c.measurement.slice["test"], c.measurement.slice["model"]) for c in controls} == {
+        (test, model) for test in ALL_TESTS for model in ("client", "global")
+    }
+    assert all(control.passed for control in controls), controls
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_client_has_a_positive_control_of_models_without_owners(seed: int):
+    own = noise_images(4, side=16, classes=4, rng=stream(seed, "attack"))
+    plant = ATTACK.plant(replace(BLANK, own=own), stream(seed, "attack"))
+
+    controls = positive_control(
+        plant, answered(plant.cases, plant.knowledge, seed), Judge(bootstrap_repeats=50), stream(seed, "attack")
+    )
+
+    assert {c.measurement.slice["model"] for c in controls} == {"peer", "global"}
+    assert {c.measurement.slice["test"] for c in controls} == set(ALL_TESTS)
+    assert all(control.passed for control in controls), controls
+
+
+@pytest.mark.slow
+def test_the_shuffled_attack_finds_nothing():
+    alarms = {"client": 0, "global": 0}
+    for seed in range(20):
+        plant = planted(seed)
+        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack"))
+        for model in alarms:
+            alarms[model] += p_value(of(guess, "lira", model), plant, seed) < 0.05
+
+    assert max(alarms.values()) <= 4  # 20 tests at 5%: more with probability .003
+
+
+@pytest.mark.slow
+def test_models_of_strangers_betray_nobody():
+    alarms = {(test, model): 0 for test in ALL_TESTS for model in ("client", "global")}
+    for seed in range(20):
+        plant = planted(seed)
+        answers = answered(of_strangers(plant, seed), plant.knowledge, seed)
+        for test, model in alarms:
+            alarms[test, model] += p_value(of(answers, test, model), plant, seed) < 0.05
+
+    assert max(alarms.values()) <= 5  # 12 rows of 20 tests at 5%: some row above with probability .004
+
+
+def test_the_shuffled_attack_answers_every_case_and_model():
+    plant = planted()
+
+    guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+
+    for model in ("client", "global"):
+        assert [answer.case for answer in of(guess, "lira", model)] == [0, 1]
+
+
+def test_a_client_reads_the_models_that_it_judges_without_knowing_whose_they_are():
+    plant = planted()
+    client = replace(plant.knowledge, auxiliary=None, own=plant.knowledge.auxiliary)
+    cases = exhibited(plant)
+
+    rows = Judge(bootstrap_repeats=50).measure(
+        answered(cases, client), cases, plant.truths, stream(0, "attack")
+    )  # fmt: skip
+
+    areas = {row.slice["test"]: row.value for row in rows if row.name == "auc"}
+    assert {row.slice["model"] for row in rows} == {"peer"}
+    assert set(areas) >= {"lira", "rmia", "loss", "calibrated"}
+    assert all(area is not None and area > 0.85 for area in areas.values()), areas
+
+
+def test_one_exhibit_is_not_taken_for_a_peer():
+    plant = planted()
+    cases = [replace(c, views=(View(messages=c.views[0].messages[:1]),)) for c in exhibited(plant)]
+
+    assert answered(cases, plant.knowledge) == []
+    assert [row.unavailable is not None for row in ATTACK.missing(cases, plant.knowledge)] == [True, True]
+
+
+def test_the_global_model_of_a_first_round_is_nobodys():
+    data = noise_images(8, side=16, classes=4, rng=stream(0, "attack"))
+    halves = [data.subset(torch.arange(4)), data.subset(torch.arange(4, 8))]
+
+    assert global_model(Interpolators()(halves, stream(0, "attack"), rounds=1)) is None
+    assert global_model(Interpolators()(halves, stream(0, "attack"), rounds=2)) is not None
+
+
+def test_every_row_says_how_many_reference_models_it_was_measured_with():
+    plant = planted()
+
+    found = {answer.slice["references"] for answer in answered(plant.cases, plant.knowledge)}
+    control = ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+
+    assert found == {8}
+    assert {answer.slice["references"] for answer in control} == {4}
+
+
+def test_few_references_of_many_clients_leave_the_online_tests_out():
+    plant = planted()
+
+    answers = ModelMembership(references=6).run(plant.cases, plant.knowledge, stream(0, "attack"))
+
+    assert {a.slice["test"] for a in answers if a.slice["model"] == "client"} == {"lira", "rmia", "loss", "calibrated"}
+    assert {a.slice["test"] for a in answers if a.slice["model"] == "global"} == set(ALL_TESTS)
+
+
+def test_an_adversary_that_cannot_run_the_target_is_told_so():
+    plant = planted()
+
+    with pytest.raises(UsageError, match="cannot run it"):
+        answered(plant.cases, replace(plant.knowledge, simulate=None))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"references": 3}, "references must be 4 or more; got 3"),
+        ({"candidates": 1}, "candidates must be 2 or more; got 1"),
+        ({"largest": 0}, "largest must be 2 or more; got 0"),
+    ],
+)
+def test_numbers_that_no_test_can_be_made_with_are_refused_before_anything_runs(options: dict[str, int], message: str):
+    with pytest.raises(UsageError, match=message):
+        replace(ATTACK, **options)
+
+
+def test_every_image_is_in_as_many_federations_and_with_one_client_of_each():
+    dealt = shares(8, 100, clients=3, share=0.5, rng=stream(0, "attack"))
+
+    assert dealt.shape == (3, 8, 100)
+    assert dealt.sum(0).max() == 1
+    assert dealt.any(0).sum(0).tolist() == [4] * 100
+    assert dealt.sum(1).max() <= 2  # four federations, three clients who take turns
+
+
+def test_a_pool_holds_each_candidate_once_and_nothing_that_is_set_aside():
+    plant = planted()
+    twice = [plant.cases[0], replace(plant.cases[0], victim="client:2")]
+
+    (pool,) = pools_of([0, 1], twice, plant.knowledge, stream(0, "attack"))
+
+    candidates = twice[0].candidates
+    assert candidates is not None
+    assert len(set(pool.images.ids)) == len(pool.images.ids) == pool.public + len(candidates)
+    assert not set(pool.images.ids) & set(pool.aside.ids)
+    for places in pool.places.values():
+        assert [pool.images.ids[int(place)] for place in places] == list(candidates.ids)
+        assert torch.equal(pool.images.labels[places], candidates.labels)
+
+
+def test_references_train_on_what_they_are_said_to_train_on():
+    plant = planted()
+    pools = pools_of([0, 1], plant.cases, plant.knowledge, stream(0, "attack"))
+
+    runs = list(reference_runs(pools, plant.knowledge, models=4, most=None, rounds=2, rng=stream(1, "attack")))
+
+    run, (pool,) = runs[2], pools
+    state = run.view.sent(run.clients[1], ModelState)
+    assert state is not None
+    expected = interpolating(pool.images.subset(run.members[1]))
+    assert torch.allclose(state.tensors()["head.weight"], expected["head.weight"])
+    assert torch.equal(run.trained_on(pool), run.members[0] | run.members[1])
+
+
+def test_calibrated_and_loss_scores_are_those_of_the_formulas():
+    images = noise_images(12, side=16, classes=4, rng=stream(0, "attack"))
+    states = [interpolating(images.subset(torch.arange(start, start + 6))) for start in (0, 2, 4, 6, 1)]
+    said = [
+        Said(pool=given[:8], aside=given[8:])
+        for given in (logits(linear_classifier(state), images.pixels()) for state in states)
+    ]
+    members = torch.tensor([[True] * 4 + [False] * 4, [False] * 8, [False] * 4 + [True] * 4, [False] * 8])
+    panel = Panel(said=said[1:], members=members, labels=images.labels[:8], aside_labels=images.labels[8:])
+    places = torch.tensor([6, 1, 3])
+
+    found = membership_scores(said[0], panel, places)
+
+    assert list(found) == ["lira", "rmia", "loss", "calibrated"]  # one model saw each at most: nothing online
+    for row, place in enumerate(places.tolist()):
+        label = int(images.labels[place])
+        own = float(said[0].pool[place].double().log_softmax(0)[label])
+        out = [
+            float(one.pool[place].double().log_softmax(0)[label])
+            for one, inside in zip(said[1:], members[:, place].tolist(), strict=True) if not inside
+        ]  # fmt: skip
+        assert float(found["loss"][row]) == pytest.approx(own, rel=1e-9)
+        assert float(found["calibrated"][row]) == pytest.approx(own - sum(out) / len(out), rel=1e-9)

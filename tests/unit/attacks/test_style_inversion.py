@@ -1,0 +1,168 @@
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch.nn import functional
+
+from fdgsec.attacks.style_inversion.attack import StyleInversion
+from fdgsec.attacks.style_inversion.inverter import (
+    style_features,
+    style_from_linear,
+)
+from fdgsec.attacks.style_inversion.style_rows import populations
+from fdgsec.attacks.style_inversion.training_images import mirrored
+from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.styles.channel_statistics import linear_statistic
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.attack import Plant
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.planted import upload
+from tests.support.noisy_styles import Noise
+from tests.support.quadrants import (
+    AUXILIARY,
+    INTRA,
+    MSE,
+    SERVER,
+    coins,
+    image_rows,
+    pooled_pair,
+    quadrant_statistics,
+    reconstructions,
+    victims,
+)
+
+
+@cache
+def planted() -> tuple[StyleInversion, Plant, list[Measurement]]:
+    attack = StyleInversion()
+    plant = attack.plant(SERVER, coins())
+    guess = attack.run(plant.cases, plant.knowledge, coins(1))
+    return attack, plant, Judge(bootstrap_repeats=300).measure(guess, plant.cases, plant.truths, coins(2))
+
+
+@pytest.mark.parametrize("control", ["B0", "B1", "B2", "B3", "B4"])
+@pytest.mark.parametrize("loss", ["mse", "perceptual_mini"])
+def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
+    _, plant, rows = planted()
+    (gain,) = [r for r in rows if r.name == plant.measurement and (r.slice["over"], r.slice["loss"]) == (control, loss)]
+
+    assert gain.low is not None
+    assert gain.low > plant.at_least
+
+
+def test_planted_images_are_picked_out_of_their_gallery():
+    _, _, rows = planted()
+    tops = [row.value for row in rows if row.name == "gallery_top1" and row.slice["distance"] == "mse"]
+
+    assert len(tops) == 2
+    assert all(value is not None and value > 0.9 for value in tops)  # chance is 1/40
+
+
+def test_exchanged_styles_find_nothing():
+    attack, plant, _ = planted()
+    guess = attack.shuffled(plant.cases, plant.knowledge, coins(1))
+    nulls = Judge().null(guess, plant.cases, plant.truths, coins(2))
+
+    assert [row.name for row in nulls] == ["psnr"]
+    assert nulls[0].p_value > 0.05
+
+
+def test_a_single_row_cannot_be_exchanged_and_is_left_out_of_the_negative_control():
+    case = image_rows(victims(0, 1), "red")
+
+    assert INTRA.shuffled([case], SERVER, coins()) == []
+    assert len(reconstructions(INTRA, [case], SERVER)) == 1
+
+
+def test_equal_streams_give_equal_pictures():
+    cases = [image_rows(victims(0), "red")]
+    first, again = (reconstructions(INTRA, cases, SERVER) for _ in range(2))
+
+    assert all(torch.equal(a.images, b.images) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
+
+
+def test_every_case_is_answered_once_per_prior_and_loss():
+    cases = [image_rows(victims(0), "red"), image_rows(victims(1), "green")]
+    found = reconstructions(MSE, cases, SERVER)
+    keys = {(a.case, a.slice["prior"], a.slice["loss"], a.slice["rows"]) for a in found}
+
+    assert len(found) == len(keys) == 2 * 3
+    assert {a.slice["rows"] for a in found} == {"as_if_released"}
+    assert all(a.images.shape == (6, 3, 8, 8) for a in found)
+
+
+def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domain():
+    victim = victims(0)
+    (answer,) = reconstructions(INTRA, [image_rows(victim, "red")], SERVER)
+    red = AUXILIARY.of_domain("red")
+    both = [red, mirrored(red)]
+    public = functional.avg_pool2d(torch.cat([part.pixels() for part in both]).float() / 255, 2)
+    styles = torch.cat([style_features(*quadrant_statistics(part).style(unbiased=False)) for part in both])
+    asked = style_features(*quadrant_statistics(victim).style(unbiased=False))
+    spread = styles.std(0, correction=0)
+    spread = spread + 1e-3 * spread.mean()
+    centred = [((part - styles.mean(0)) / spread).clamp(-5, 5) for part in (asked, styles)]
+    near = (centred[0][:, None] - centred[1][None]).square().sum(2).argmin(1)
+
+    assert torch.allclose(answer.controls["B0"], public.mean(0).expand(6, -1, -1, -1), atol=1e-6)
+    assert torch.allclose(answer.controls["B2"], public[near], atol=1e-6)
+    source = [[bool(torch.equal(b3, image)) for image in answer.images].index(True) for b3 in answer.controls["B3"]]
+    assert sorted(source) == list(range(6))
+    assert all(place != number for number, place in enumerate(source))
+
+
+def test_an_inverted_statistic_is_the_style_it_came_from():
+    mean, std = torch.randn(5, 4, dtype=torch.float64), 0.1 + torch.rand(5, 4, dtype=torch.float64)
+    again = style_from_linear(linear_statistic(mean, std))
+
+    assert torch.allclose(again[0], mean)
+    assert torch.allclose(again[1], std, rtol=1e-9)
+
+
+def test_the_difference_of_two_pooled_releases_is_the_added_records_style():
+    added = victims(1, 1)
+    (rows,) = populations([pooled_pair(AUXILIARY.of_domain("green"), added, "green")], SERVER)
+    expected = style_features(*quadrant_statistics(added).style(unbiased=False))
+
+    assert (rows.kind, rows.sizes) == ("difference", (1,))
+    # released as float32: 17 times 6e-8 of a variance of about 0.003 is 1e-3 of its logarithm at most
+    assert torch.allclose(rows.features, expected, atol=1e-3)
+
+
+def test_differences_of_one_domain_serve_as_each_others_control():
+    holds = AUXILIARY.of_domain("green")
+    cases = [pooled_pair(holds, victims(1, 4).subset(torch.tensor([n])), "green") for n in range(4)]
+    found = reconstructions(INTRA, cases, SERVER)
+    images, exchanged = torch.cat([a.images for a in found]), torch.cat([a.controls["B3"] for a in found])
+
+    assert [a.case for a in found] == [0, 1, 2, 3]
+    assert not any(torch.equal(a, b) for a, b in zip(images, exchanged, strict=True))
+    assert torch.equal(images.flatten(1).sort(0).values, exchanged.flatten(1).sort(0).values)
+
+
+def test_a_released_std_is_read_as_unbiased():
+    victim = victims(0)
+    (rows,) = populations([image_rows(victim, "red")], SERVER)
+    expected = style_features(*quadrant_statistics(victim).style(unbiased=False))
+
+    assert torch.allclose(rows.features, expected, atol=1e-5)  # float32 release; HW / (HW - 1) would be 8e-3 off
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: float):
+    attack, plant, _ = planted()
+    noise = Noise(scale=scale)
+    mean, std = plant.cases[0].released()
+    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
+    case = replace(plant.cases[0], views=(upload(sent),))
+    alone, gains = replace(attack, losses=("mse",)), {}
+    for name, defended in (("aware", noise), ("not", None)):
+        guess = alone.run([case], replace(plant.knowledge, defended=defended), coins(1))
+        rows = Judge(bootstrap_repeats=100).measure(guess, [case], plant.truths, coins(2))
+        gains[name] = next(r.value or 0.0 for r in rows if r.name == "psnr_gain" and r.slice["over"] == "B0")
+
+    assert gains["aware"] > gains["not"] + 0.7
+    assert gains["aware"] > -0.5  # nothing to be read: the mean image

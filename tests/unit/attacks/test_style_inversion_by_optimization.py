@@ -1,0 +1,300 @@
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from fdgsec.attacks.style_inversion.by_optimisation import OptimisationInversion
+from fdgsec.data.domains import DomainDataset, as_float, shrunk
+from fdgsec.data.shapes import shapes
+from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.styles.channel_statistics import style_of
+from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Prediction, Reconstructions, TargetFacts, Truth
+from fdgsec.threats.judging.controls import negative_controls, positive_control
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.planted import upload
+
+SHORT = OptimisationInversion(steps=3, restarts=2, side=16)
+DATA = shapes(image_size=32, per_domain=42)
+PUBLIC = torch.arange(42) < 21
+SERVER_KNOWS = ("encoder", "auxiliary", "client sizes", "victim domains")
+
+
+def coins(seed: int = 0) -> torch.Generator:
+    return stream(seed, "attack", "test")
+
+
+def of(domain: str, first: int, last: int) -> DomainDataset:
+    return DATA.of_domain(domain).subset(torch.arange(first, last))
+
+
+def knowledge(encoder: str = "pixels") -> Knowledge:
+    return Knowledge(
+        statistics=lambda dataset: statistics(encoder, dataset), encoder=encoder, class_names=DATA.class_names,
+        domain_names=DATA.domain_names, auxiliary=DATA.subset(PUBLIC.repeat(4) & (DATA.domains < 3)), unseen=None,
+        own=None,
+    )  # fmt: skip
+
+
+def image_rows(images: DomainDataset, domain: str | None, encoder: str = "pixels") -> Case:
+    mean, std = statistics(encoder, images).style(unbiased=True)
+    view = upload(ImageStyles(mean=mean.float(), std=std.float()))
+    return Case(
+        request="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": str(domain)},
+        candidates=images,
+    )  # fmt: skip
+
+
+def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case:
+    views = []
+    for rows in (holds.rows, torch.cat([holds.rows, added.rows])):
+        images = replace(
+            holds, rows=rows, ids=tuple(str(row) for row in rows.tolist()), labels=torch.zeros_like(rows),
+            domains=torch.zeros_like(rows), attributes={},
+        )  # fmt: skip
+        mean, std = statistics("pixels", images).pooled().style(unbiased=False)
+        views.append(upload(StyleStatistics(mean=mean[0].float(), std=std[0].float())))
+    return Case(
+        request="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
+        records=len(holds),
+    )  # fmt: skip
+
+
+def pictures(guess: Guess, restarts: str = "best") -> list[Reconstructions]:
+    return [a for a in guess if isinstance(a, Reconstructions) and a.slice["restarts"] == restarts]
+
+
+def numbers(guess: Guess, name: str, of: str = "best") -> list[float]:
+    return [a.value for a in guess if isinstance(a, Prediction) and a.name == name and a.slice["of"] == of]
+
+
+@cache
+def planted() -> tuple[OptimisationInversion, Plant, Guess]:
+    attack = OptimisationInversion(restarts=2)
+    plant = attack.plant(knowledge("mini"), coins())
+    return attack, plant, attack.run(plant.cases, plant.knowledge, coins(1))
+
+
+@cache
+def judged() -> list[Measurement]:
+    _, plant, guess = planted()
+    return Judge(bootstrap_repeats=300).measure(guess, plant.cases, plant.truths, coins(2))
+
+
+def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
+    return TargetFacts(
+        artifact_kinds=frozenset(kinds), clients=3, images_per_client=50, classes=7, profile="quick",
+        knows=frozenset(knows),
+    )  # fmt: skip
+
+
+def test_the_positive_control_is_won_against_every_control_by_both_answers():
+    _, plant, guess = planted()
+
+    controls = positive_control(plant, guess, Judge(bootstrap_repeats=300), coins(2))
+
+    assert {(c.measurement.slice["over"], c.measurement.slice["restarts"]) for c in controls} == {
+        (control, restarts) for control in ("B0", "B1", "B2", "B3", "B4") for restarts in ("best", "mean")
+    }
+    assert all(control.passed for control in controls)
+
+
+@pytest.mark.parametrize("over", ["B0", "B2", "B3"])
+def test_images_of_one_colour_leak_beyond_the_decisive_controls(over: str):
+    rows = [row for row in judged() if row.name == "psnr_gain" and row.slice["over"] == over]
+
+    assert [row.verdict for row in rows] == ["leaks", "leaks"]
+
+
+def test_images_of_one_colour_are_picked_out_of_their_gallery():
+    tops = [row.value for row in judged() if row.name == "gallery_top1" and row.slice["distance"] == "mse"]
+
+    assert tops == [1.0, 1.0]  # chance is 1/10
+
+
+def test_exchanged_styles_find_nothing():
+    attack, plant, _ = planted()
+    guess = attack.shuffled(plant.cases, plant.knowledge, coins(1))
+    nulls = Judge().null(guess, plant.cases, plant.truths, coins(2))
+
+    assert [row.name for row in nulls] == ["psnr"]
+    assert all(control.passed for control in negative_controls(nulls, comparisons=1))
+
+
+def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_often_than_the_level():
+    _, plant, guess = planted()
+    (found,) = pictures(guess)
+    true = plant.truths[0].images
+    assert true is not None
+    alarms = 0
+    for number in range(100):
+        order = torch.randperm(len(true), generator=coins(number))  # blind to what the permutation test exchanges
+        truths = [Truth(images=true[order])]
+        (null,) = Judge().null([found], plant.cases, truths, coins(number), permutations=199)
+        alarms += null.p_value <= 0.05
+
+    assert alarms <= 11  # P(Binomial(100, .05) > 11) = .0043
+
+
+def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
+    victims = of("photo", 30, 33)
+    attack = OptimisationInversion(steps=150, restarts=2, side=32)
+    guess = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), coins())
+    (found,) = pictures(guess)
+    mean, std = statistics("mini", victims).style(unbiased=False)
+    with torch.no_grad():
+        own = style_of(encoder_named("mini").encode(found.images), unbiased=False)
+    gap = torch.cat([own[0] - mean, own[1] - std], dim=1).norm() / torch.cat([mean, std], dim=1).norm()
+
+    assert float(gap) < 0.05
+    assert numbers(guess, "converged_fraction") == [1.0]
+    assert numbers(guess, "style_residual")[0] < numbers(guess, "style_residual", of="B2")[0] / 5
+    assert numbers(guess, "restart_share")[0] > 0.5
+    assert numbers(guess, "restart_spread")[0] > 0.1
+
+
+def test_answers_and_bookkeeping_come_for_every_case():
+    cases = [image_rows(of("photo", 21, 27), "photo"), image_rows(of("cartoon", 21, 24), "cartoon")]
+    guess = SHORT.run(cases, knowledge(), coins())
+
+    assert [(a.case, a.slice["restarts"], tuple(a.images.shape)) for a in guess if isinstance(a, Reconstructions)] == [
+        (0, "best", (6, 3, 16, 16)), (0, "mean", (6, 3, 16, 16)),
+        (1, "best", (3, 3, 16, 16)), (1, "mean", (3, 3, 16, 16)),
+    ]  # fmt: skip
+    assert len(numbers(guess, "converged_fraction")) == len(numbers(guess, "restart_share")) == 2
+    assert len(numbers(guess, "style_residual", of="B4")) == 2
+
+
+def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domain():
+    victims = of("photo", 21, 27)
+    (answer,) = pictures(SHORT.run([image_rows(victims, "photo")], knowledge(), coins()))
+    public = of("photo", 0, 21)
+    small = shrunk(public, (16, 16))
+    every, known, asked = (
+        torch.cat(statistics("pixels", part).style(unbiased=False), dim=1)
+        for part in (knowledge().public_images(), public, victims)
+    )
+    spread = every.std(0, correction=0)
+    spread = spread + 0.1 * spread.mean()
+    near = (((asked[:, None] - known[None]) / spread) ** 2).sum(2).argmin(1)
+
+    assert torch.allclose(answer.controls["B0"], small.mean(0).expand(6, -1, -1, -1), atol=1e-6)
+    assert all(any(torch.equal(image, one) for one in small) for image in answer.controls["B1"])
+    assert torch.equal(answer.controls["B2"], small[near])
+    source = [[bool(torch.equal(b3, image)) for image in answer.images].index(True) for b3 in answer.controls["B3"]]
+    assert sorted(source) == list(range(6))
+    assert all(place != number for number, place in enumerate(source))
+    assert not any(torch.equal(b4, image) for b4 in answer.controls["B4"] for image in answer.images)
+
+
+def test_without_the_victims_domain_all_public_images_serve():
+    (answer,) = pictures(SHORT.run([image_rows(of("photo", 21, 24), None)], knowledge(), coins()))
+
+    assert torch.allclose(answer.controls["B0"][0], shrunk(knowledge().public_images(), (16, 16)).mean(0), atol=1e-6)
+
+
+def test_a_single_row_has_the_style_of_a_public_image_as_its_control_and_cannot_be_exchanged():
+    case = image_rows(of("photo", 21, 22), "photo")
+    (answer,) = pictures(SHORT.run([case], knowledge(), coins()))
+
+    assert answer.controls["B3"].shape == (1, 3, 16, 16)
+    assert not torch.equal(answer.controls["B3"], answer.images)
+    assert not torch.equal(answer.controls["B3"], answer.controls["B4"])
+    assert SHORT.shuffled([case], knowledge(), coins()) == []
+
+
+def test_the_mean_answer_averages_what_the_best_was_chosen_from():
+    case = image_rows(of("photo", 21, 24), "photo")
+    one = replace(SHORT, restarts=1)
+    guess, single = SHORT.run([case], knowledge(), coins()), one.run([case], knowledge(), coins())
+    first, mean, best = pictures(single)[0].images, pictures(guess, "mean")[0].images, pictures(guess)[0].images
+    second = 2 * mean - first
+
+    assert torch.equal(first, pictures(single, "mean")[0].images)
+    assert all(
+        torch.allclose(b, f, atol=1e-4) or torch.allclose(b, s, atol=1e-4)
+        for b, f, s in zip(best, first, second, strict=True)
+    )
+
+
+def test_differences_of_one_domain_are_parted_and_serve_as_each_others_control():
+    holds = of("painting", 0, 21)
+    cases = [pooled_pair(holds, of("painting", n, n + 1), "painting") for n in range(30, 33)]
+    guess = replace(SHORT, steps=100).run(cases, knowledge(), coins())
+    found = pictures(guess)
+    images, exchanged = torch.cat([a.images for a in found]), torch.cat([a.controls["B3"] for a in found])
+    true = as_float(of("painting", 30, 33).pixels())
+
+    assert [a.case for a in found] == [0, 1, 2]
+    assert torch.allclose(images.mean((2, 3)), true.mean((2, 3)), atol=0.05)  # the added records' own colours
+    assert not any(torch.equal(a, b) for a, b in zip(images, exchanged, strict=True))
+    assert torch.equal(images.flatten(1).sort(0).values, exchanged.flatten(1).sort(0).values)
+
+
+def test_starting_at_the_mean_image_keeps_its_layout():
+    case = image_rows(of("photo", 21, 24), "photo")
+
+    def likeness(attack: OptimisationInversion) -> float:
+        (answer,) = pictures(attack.run([case], knowledge(), coins()), "mean")
+        pairs = [
+            torch.stack([a.flatten(), b.flatten()]) for a, b in zip(answer.images, answer.controls["B0"], strict=True)
+        ]
+        return min(float(torch.corrcoef(pair)[0, 1]) for pair in pairs)
+
+    many = replace(SHORT, steps=20, restarts=6)
+    assert likeness(replace(many, start="mean image")) > likeness(many) + 0.1
+
+
+def test_the_canvas_is_never_larger_than_what_the_encoder_saw():
+    case = image_rows(of("photo", 21, 23), "photo", "mini")
+    (answer,) = pictures(replace(SHORT, side=64).run([case], knowledge("mini"), coins()))
+
+    assert answer.images.shape == (2, 3, 32, 32)
+
+
+def test_equal_streams_give_equal_pictures():
+    case = image_rows(of("photo", 21, 24), "photo")
+    first, again = (pictures(SHORT.run([case], knowledge(), coins())) for _ in range(2))
+
+    assert all(torch.equal(a.images, b.images) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
+
+
+def test_clients_that_release_more_rows_than_are_drawn_are_left_out_with_the_reason():
+    few, many = image_rows(of("photo", 21, 27), "photo", "mini"), image_rows(of("cartoon", 0, 33), "cartoon", "mini")
+    known = knowledge("mini")
+    answered = {answer.case for answer in SHORT.run([few, many], known, coins())}
+    (row,) = SHORT.missing([few, many], known)
+
+    assert answered == {0}
+    assert row.unavailable == "a client released 33 rows; quick draws at most 32"
+    assert SHORT.missing([few], known) == []
+    assert SHORT.missing([many], knowledge("pixels")) == []  # no network to pass through: eight times as many
+
+
+def test_rows_are_asked_for_where_images_are_released_singly_and_pairs_where_they_are_pooled():
+    single = OptimisationInversion().plan(facts("ImageStyles", "StyleBank"))
+    pooled = OptimisationInversion().plan(facts("StyleStatistics", "StyleBank"))
+
+    assert [(request.kind, request.per_class) for request in single] == [("released", 0), ("as_if_released", 2)]
+    assert [(request.kind, request.count) for request in pooled] == [("add_one_record", 8)]
+
+
+def test_what_cannot_be_parted_or_controlled_is_refused():
+    with pytest.raises(UsageError, match="must know client sizes and victim domains"):
+        OptimisationInversion().plan(facts("StyleStatistics", knows=("encoder", "own data")))
+    with pytest.raises(UsageError, match="needs auxiliary or own data"):
+        OptimisationInversion().plan(facts("ImageStyles", knows=("encoder",)))
+    with pytest.raises(UsageError, match="those of this target are not"):
+        OptimisationInversion().plan(replace(facts("StyleStatistics"), pooled=False))
+
+
+def test_wrong_options_are_refused_by_name():
+    with pytest.raises(UsageError, match="a side of at least 16 px"):
+        OptimisationInversion(side=8)
+    with pytest.raises(UsageError, match="starts noise, mean image; got quick, zero"):
+        OptimisationInversion(start="zero")  # type: ignore[arg-type]

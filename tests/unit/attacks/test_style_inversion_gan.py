@@ -1,0 +1,225 @@
+"""How an adversarial inverter learns: its code of styles, its losses, and the baseline that sees no style."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.attacks.style_inversion.attack import Profile, StyleInversion
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear
+from fdgsec.attacks.style_inversion.inverter_gan import (
+    AdversarialInverter,
+    Contest,
+    covered,
+    fit_adversarial,
+    fit_baseline,
+    judge_loss,
+    moved,
+    style_code,
+)
+from fdgsec.data.shapes import shapes
+from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.metrics.image_similarity import mse, psnr
+from fdgsec.nn.networks.style_discriminator import StyleDiscriminator
+from fdgsec.nn.networks.style_generator import GeneratorShape
+from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.threats.attack import Case, GeneratedSets, Knowledge, Reconstructions
+from fdgsec.threats.planted import upload
+from tests.support.quadrants import SERVER, coins, image_rows, victims
+
+TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)
+SHORT = Contest(steps=6, batch=4, latent=4, lessons=4, tries=3)
+
+
+def coloured(count: int = 48, side: int = 8) -> TrainingSet:
+    """Pictures of one colour each, which the first three of six numbers say."""
+    rng = torch.Generator().manual_seed(3)
+    features = torch.randn(count, 6, generator=rng, dtype=torch.float64)
+    colour = (0.5 + 0.15 * features[:, :3]).clamp(0.05, 0.95).float()
+    return TrainingSet(
+        features=features, images=colour[:, :, None, None].expand(-1, -1, side, side).contiguous(),
+        groups=torch.arange(count),
+    )  # fmt: skip
+
+
+def fitted(contest: Contest) -> tuple[AdversarialInverter, TrainingSet]:
+    training = coloured()
+    linear, unseen = fit_linear(training)
+    return fit_adversarial(
+        training, linear, unseen, shape=TINY, perceptual=mse, contest=contest, rng=coins()
+    ), training  # fmt: skip
+
+
+def test_the_code_of_the_training_styles_is_white_and_no_wider_than_a_quarter_of_the_images():
+    training = coloured(20)
+    code = style_code(training, fit_linear(training)[0])
+
+    found = code(training.features)
+
+    assert found.shape == (20, 5)
+    assert torch.allclose(found.mean(0), torch.zeros(5), atol=1e-5)
+    assert torch.allclose(found.T @ found / 20, torch.eye(5), atol=1e-4)
+
+
+def test_directions_in_which_nothing_varies_are_left_out_of_the_code():
+    training = coloured(40)
+    flat = replace(training, features=training.features[:, [0, 0, 1]])
+
+    assert style_code(flat, fit_linear(flat)[0])(flat.features).shape == (40, 2)
+
+
+@torch.no_grad()
+def test_the_discriminators_loss_is_the_hinge_of_both_sides_and_of_what_it_cannot_redraw():
+    judge = StyleDiscriminator(3, TINY, rng=coins()).eval()
+    real, drawn, styles = *torch.rand(2, 4, 3, 8, 8, generator=coins(2)), torch.randn(4, 3, generator=coins(3))
+
+    found = float(judge_loss(judge, real, drawn, styles, coins(1)).detach())
+
+    rng, by_hand = coins(1), 0.0
+    shown = covered(moved(real, rng), rng)
+    other = covered(moved(drawn, rng), rng)
+    for number in range(4):
+        one = slice(number, number + 1)
+        maps = judge.trunk(shown[one])
+        by_hand += sum(max(0.0, 1 - float(logit)) for logit in judge(maps, styles[one]).flatten()) / 4
+        logits = judge(judge.trunk(other[one]), styles[one]).flatten()
+        by_hand += sum(max(0.0, 1 + float(logit)) for logit in logits) / 4
+        by_hand += float((judge.redrawn(maps) - functional.avg_pool2d(shown[one], 2)).detach().square().mean()) / 4
+    assert found == pytest.approx(by_hand, abs=1e-5)
+
+
+def test_a_moved_picture_is_the_picture_elsewhere():
+    dot = torch.zeros(60, 1, 16, 16)
+    dot[:, :, 8, 5] = 1
+
+    places = moved(dot, coins()).flatten(1).argmax(1)
+
+    assert {int(place) // 16 for place in places} == {6, 7, 8, 9, 10}  # an eighth of 16 pixels either way
+    assert {int(place) % 16 for place in places} == {3, 4, 5, 6, 7}
+
+
+def test_a_covered_picture_lacks_at_most_a_square_of_half_its_side():
+    seen = covered(torch.ones(200, 3, 16, 16), coins())
+
+    hidden = (seen[:, 0] == 0).flatten(1).sum(1)
+    assert int(hidden.max()) <= 9 * 9
+    assert int(hidden.min()) >= 4 * 4
+    assert torch.equal(seen[:, 0], seen[:, 1])
+
+
+def test_gradients_pass_through_what_is_moved_and_not_through_what_is_covered():
+    picture = torch.full((1, 3, 8, 8), 0.5, requires_grad=True)
+
+    covered(moved(picture, coins()), coins(1)).sum().backward()
+
+    assert picture.grad is not None
+    assert 0 < int((picture.grad > 0).sum()) < picture.numel()
+
+
+def test_equal_streams_and_equal_calls_give_equal_pictures():
+    (first, training), (again, _) = fitted(SHORT), fitted(SHORT)
+
+    drawn = first(training.features[:5])
+
+    assert drawn.shape == (5, 3, 8, 8)
+    assert torch.equal(drawn, first(training.features[:5]))
+    assert torch.equal(drawn, again(training.features[:5]))
+    assert 0 < float(drawn.min()) < float(drawn.max()) < 1
+
+
+def test_of_several_pictures_the_one_is_kept_whose_style_is_told_best():
+    inverter, training = fitted(SHORT)
+    features = training.features[:6]
+    turns = [replace(inverter, contest=replace(SHORT, tries=tries))(features) for tries in (1, 2, 3)]
+
+    with torch.no_grad():
+        gaps = torch.stack([(inverter.predictor(t) - inverter.code(features)).square().mean(1) for t in turns])
+
+    assert bool((gaps[1:] <= gaps[:-1] + 1e-6).all())
+    assert bool((gaps[2] < gaps[0]).any())
+
+
+def colour_error(drawn: Tensor, true: Tensor) -> float:
+    return float((drawn.mean((2, 3)) - true.mean((2, 3))).square().mean())
+
+
+def test_the_adversarial_inverter_learns_colours_that_it_is_not_given_a_linear_part_of():
+    training = coloured()
+    nothing = torch.full((48, 3, 16, 16), 0.5)
+    blank = LinearInverse(
+        centre=torch.zeros(6, dtype=torch.float64), spread=torch.ones(6, dtype=torch.float64),
+        average=torch.full((768,), 0.5, dtype=torch.float64), weight=torch.zeros(6, 768, dtype=torch.float64),
+    )  # fmt: skip
+    contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4, lessons=50, tries=1)
+
+    inverter = fit_adversarial(training, blank, nothing, shape=TINY, perceptual=mse, contest=contest, rng=coins())
+
+    drawn = inverter(training.features)
+    assert colour_error(drawn, training.images) < 0.3 * colour_error(nothing, training.images)
+
+
+def test_the_baseline_learns_from_its_discriminator_alone_which_colour_is_real():
+    red = torch.tensor([0.9, 0.1, 0.2])[:, None, None].expand(3, 8, 8)
+    images = (red + 0.05 * torch.randn(40, 3, 8, 8, generator=coins())).clamp(0, 1)
+    contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4)
+
+    trained = fit_baseline(images, shape=TINY, contest=contest, rng=coins())
+    untrained = fit_baseline(images, shape=TINY, contest=replace(contest, steps=0), rng=coins())
+
+    drawn, before = trained(20, coins(1)), untrained(20, coins(1))
+    assert colour_error(drawn, red.expand(20, -1, -1, -1)) < 0.3 * colour_error(before, red.expand(20, -1, -1, -1))
+    assert torch.equal(drawn, trained(20, coins(1)))
+    assert not torch.equal(drawn, trained(20, coins(2)))
+
+
+def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
+    attack = StyleInversion(losses=("mse", "gan"), size=8)
+    (row,) = attack.missing([image_rows(victims(0), "red")], SERVER)
+
+    assert row.slice == {"loss": "gan"}
+    assert "at least 16 px" in str(row.unavailable)
+    assert {
+        a.slice["loss"] for a in attack.run([image_rows(victims(0), "red")], SERVER, coins()) if "loss" in a.slice
+    } == {"mse"}
+
+
+class Brief(StyleInversion):
+    """The attack with a tenth of the quick profile's adversarial steps."""
+
+    _QUICK = StyleInversion.PROFILES["quick"]
+    PROFILES: ClassVar[Mapping[str, Profile]] = {
+        "quick": replace(
+            _QUICK, effort=replace(_QUICK.effort, contest=replace(_QUICK.effort.contest, steps=30, lessons=30))
+        )
+    }
+
+
+@pytest.mark.slow
+def test_the_adversarial_variant_and_the_baseline_run_on_shapes_at_32_px():
+    data = shapes(image_size=32, per_domain=84).of_domain("photo")
+    known, asked = data.subset(torch.arange(60)), data.subset(torch.arange(60, 84))
+    attack = Brief(losses=("mse", "gan"), priors=("intra",), size=32, baseline=True)
+    server: Knowledge = replace(
+        SERVER, statistics=lambda images: statistics("mini", images), encoder="mini", auxiliary=known,
+        domain_names=data.domain_names, unseen=None,
+    )  # fmt: skip
+    mean, std = statistics("mini", asked).style(unbiased=True)
+    case = Case(
+        request="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),), victim="client:0",
+        domain="photo", slice={"domain": "photo"}, candidates=asked,
+    )  # fmt: skip
+
+    answers = attack.run([case], server, coins())
+
+    drawn = {str(a.slice["loss"]): a for a in answers if isinstance(a, Reconstructions)}
+    true = asked.pixels().float() / 255
+    gain = psnr(drawn["gan"].images, true) - psnr(drawn["gan"].controls["B3"], true)
+    assert drawn["gan"].images.shape == (24, 3, 32, 32)
+    assert float(gain.mean()) > 0.5  # dB; measured 2 to 3
+    assert {a.name for a in answers if isinstance(a, GeneratedSets)} == {
+        "styles, mse", "styles, gan", "exchanged styles, mse", "baseline",
+    }  # fmt: skip

@@ -1,0 +1,67 @@
+"""The negative control of inversion in the long run: permuted styles, drawn by one trained generator, find nobody."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from fdgsec.attacks.style_inversion.answers import drawing
+from fdgsec.attacks.style_inversion.attack import StyleInversion
+from fdgsec.attacks.style_inversion.style_rows import populations
+from fdgsec.data.domains import shrunk
+from fdgsec.runtime.random_streams import child, stream
+from fdgsec.threats.judging.galleries import squared_distances
+from fdgsec.threats.judging.judge import Judge
+from tests.support.quadrants import SERVER
+
+PERMUTATIONS = 100
+ROOT = stream(11, "attack", "permuted")
+
+
+def percentiles(pictures: Tensor, gallery: Tensor, true: Tensor) -> Tensor:
+    """The rank of each picture's true image among all, as a share of them: (R,), the smallest 1 / R."""
+    distances = squared_distances(pictures, gallery)
+    own = distances[torch.arange(len(true)), true]
+    return (distances <= own[:, None]).sum(1).to(torch.float64) / len(gallery)
+
+
+@pytest.mark.slow
+def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_uniformly():
+    attack = StyleInversion(losses=("mse",))
+    plant = attack.plant(SERVER, child(ROOT, "plant"))
+    (rows,) = populations(plant.cases, plant.knowledge)
+    workshop = attack.workshop(plant.knowledge, child(ROOT, "train"))
+    prior = workshop.prior("intra", "planted", single=True)
+    assert prior is not None
+    drawer = workshop.drawer(prior, "mse")
+    assert drawer is not None
+    (case,), (truth,) = plant.cases, plant.truths
+    assert case.candidates is not None
+    assert truth.rows is not None
+    gallery, count = shrunk(case.candidates, (16, 16)), len(rows.features)
+    p_values, placed = [], []
+    for number in range(PERMUTATIONS):
+        coins = child(ROOT, "permutation", number)
+        order = torch.randperm(count, generator=coins)
+        drawn = drawing(replace(rows, features=rows.features[order]), prior, drawer, coins)
+        answers = drawn.reconstructions({"prior": "intra", "loss": "mse", "rows": rows.kind})
+        (null,) = Judge().null(answers, plant.cases, plant.truths, coins, permutations=199)
+        p_values.append(null.p_value)
+        # one row of each permutation, whose places are then independent
+        asked = int(torch.randint(count, (1,), generator=coins))
+        placed.append(float(percentiles(drawn.images, gallery, truth.rows)[asked]))
+
+    alarms = sum(p_value < 0.05 for p_value in p_values)
+    top_places = sum(place <= 0.05 for place in placed)  # the first 2 of 40
+    low, high = (float(stats.binom.ppf(level, PERMUTATIONS, 0.05)) for level in (0.0005, 0.9995))
+    assert low <= alarms <= high
+    assert low <= top_places <= high
+    # uniform on 1/40, 2/40, ..., which lies 1/80 above uniform on [0, 1]
+    assert stats.kstest(torch.tensor(placed) - 1 / 80, "uniform").pvalue > 0.001
+
+    own = drawing(rows, prior, drawer, child(ROOT, "own"))
+    (null,) = Judge().null(own.reconstructions({}), plant.cases, plant.truths, child(ROOT, "own"), permutations=199)
+    assert null.p_value < 0.001  # the same pictures in their own order: what the control must be able to see
+    assert float(percentiles(own.images, gallery, truth.rows).mean()) < 0.1

@@ -1,0 +1,232 @@
+"""The noise that private-styles adds is the noise that it accounts for, over all rounds of a run."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.federation.artifacts import Artifact, StyleDistribution
+from fdgsec.federation.defense import Outgoing, Shield
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of
+from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, Reading, StyleDistributions
+from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.wire import Wire
+from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fedalign import FedAlign
+from fdgsec.privacy.clipping import Ball, HalfDiscs
+from fdgsec.privacy.ledger import Ledger
+from fdgsec.runtime.random_streams import stream
+from tests.support.private_styles_setting import PixelLens, cost, network_input, outgoing, plain_pixels, protected
+from tests.support.toy_federation import PixelStyles, members, start
+
+OVERALL = CCST(encoder="pixels")
+DRAWS = 1500
+READ = StyleDistributions(released=True)
+
+
+def pixel_distributions(images: DomainDataset, model: GlobalModel | None) -> PixelLens:
+    return PixelLens(reading=READ)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelDistributions(PixelStyles):
+    """Shares centre and spread of the images' colour styles, as StableFDG does of its maps'."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        styles = pixel_distributions(client.data, None).records(client.data)[:, :6]
+        spread = (styles.var(0) + READ.eps).sqrt().float()
+        mean, std = styles.mean(0).float().chunk(2)
+        sent = StyleDistribution(mean=mean, std=std, mean_spread=spread[:3], std_spread=spread[3:])
+        return {"distribution": sent}, state
+
+
+def distribution_message() -> Outgoing:
+    message = outgoing(PixelDistributions(), count=40)
+    return replace(message, sender=replace(message.sender, look=pixel_distributions))
+
+
+def pooled_coordinates(message: Outgoing) -> Callable[[Artifact], Tensor]:
+    """Read a release back in the coordinates in which noise was added."""
+    frame = pooled_frame(message.sender, message.name, Reference())
+    ball = cast(Ball, frame.region)
+
+    def read(artifact: Artifact) -> Tensor:
+        t = frame.reading.release(artifact, images=len(message.sender.client.data))[0]
+        return (frame.reading.about(t, frame.about) - ball.centre) / ball.scale
+
+    return read
+
+
+def spread_of(message: Outgoing, defense: PrivateStyles, read: Callable[[Artifact], Tensor]) -> float:
+    drawn = torch.stack([read(protected(defense, message, draw=draw).artifact) for draw in range(DRAWS)])
+    return float(drawn.std(0).square().mean().sqrt())
+
+
+QUIET = 300.0
+"""An epsilon whose noise is so small that no variance is clamped."""
+
+
+def test_the_noise_on_a_mean_has_the_standard_deviation_that_is_accounted_for():
+    message, defense = outgoing(OVERALL, count=40), PrivateStyles(epsilon=QUIET)
+    (use,) = cost(protected(defense, message))
+
+    assert spread_of(message, defense, pooled_coordinates(message)) == pytest.approx(use.noise, rel=0.03)
+
+
+def test_the_noise_on_a_distribution_has_the_standard_deviation_that_is_accounted_for():
+    message, defense = distribution_message(), PrivateStyles(epsilon=QUIET)
+    (use,) = cost(protected(defense, message))
+
+    assert spread_of(message, defense, pooled_coordinates(message)) == pytest.approx(use.noise, rel=0.03)
+
+
+def test_the_noise_on_a_sum_has_the_standard_deviation_that_is_accounted_for():
+    """About centre 0 the mean is sum / count; its noise is sd / n, and -mean sd / (lambda n) from the count."""
+    message = outgoing(OVERALL, count=40)
+    defense = PrivateStyles(epsilon=QUIET, neighbours="add-remove")
+    found = protected(defense, message)
+    (use,) = cost(found)
+    read = pooled_coordinates(message)
+
+    mean = read(message.artifact)
+    frame = pooled_frame(message.sender, message.name, Reference())
+    weight = frame.region.radius / math.sqrt(2)
+    expected = use.noise / 40 * math.sqrt(1 + float(mean.square().mean()) / weight**2)
+
+    assert spread_of(message, defense, read) == pytest.approx(expected, rel=0.03)
+
+
+def test_the_noise_on_rows_has_the_standard_deviation_that_is_accounted_for():
+    message, defense = outgoing(FedAlign(upload_ratio=0.2), count=40), PrivateStyles(epsilon=QUIET)
+    (use,) = cost(protected(defense, message))
+    assert isinstance(row_region(message.sender, message.name, Reference()), HalfDiscs)
+
+    means = spread_of(message, defense, lambda artifact: rows_of(artifact)[:, :3].flatten())
+
+    assert means == pytest.approx(use.noise, rel=0.03)  # stds are clamped at 0, means are not
+
+
+def test_the_noise_on_a_client_has_the_standard_deviation_that_is_accounted_for():
+    message, defense = outgoing(OVERALL, count=40), PrivateStyles(epsilon=QUIET, unit="client")
+    (use,) = cost(protected(defense, message))
+    ball = client_region(message.sender, message.name, Reference())
+
+    def read(artifact: Artifact) -> Tensor:
+        return ((rows_of(artifact)[0] - ball.centre) / ball.scale)[:3]
+
+    assert spread_of(message, defense, read) == pytest.approx(use.noise, rel=0.03)
+
+
+Relation = Literal["replace-one", "zero-out", "add-remove"]
+
+
+def promised(defense: PrivateStyles, method: Method, rounds: int, *, delta: float = 1e-5) -> tuple[float | None, str]:
+    """What the ledger says of one client's messages in all rounds."""
+    ledger = Ledger()
+    for number in range(rounds if method.shares == "every" else 1):
+        message = outgoing(method, round=number, rounds=rounds)
+        kinds, uses = {message.name: message.artifact.kind}, {message.name: protected(defense, message).uses}
+        ledger.write("client:0", round=number, stage="share", kinds=kinds, uses=uses)
+    (run,) = ledger.guarantees(delta=delta)
+    return run.epsilon, str(run.relation)
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "zero-out", "add-remove"])
+@pytest.mark.parametrize("rounds", [1, 10, 50])
+def test_a_whole_run_costs_the_epsilon_that_was_asked_for(rounds: int, neighbours: Relation):
+    found = promised(PrivateStyles(epsilon=2.0, neighbours=neighbours), PixelStyles(when="every"), rounds)
+
+    assert found == (pytest.approx(2.0, rel=0.02), neighbours)
+
+
+@pytest.mark.parametrize(
+    ("method", "unit"), [(FedAlign(upload_ratio=0.5), "record"), (PixelStyles(when="every"), "client")]
+)
+def test_rows_and_clients_compose_over_rounds_too(method: Method, unit: Literal["record", "client"]):
+    assert promised(PrivateStyles(epsilon=1.0, unit=unit), method, 10)[0] == pytest.approx(1.0, rel=0.02)
+
+
+def test_what_is_shared_once_pays_once_however_many_rounds_follow():
+    few, many = (cost(protected(PrivateStyles(), outgoing(OVERALL, rounds=rounds)))[0] for rounds in (1, 50))
+
+    assert few.noise == many.noise
+
+
+def test_an_exchange_without_training_is_one_round():
+    exchange, one = (
+        cost(protected(PrivateStyles(), outgoing(PixelStyles(when="every"), rounds=rounds)))[0] for rounds in (0, 1)
+    )
+
+    assert exchange.noise == one.noise
+
+
+def test_noise_of_ten_rounds_is_the_root_of_ten_times_that_of_one():
+    one, ten = (
+        cost(protected(PrivateStyles(), outgoing(PixelStyles(when="every"), rounds=rounds)))[0] for rounds in (1, 10)
+    )
+
+    assert ten.noise == pytest.approx(math.sqrt(10) * one.noise)
+
+
+def run_of(method: Method, defense: PrivateStyles, rounds: int) -> Wire:
+    shield = Shield(defenses=[defense], look=plain_pixels)
+    engine = LocalEngine(members=members(12, 8), method=method, seed=0, shield=shield, recode=True)
+    wire = Wire(secret=lambda message, number: stream(0, "secret"))
+    Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    return wire
+
+
+def test_every_round_draws_fresh_noise_and_the_runs_ledger_composes_it():
+    wire = run_of(PixelStyles(when="every"), PrivateStyles(epsilon=4.0), 2)
+
+    first, second = (
+        message.artifact
+        for message in wire.transcript.messages()
+        if message.stage == "share" and message.sender == "client:0"
+    )
+    run, styles = wire.ledger.guarantees(delta=1e-5)
+    assert not torch.equal(first.tensors()["mean"], second.tensors()["mean"])
+    assert run.uncovered == ("update/model", "update/numbers")
+    assert (styles.part, styles.epsilon) == ("style only", pytest.approx(4.0, rel=0.02))
+
+
+@pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)])
+def test_an_artifact_made_of_t_is_read_as_t(reading: Reading):
+    message = distribution_message() if isinstance(reading, StyleDistributions) else outgoing(OVERALL, count=40)
+    lens = replace(pixel_distributions(message.sender.client.data, None), reading=reading)
+    t = lens.records(message.sender.client.data).mean(0, keepdim=True)
+
+    made = reading.artifact(t, like=message.artifact, images=40)
+
+    torch.testing.assert_close(reading.release(made, images=40), t, rtol=0, atol=2e-6)  # float32
+
+
+@pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), MeanSpectra()])
+def test_squares_come_back_from_any_centre(reading: Reading):
+    t = torch.randn(5, 8, generator=stream(0, "world", "t"), dtype=torch.float64)
+    centre = torch.randn(8, generator=stream(0, "world", "c"), dtype=torch.float64)
+
+    torch.testing.assert_close(reading.from_about(reading.about(t, centre), centre), t)
+
+
+def test_a_lens_of_low_frequencies_makes_no_spectra():
+    with pytest.raises(ValueError, match="whole spectra"):
+        MeanSpectra().artifact(torch.zeros(1, 4), like=outgoing(OVERALL).artifact, images=3)
+
+
+def test_the_lens_of_the_setting_reads_what_ccst_sends():
+    message = outgoing(OVERALL)
+
+    t = network_input(message.sender.client.data, None).records(message.sender.client.data).mean(0)
+
+    torch.testing.assert_close(PooledStyles().release(message.artifact)[0], t, rtol=0, atol=1e-6)

@@ -1,0 +1,191 @@
+"""A finished run made again: whose images are whose, and folders that are not what was written."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fdgsec
+from fdgsec.experiments.attack_run.read import read_record
+from fdgsec.runtime.errors import ArtifactError, DataError, FdgsecError, UsageError
+from tests.support.layouts import dassl_vlcs, write
+from tests.support.recorded_run import again, edited, pictures, ran
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ran(tmp_path_factory.mktemp("runs") / "ccst")
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def test_every_source_image_of_a_training_run_has_one_role_and_nobody_trained_on_the_others(run: Path):
+    made = again(run)
+
+    trained = [name for client in made.clients for name in client.data.ids]
+    held, known = made.roles.held_out, made.roles.auxiliary
+    sources = {name for domain in made.world.sources for name in made.world.dataset.of_domain(domain).ids}
+    assert sorted([*trained, *held.ids, *known.ids]) == sorted(sources)
+    assert sorted(made.roles.federation.ids) == sorted(trained)
+    validation = {name for client in made.clients if client.validation for name in client.validation.ids}
+    assert {*held.ids, *known.ids} == validation
+    assert made.alike
+
+
+def test_halves_of_the_validation_images_are_even_in_every_domain(run: Path):
+    roles = again(run).roles
+
+    for domain in (0, 1, 2):
+        sizes = [int((part.domains == domain).sum()) for part in (roles.held_out, roles.auxiliary)]
+        assert sum(sizes) == 21
+        assert abs(sizes[0] - sizes[1]) <= 1
+        classes = [
+            torch.bincount(part.of_domain(domain).labels, minlength=7) for part in (roles.held_out, roles.auxiliary)
+        ]
+        assert int((classes[0] - classes[1]).abs().max()) <= 1
+
+
+def test_images_with_a_copy_among_the_training_images_are_nobodys_non_members(tmp_path: Path):
+    data = pictures(tmp_path / "data", domains=("x", "y", "z"), each=110, twice=30)
+    run = tmp_path / "run"
+    settings = {"image_size": 16, "encoder": "pixels", "target_domain": "z"}
+    fdgsec.train("ccst", dataset="folder", data_root=data, rounds=0, settings=settings, out=run,
+                 assignments=["method.k=1"])  # fmt: skip
+
+    made = again(run, data_root=data, adversary="client")
+
+    def twin(name: str) -> str:
+        return name.removesuffix("-copy") if name.endswith("-copy") else f"{name}-copy"
+
+    trained = set(made.roles.federation.ids)
+    left = {*made.roles.held_out.ids, *made.roles.auxiliary.ids}
+    validation = {name for client in made.clients if client.validation for name in client.validation.ids}
+    beside = {name for name in validation if twin(name) in trained}
+    assert beside
+    assert left == validation - beside
+    assert not any(twin(name) in made.roles.held_out.ids for name in made.roles.auxiliary.ids)
+    # 30 images of two classes and two source domains have a copy, and both sides of each pair count
+    assert len(made.copied) == 2 * 30 * 2 * 2
+
+
+def test_a_run_that_left_roles_aside_is_parted_as_it_was(own_cache: Path, tmp_path: Path):
+    settings = {"per_domain": 84, "image_size": 16, "encoder": "pixels"}
+    report = fdgsec.attack("ccst-single", settings=settings, attacks=["generator-leakage"], out=tmp_path / "run")
+
+    made = again(tmp_path / "run")
+
+    assert made.roles.summary() == report.dataset["roles"]
+    assert sum(len(client.data) for client in made.clients) == sum(
+        made.roles.summary()["federation"][name] for name in ("photo", "painting", "cartoon")
+    )
+    assert made.copied == frozenset()
+
+
+def test_too_few_images_aside_are_said_to_be_too_few(tmp_path: Path):
+    run = ran(tmp_path / "run", per_domain=84)
+
+    with pytest.raises(UsageError, match="of photo 4 for an adversary to know; at least 10"):
+        again(run)
+
+    assert len(again(run, adversary="client").roles.auxiliary) == 12  # it brings its own images
+
+
+def test_official_splits_do_not_part_members_from_others_by_chance(tmp_path: Path):
+    data = write(tmp_path / "data", dassl_vlcs())
+    settings = {"image_size": 16, "encoder": "pixels", "allow_partial": True, "splits": "official"}
+    settings |= {"target_domain": "SUN09"}
+    fdgsec.train("ccst", dataset="vlcs", data_root=data, rounds=0, settings=settings, out=tmp_path / "run")
+
+    made = again(tmp_path / "run", data_root=data, adversary="client")
+
+    splits = [made.world.dataset.split_names[int(n)] for n in made.roles.held_out.attributes["split"]]
+    assert set(splits) == {"test"}
+    assert not made.alike
+
+
+def altered(lines: list[str]) -> list[str]:
+    return [line.replace('"round": 0', '"round": 1') for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda lines: altered(lines), "breaks the hash chain"),
+        (lambda lines: lines[1:], "breaks the hash chain"),
+        (lambda lines: lines[:-1], "one was altered"),
+        (lambda lines: [*lines, "no row"], "cannot be read"),
+        (lambda lines: [*lines, json.dumps({"round": 0})], "cannot be read"),
+    ],
+    ids=["a row changed", "the first row gone", "the last row gone", "no JSON", "no row"],
+)
+def test_a_transcript_that_was_altered_is_refused(copy: Path, change: Callable[[list[str]], list[str]], said: str):
+    file = copy / "transcript.jsonl"
+    file.write_text("\n".join(change(file.read_text().splitlines())) + "\n")
+
+    with pytest.raises(ArtifactError, match=said) as caught:
+        read_record(copy)
+
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_a_payload_that_was_altered_or_taken_away_is_refused(copy: Path):
+    payload = min((copy / "payloads").iterdir())
+    content = payload.read_bytes()
+
+    payload.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ArtifactError, match="does not have the content"):
+        read_record(copy)
+
+    payload.unlink()
+    with pytest.raises(ArtifactError, match="is missing; the run is not complete"):
+        read_record(copy)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "error", "said"),
+    [
+        ("report.json", {"seed": 5}, DataError, "not of one run"),
+        ("report.json", {"transcript_sha256": "0" * 64}, ArtifactError, "one was altered"),
+        ("report.json", {"dataset": {}}, DataError, "not a report of schema 1"),
+        ("config.json", {"dataset": "pacs"}, DataError, "not of one run"),
+        ("config.json", {"methd": "ccst"}, UsageError, "methd"),
+    ],
+    ids=["another seed", "another transcript", "no dataset", "another dataset", "no such setting"],
+)
+def test_files_that_do_not_belong_together_are_refused(
+    copy: Path, file: str, changes: dict[str, object], error: type[FdgsecError], said: str
+):
+    edited(copy, file, **changes)
+
+    with pytest.raises(error, match=said):
+        read_record(copy)
+
+
+def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path, copy: Path):
+    with pytest.raises(UsageError, match=r"config\.json is missing"):
+        read_record(tmp_path)
+
+    (copy / "config.json").write_text("{")
+    with pytest.raises(DataError, match=r"config\.json cannot be read"):
+        read_record(copy)
+
+
+def test_other_images_than_the_runs_are_refused(copy: Path):
+    edited(copy, "config.json", per_domain=140)
+
+    with pytest.raises(DataError, match="the run was made of other images"):
+        again(copy)
+
+
+def test_other_clients_than_the_runs_are_refused(copy: Path):
+    edited(copy, "config.json", partition="single-domain", clients=6)
+
+    with pytest.raises(DataError, match="here they come to"):
+        again(copy)

@@ -1,0 +1,126 @@
+"""What `fdgsec explain` says: enough to use an attack, a claim or a defense, and the nearest name for any other."""
+
+import inspect
+import json
+from dataclasses import fields
+
+import pytest
+
+from fdgsec.cli import main
+from fdgsec.experiments.claims.catalogue import ledger
+from fdgsec.experiments.explain import MEASUREMENTS, explain
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.registry import ATTACKS, DEFENSES, resolve
+
+CLAIMS = {claim.id: claim for claim in ledger()}
+
+
+def sections(name: str) -> dict[str, str]:
+    found = explain(name).sections
+    assert len({heading for heading, _ in found}) == len(found)
+    assert all(text.strip() for _, text in found)
+    return dict(found)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_is_explained_with_what_it_needs_and_how_it_is_controlled(name: str):
+    cls = resolve("attacks", name)
+    found = sections(name)
+
+    assert all(kind in found["reads"] for kind in cls.reads)
+    assert all(entry in found["needs"] for entry in cls.needs)
+    assert found["planted control, which it must win"] == inspect.getdoc(cls.plant)
+    assert found["shuffled control, in which it must find nothing"] == inspect.getdoc(cls.shuffled)
+    assert found["measurements"].split(", ") == list(MEASUREMENTS[name])
+    options = found[f"options (--set attacks.{name}.OPTION=VALUE)"]
+    assert all(f"{spec.name} = " in options for spec in fields(cls))
+    assert f"--attack {name}" in found["run it"]
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_command_that_runs_an_attack_is_one_that_would_run_it(name: str, capsys: pytest.CaptureFixture[str]):
+    _, *command = sections(name)["run it"].split()
+
+    assert main([*command, "--dataset", "shapes", "--dry-run"]) == 0
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(name)]
+    assert line.split()[-1] == "runs"
+
+
+def test_targets_name_the_adversaries_who_can_and_why_nobody_can():
+    found = dict(
+        line.split(": ", 1) for line in sections("membership")["targets, and the adversaries who can"].splitlines()
+    )
+
+    assert found["ccst-overall"] == "server"
+    assert found["ccst-single"] == "server, client, outsider"
+    assert found["feddg"].startswith("nobody: reads styles that are means")
+    assert sections("inter-client")["targets, and the adversaries who can"].splitlines()[0] == "ccst-overall: client"
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_claim_is_explained_with_its_paper_rule_and_command(name: str):
+    claim, found = CLAIMS[name], sections(name)
+
+    assert found["paper"] == f"{claim.paper}, {claim.section}"
+    assert found["claim, in our words"] == claim.claim
+    assert found["rule"] == claim.rule
+    assert found["decided by"].startswith(f"{claim.attack} by ")
+    assert len(found["refuted where all of these exceed"].splitlines()) == len(claim.rows())
+    assert f"--claim {name}" in found["command"]
+
+
+def test_thresholds_are_those_of_the_verdicts():
+    assert sections("ccst-overall-set")["refuted where all of these exceed"] == "auc > chance + 0.05"
+    assert "top1 > twice chance (" in sections("ccst-same-style-many-images")["refuted where all of these exceed"]
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_every_defense_is_explained_with_its_options_and_where_it_acts(name: str):
+    cls, found = resolve("defenses", name), sections(name)
+
+    options = found[f"options (--defense {name}:OPTION=VALUE,...)"]
+    assert all(f"{spec.name} = " in options for spec in fields(cls))
+    assert found["acts"]
+    assert f"--defense {name}" in found["run it"]
+
+
+def test_where_defenses_act_is_told_apart():
+    assert sections("style-noise")["acts"].splitlines()[0] == "on messages, where they leave a client"
+    assert "on training, in every client" in sections("dp-sgd")["acts"]
+    assert sections("secure-aggregation")["acts"] == "on the wire, on all clients' uploads together"
+    assert "where messages are received" in sections("guards")["acts"]
+
+
+def test_methods_that_a_defense_refuses_are_named_with_the_reason():
+    assert "not stablefdg: " in sections("secure-aggregation")["methods"]
+    assert sections("style-noise")["methods"] == "all, with their default options"
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("membershp", "membership"), ("private-style", "private-styles"), ("ccst-overall-sett", "ccst-overall-set"),
+     ("Linkage", "linkage")],
+)  # fmt: skip
+def test_another_name_gets_the_nearest_one_and_exit_2(name: str, near: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(UsageError, match=f"did you mean '{near}'"):
+        explain(name)
+
+    assert main(["explain", name]) == 2
+    told = capsys.readouterr()
+    assert (told.out, told.err.count("\n")) == ("", 1)
+
+
+def test_the_terminal_shows_no_line_wider_than_a_page_but_tables(capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", "membership"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert max(len(line) for line in lines if not line.strip().startswith("|")) <= 122
+
+
+def test_the_document_has_the_same_sections(capsys: pytest.CaptureFixture[str]):
+    assert main(["explain", "k-anonymous", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["name"]) == ("defense", "k-anonymous")
+    assert found["sections"] == sections("k-anonymous")

@@ -1,0 +1,258 @@
+"""The Flower engine without Flower's processes: the same driver, the same bytes, and every kind of bad answer named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fdgsec.experiments.config import RunConfig, resolve_settings
+from fdgsec.experiments.flower import apps
+from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
+from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.run_federation import Trained, federate
+from fdgsec.experiments.setup.world import load_world, method_of, model_of
+from fdgsec.experiments.train import split_sources
+from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
+from fdgsec.federation.engines.flower.grid import assemble
+from fdgsec.federation.round_loop import ClientFailedError
+from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import Silent
+from tests.support.paper_grid import Fault, PaperGrid, error_reply
+
+
+def settings(method: str, **given: object) -> RunConfig:
+    small = {"dataset": "shapes", "rounds": 2, "per_domain": 24, "image_size": 32, "keep": "models=all", **given}
+    return resolve_settings(small, preset=None, defaults={"method": method})
+
+
+def on_paper(
+    config: RunConfig, folder: Path, *, fault: Fault | None = None, **options: object
+) -> tuple[Trained, PaperGrid]:
+    method = method_of(config)
+    clients, _ = split_sources(load_world(config, data_root=None, progress=Silent()), config)
+    grid = PaperGrid.of(folder / "nodes", len(clients), fault=fault)
+
+    def runner(job_folder: Path, job: Job) -> None:
+        status = Status(folder=job_folder)
+        try:
+            apps._conducted(Job.read(job_folder), grid.grid, job_folder, status)
+        except UsageError as error:
+            status.note(status="failed", exit_code=error.exit_code, error=str(error))
+            return
+        except ClientFailedError as error:
+            status.note(status="failed", exit_code=error.exit_code, error=str(error))
+            return
+        status.note(status="done", exit_code=0)
+
+    federation = FlowerFederation(runner=runner, **{"deployed": False, "wait": 1.0, **options})  # type: ignore[arg-type]
+    return federation(method, clients, None, config, Silent()), grid
+
+
+def in_process(config: RunConfig) -> Trained:
+    method = method_of(config)
+    world = load_world(config, data_root=None, progress=Silent())
+    clients, _ = split_sources(world, config)
+    model = model_of(config, method, len(world.dataset.class_names))
+    return federate(method, clients, model, config, Silent(), shield=shield_of(config, method))
+
+
+@pytest.mark.parametrize("name", ["ccst", "fisc", "stablefdg", "feddag", "fedalign", "feddg-ga", "fedbn", "fpl"])
+def test_a_federation_on_flower_is_the_one_in_this_process_byte_for_byte(name: str, tmp_path: Path):
+    config = settings(name)
+
+    local, (remote, _) = in_process(config), on_paper(config, tmp_path)
+
+    assert remote.transcript.rows == local.transcript.rows
+    assert remote.transcript.sha256 == local.transcript.sha256
+    assert remote.final.state.sha256 == local.final.state.sha256
+    assert list(remote.final.state.state) == list(local.final.state.state)
+    assert remote.kept_round == local.kept_round
+    assert remote.curve == local.curve
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "later"),
+    [
+        ("fedavg", ["fit"], ["fit"]),
+        ("ccst", ["share", "fit"], ["fit"]),
+        ("fisc", ["share", "fit"], ["fit"]),
+        ("stablefdg", ["share", "fit"], ["share", "fit"]),
+        ("fedalign", ["share", "fit"], ["share", "fit"]),
+        ("feddag", ["fit", "review"], ["fit", "review"]),
+        ("feddg-ga", ["fit", "review"], ["fit", "review"]),
+    ],
+)
+def test_a_round_takes_at_most_two_message_stages(name: str, first: list[str], later: list[str], tmp_path: Path):
+    remote, grid = on_paper(settings(name), tmp_path)
+
+    assert remote.federation is not None
+    stages = [(stage["round"], stage["step"]) for stage in remote.federation["stages"]]
+
+    assert stages == [(0, step) for step in first] + [(1, step) for step in later]
+    assert len(grid.messages) == 3 * (1 + len(stages))  # one more in which nodes say who they are
+
+
+def test_a_model_travels_once_a_round_however_many_steps_read_it(tmp_path: Path):
+    _, grid = on_paper(settings("stablefdg", rounds=1), tmp_path)
+
+    slots = [sorted(message.content["artifacts"]) for message in grid.messages]
+
+    assert slots[:3] == [[], [], []]
+    assert slots[3:6] == [["model"], ["model"], ["model"]]
+    assert all("model" not in names for names in slots[6:9])
+
+
+def test_defenses_act_at_the_node_and_cost_the_run_what_they_cost_here(tmp_path: Path):
+    config = settings("ccst", rounds=0, defenses=("private-styles:epsilon=4,delta=1e-5",))
+
+    local, (remote, _) = in_process(config), on_paper(config, tmp_path)
+
+    assert remote.transcript.sha256 == local.transcript.sha256
+    assert remote.guarantees == json.loads(json.dumps(local.guarantees))
+    assert remote.guarantees
+
+
+def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_path: Path):
+    config = settings("ccst", rounds=0, defenses=("style-noise:p=0.1,scale=0.5",))
+    local = in_process(config)
+    method = method_of(config)
+    found = []
+    for name in ("one", "two"):
+        grid = PaperGrid.of(tmp_path / name, 3, node_config={"secret": str(tmp_path / f"{name}.seed")})
+        job = Job(config=config, purpose="train", clients=3, deployed=True, wait=1.0)
+        apps._conducted(job, grid.grid, tmp_path / name, Status(folder=tmp_path / name))
+        found.append(Transcript.load(tmp_path / name / "run").sha256)
+
+    assert method.shares == "once"
+    assert len({*found, local.transcript.sha256}) == 3
+
+
+def test_a_node_takes_part_in_nothing_that_lacks_the_defense_its_owner_demands(tmp_path: Path):
+    grid = PaperGrid.of(tmp_path, 3, node_config={"require-defenses": '["private-styles:epsilon=4,delta=1e-5"]'})
+    job = Job(config=settings("ccst", rounds=0), purpose="train", clients=3, wait=0.1)
+
+    with pytest.raises(ClientFailedError, match="takes part in no run without --defense private-styles:epsilon=4"):
+        apps._conducted(job, grid.grid, tmp_path, Status(folder=tmp_path))
+
+
+def test_policies_of_the_wire_are_refused_where_the_server_would_see_every_upload(tmp_path: Path):
+    job = Job(config=settings("fedavg", defenses=("secure-aggregation",)), purpose="train", clients=3, wait=0.1)
+
+    with pytest.raises(UsageError, match="the server would see every upload"):
+        apps._conducted(job, PaperGrid.of(tmp_path, 3).grid, tmp_path, Status(folder=tmp_path))
+
+
+def changed(reply: Message, **fields: object) -> Message:
+    head = ConfigRecord({**dict(reply.content["fdgsec"]), **fields})  # type: ignore[arg-type]
+    return holding(reply, RecordDict({"fdgsec": head, "artifacts": reply.content["artifacts"]}))
+
+
+def holding(reply: Message, content: RecordDict) -> Message:
+    reply.content = content
+    return reply
+
+
+def only_from(node: int, fault) -> Fault:  # type: ignore[no-untyped-def]
+    def act(reply: Message, sender: int) -> Message | None:
+        told = reply.content["fdgsec"]
+        return fault(reply) if sender == node and "introduction" not in told else reply
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda reply: None, "no answer within"),
+        (lambda reply: error_reply(reply, 5, "the node is gone"), "the node is gone"),
+        (lambda reply: holding(reply, RecordDict({})), "no fdgsec record"),
+        (lambda reply: changed(reply, weight="many"), "weight"),
+        (lambda reply: changed(reply, metrics="no json"), "metrics"),
+        (lambda reply: changed(reply, state_version=-1), "state_version"),
+        (lambda reply: changed(reply, slots=["model", "extra"]), "lacks the artifact extra"),
+        (lambda reply: changed(reply, orders='{"model": ["a"]}'), "came with the names of 1"),
+        (lambda reply: changed(reply, weight=-3.0), "weight"),
+        (lambda reply: changed(reply, weight=1e12), "weight"),
+        (lambda reply: changed(reply, weight=float("nan")), "weight"),
+    ],
+)
+def test_a_bad_answer_ends_the_run_with_the_clients_name_and_the_reason(fault, reason: str, tmp_path: Path):  # type: ignore[no-untyped-def]
+    with pytest.raises(JobFailedError, match=f"client:1 failed in fit: .*{reason}") as caught:
+        on_paper(settings("fedavg", rounds=1), tmp_path, fault=only_from(102, fault), timeout=0.2)
+
+    assert caught.value.exit_code == 1
+
+
+def test_a_quorum_goes_on_without_the_client_that_failed(tmp_path: Path):
+    fault = only_from(102, lambda reply: changed(reply, weight=-3.0))
+
+    remote, _ = on_paper(settings("fedavg", rounds=2), tmp_path, fault=fault, quorum=0.5)
+
+    assert remote.federation is not None
+    failures = remote.federation["failures"]
+    assert [(each["client"], each["round"], each["step"]) for each in failures] == [
+        ("client:1", 0, "fit"),
+        ("client:1", 1, "fit"),
+    ]
+    senders = {row.sender for row in remote.transcript.rows if row.stage == "update"}
+    assert senders == {"client:0", "client:2"}
+
+
+def test_two_nodes_cannot_be_the_same_client(tmp_path: Path):
+    grid = PaperGrid.of(tmp_path, 2)
+    for context in grid.contexts.values():
+        context.node_config = {**context.node_config, "partition-id": 0}
+    job = Job(config=settings("fedavg", partition="dirichlet", clients=2), purpose="train", clients=2, wait=0.1)
+
+    with pytest.raises(ClientFailedError, match="two nodes say that they are client:0"):
+        assemble(grid.grid, settings=job.settings(), clients=2, least=2, wait=0.1)
+
+
+def test_a_node_that_runs_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = Job(config=settings("fedavg"), purpose="train", clients=3, wait=1.0)
+    grid = PaperGrid.of(tmp_path, 3)
+    found = assemble(grid.grid, settings=job.settings(), clients=3, least=3, wait=1.0)  # type: ignore[arg-type]
+    foreign = [replace(told, code_sha256="f" * 64) if told.name == "client:2" else told for told in found.values()]
+
+    with pytest.raises(ClientFailedError, match=r"client:2 runs fdgsec .* install the same version"):
+        apps._agreed(foreign)
+
+
+def test_a_client_whose_state_was_reset_refuses_to_go_on(tmp_path: Path):
+    config = settings("feddag", rounds=2)
+    removed = []
+
+    def fault(reply: Message, sender: int) -> Message:
+        stored = list((tmp_path / "nodes" / "102").rglob("client-1.json"))
+        if sender == 102 and "introduction" not in reply.content["fdgsec"] and stored and not removed:
+            for path in stored[0].parent.iterdir():
+                path.unlink()
+            removed.append(True)
+        return reply
+
+    with pytest.raises(JobFailedError, match=r"client:1 failed in .*version"):
+        on_paper(config, tmp_path, fault=fault)
+
+
+def test_settings_survive_the_way_and_attacks_stay_at_home():
+    config = settings("ccst", attacks=("linkage",), defenses=("style-noise:p=0.1,scale=0.5",))
+
+    purpose, told = settings_read(Job(config=config, purpose="attack", clients=3).settings())
+
+    assert (purpose, told) == ("attack", replace(config, attacks=()))
+
+
+@pytest.mark.parametrize(
+    "content", [RecordDict({}), RecordDict({"fdgsec": ConfigRecord({"verb": "eval"}), "artifacts": ArrayRecord()})]
+)
+def test_what_is_no_message_of_ours_is_refused(content: RecordDict):
+    with pytest.raises(WireFormatError):
+        read_request(content)
+    with pytest.raises(WireFormatError):
+        read_reply(content)

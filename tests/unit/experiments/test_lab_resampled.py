@@ -1,0 +1,153 @@
+"""Requests that re-draw clients: sessions, rounds, mixtures and cohorts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.data.shapes import shapes
+from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.federation.artifacts import InterpolationStyle
+from fdgsec.federation.method import Client, Method
+from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fedalign import FedAlign
+from fdgsec.methods.fisc import FISC
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.attack import Request
+
+
+@pytest.fixture(scope="module")
+def data() -> DomainDataset:
+    return shapes(image_size=32, per_domain=140)
+
+
+@pytest.fixture(scope="module")
+def roles(data: DomainDataset) -> Roles:
+    return split_roles(data, rng=stream(0, "world", "roles"))
+
+
+def laboratory(roles: Roles, method: Method, *, adversary: str = "server", encoder: str = "mini") -> Laboratory:
+    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
+    return Laboratory(
+        method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary],
+        encoder=encoder, seed=0,
+    )  # fmt: skip
+
+
+def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Roles):
+    cases = laboratory(roles, CCST()).cases(Request(kind="sessions", count=4, records=5, scheme="domain"))
+    first, second = cases[:4], cases[4:]
+
+    for case, truth in first:
+        assert truth.partner is not None
+        again, _ = second[truth.partner]
+        assert case.records == again.records == 10
+        assert torch.equal(case.released()[0], again.released()[0])
+
+
+def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
+    lab = laboratory(roles, FedAlign(), encoder="pixels")
+    cases = lab.cases(Request(kind="sessions", count=4, records=20, scheme="domain"))
+
+    same = [
+        torch.equal(case.released()[0], cases[4 + truth.partner][0].released()[0])
+        for case, truth in cases[:4]
+        if truth.partner is not None
+    ]
+
+    assert len(same) == 4
+    assert not any(same)
+
+
+def test_members_of_several_rounds_are_the_images_that_any_of_them_released(roles: Roles):
+    lab = laboratory(roles, FedAlign(), encoder="pixels")
+    one = lab.cases(Request(kind="rounds", count=2, records=30, rounds=1))
+    many = lab.cases(Request(kind="rounds", count=2, records=30, rounds=5))
+
+    for (case, truth), (later, more) in zip(one, many, strict=True):
+        assert case.candidates is not None
+        assert later.candidates is not None
+        assert truth.members is not None
+        assert more.members is not None
+        assert len(case.candidates) == 60
+        assert int(truth.members.sum()) == len(case.released()[0])
+        assert len(later.views) == 5
+        assert int(more.members.sum()) > int(truth.members.sum())
+        assert set(later.candidates.ids) == set(case.candidates.ids)
+
+
+def test_mixtures_tell_the_judge_the_shares_of_classes_and_domains(roles: Roles):
+    lab = laboratory(roles, CCST())
+    within = lab.cases(Request(kind="mixtures", count=3, records=20))
+    across = lab.cases(Request(kind="mixtures", count=3, records=20, scheme="domains"))
+
+    assert len(within) == 9
+    assert len(across) == 3
+    for _, truth in [*within, *across]:
+        assert truth.proportions is not None
+        assert truth.domain_shares is not None
+        assert float(truth.proportions.sum()) == pytest.approx(1, abs=1e-9)
+        assert float(truth.domain_shares.sum()) == pytest.approx(1, abs=1e-9)
+    assert {case.domain for case, _ in across} == {"mixed"}
+    assert all(int((truth.domain_shares > 0).sum()) == 1 for _, truth in within if truth.domain_shares is not None)
+    shares = torch.stack([truth.proportions for _, truth in within if truth.proportions is not None])
+    assert float(shares.std(0).max()) > 0.1
+
+
+def test_a_cohort_asks_about_other_images_than_those_that_were_brought(roles: Roles, monkeypatch: pytest.MonkeyPatch):
+    brought: list[set[int]] = []
+    exchange = Laboratory.exchange
+
+    def listening(self: Laboratory, data: list[DomainDataset], *, name: str) -> object:
+        brought.append({row for images in data for row in images.rows.tolist()})
+        return exchange(self, data, name=name)
+
+    monkeypatch.setattr(Laboratory, "exchange", listening)
+    cases = laboratory(roles, FISC(), adversary="client").cases(Request(kind="cohorts", count=2, clients=6, records=10))
+
+    assert len(cases) == 2
+    for (case, truth), rows in zip(cases, brought, strict=True):
+        assert case.candidates is not None
+        assert case.groups is not None
+        assert truth.members is not None
+        assert len(case.candidates) == 12 * 10
+        assert torch.bincount(case.groups).tolist() == [10] * 12
+        assert int(truth.members.sum()) == 6
+        assert not rows & set(case.candidates.rows.tolist())
+        assert case.views[0].latest(InterpolationStyle) is not None
+
+
+def test_an_attack_simulates_on_images_it_holds_or_was_shown_and_on_no_others(roles: Roles):
+    lab = laboratory(roles, CCST())
+    shown = lab.cases(Request(kind="resampled_clients", count=1, records=10))[0][0].candidates
+    auxiliary = roles.auxiliary.of_domain(0)
+    assert shown is not None
+
+    view = lab.simulated([auxiliary, shown], stream(0, "attack", "simulation"))
+
+    assert view.artifact("client:1") is not None
+    assert view.artifact("client:2") is not None
+    with pytest.raises(UsageError, match="of these are not"):
+        lab.simulated([roles.held_out.of_domain(0)], stream(0, "attack", "simulation"))
+
+
+def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles: Roles):
+    lab = laboratory(roles, FedAlign(), encoder="pixels")
+    run = lab.exchange([client.data for client in lab.clients], name="trained")
+    cases = replace(lab, run=run, memo={}).cases(Request(kind="trained", count=8))
+
+    assert len(cases) == 3
+    for (case, truth), client in zip(cases, lab.clients, strict=True):
+        assert case.candidates is not None
+        assert truth.members is not None
+        inside = case.candidates.subset(truth.members.nonzero().flatten())
+        outside = case.candidates.subset((~truth.members).nonzero().flatten())
+        assert len(inside) == len(outside) == 8
+        assert set(inside.rows.tolist()) <= set(client.data.rows.tolist())
+        assert set(outside.rows.tolist()) <= set(roles.held_out.of_domain(client.number).rows.tolist())
+        assert case.candidates.labels.any()
+        assert not case.candidates.domains.any()

@@ -1,0 +1,244 @@
+"""A sweep: what it plans, what it resumes, which row it follows, and where it says that clients are hidden."""
+
+import csv
+import io
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fdgsec.cli.app import main
+from fdgsec.experiments.sweep import verb
+from fdgsec.experiments.sweep.points import stored
+from fdgsec.experiments.sweep.verb import (
+    Point,
+    SweepRequest,
+    parsed_over,
+    parsed_values,
+    plan,
+    sweep,
+)
+from fdgsec.runtime.errors import DataError, UsageError
+from fdgsec.runtime.progress import Silent
+from tests.support.swept import attack as measured
+from tests.support.swept import row
+
+SMALL = {"per_domain": 20, "image_size": 16}
+REQUEST = SweepRequest(
+    target="ccst-overall", dataset="shapes", defenses=("style-noise:p=0.1",), option="scale", values=(0.5, 0.05),
+    accuracy_at=(0.5,), seeds=2, given=SMALL,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("scale=0.5,1,inf", (0.5, 1.0, math.inf)),
+        ("scale=log:0.01:100:5", (0.01, 0.1, 1.0, 10.0, 100.0)),
+        ("scale=log:1:10:3", (1.0, 3.16, 10.0)),
+    ],
+)
+def test_values_are_listed_or_a_logarithmic_grid_with_both_ends(text: str, values: tuple[float, ...]):
+    assert parsed_over(text) == ("scale", values)
+
+
+@pytest.mark.parametrize(
+    "text", ["scale", "=1", "scale=", "scale=a", "scale=log:1:10", "scale=log:0:1:3", "scale=1,,2"]
+)
+def test_what_is_no_list_of_values_is_refused(text: str):
+    with pytest.raises(UsageError, match=r"expects option=|values are numbers"):
+        parsed_over(text)
+
+
+def test_accuracies_are_asked_for_like_values():
+    assert parsed_values("log:1:100:3") == (1.0, 10.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"defenses": ()}, "needs a --defense"),
+        ({"values": ()}, "values of one of its options"),
+        ({"values": (1.0, 1.0)}, "different values"),
+        ({"values": (math.nan,), "accuracy_at": ()}, "nan is none"),
+        ({"accuracy_at": (7.0,)}, "accuracy was asked for at 7,"),
+        ({"seeds": 0}, "1 or more"),
+        ({"defenses": ("style-noise:p",)}, "NAME:option=value"),
+    ],
+)
+def test_a_request_that_makes_no_sense_says_why(changes: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        replace(REQUEST, **changes)
+
+
+def test_the_last_defense_wears_the_value_and_none_is_no_defense():
+    request = replace(REQUEST, defenses=("quantise:bits=8", "style-noise:p=0.1"))
+
+    assert request.worn(0.5) == ("quantise:bits=8", "style-noise:p=0.1,scale=0.5")
+    assert request.worn(math.inf) == ("quantise:bits=8", "style-noise:p=0.1,scale=inf")
+    assert request.worn(None) == ()
+    assert replace(REQUEST, defenses=("k-anonymous",), option="k").worn(5.0) == ("k-anonymous:k=5",)
+
+
+def test_privacy_comes_first_then_accuracy_seed_by_seed_each_with_a_point_without_defense():
+    points = plan(REQUEST, data_root=None)
+
+    assert [(p.kind, p.value, p.config.seed) for p in points] == [
+        ("privacy", None, 0), ("privacy", 0.5, 0), ("privacy", 0.05, 0),
+        ("accuracy", None, 0), ("accuracy", 0.5, 0), ("accuracy", None, 1), ("accuracy", 0.5, 1),
+    ]  # fmt: skip
+    assert len({p.key for p in points}) == 7
+    assert points[0].config.defenses == ()
+    assert points[-1].config.backbone == "squeezenet1_0"  # the protocol's
+    assert points[-1].config.options["k"] == 3  # its arm's
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"option": "size"}, "size"),
+        ({"defenses": ("style-nose",)}, "style-noise"),
+        ({"option": "p", "values": (0.5, 1.5), "accuracy_at": ()}, "p in"),
+        ({"target": "fisc", "defenses": ("private-styles",), "option": "epsilon"}, "per record"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_is_computed(changes: dict[str, Any], message: str):
+    with pytest.raises(UsageError, match=message):
+        plan(replace(REQUEST, **changes), data_root=None)
+
+
+def finished(_: Path | None, point: Point) -> dict[str, Any]:
+    """What a point gives: linkage halves with every value, accuracy falls by a tenth; nothing is run."""
+    value = point.value or 0.0
+    rows = [row("top1", 1 / (1 + 10 * value)), row("auc", 0.9, chance=0.5)]
+    return {
+        "kind": point.kind, "value": point.value, "seed": point.config.seed, "settings": point.config.sha256,
+        "defenses": list(point.config.defenses), "guarantees": [{"part": "run", "epsilon": None}],
+        "accuracy": {"value": 0.6 - value / 10 + point.config.seed / 100},
+        "attacks": [measured("linkage", rows)], "seconds": 1.0, "environment": {"code_sha256": "a"},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Stand in for runs, which end at once."""
+    seen: list[str] = []
+
+    def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
+        seen.append(point.key)
+        return finished(data_root, point)
+
+    monkeypatch.setattr(verb, "compute", compute)
+    return seen
+
+
+def test_a_sweep_goes_on_where_a_limit_stopped_it_and_computes_nothing_twice(computed: list[str], tmp_path: Path):
+    first = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent(), limit=2)
+    second = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    again = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+
+    assert (first["finished"], second["finished"], second["planned"]) == (2, 7, 7)
+    assert again == second
+    assert len(computed) == len(set(computed)) == 7
+
+
+def test_nothing_is_computed_with_a_limit_of_zero(computed: list[str], tmp_path: Path):
+    found = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent(), limit=0)
+
+    assert not computed
+    assert found["hidden"] is None
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_other_settings_are_other_points(computed: list[str], tmp_path: Path):
+    sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    sweep(replace(REQUEST, profile="full"), data_root=None, out=tmp_path, progress=Silent())
+
+    assert len(computed) == 7 + 3  # the accuracies are the same
+
+
+@pytest.mark.parametrize("text", ["no json", '{"cells": {}}', '{"points": [1]}', '{"points": {"a": 1}}'])
+def test_another_kind_of_file_is_refused_and_left_alone(computed: list[str], tmp_path: Path, text: str):
+    (tmp_path / "points.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"points\.json"):
+        sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+
+    assert (tmp_path / "points.json").read_text() == text
+    assert not computed
+
+
+def test_points_of_another_schema_are_refused(tmp_path: Path):
+    (tmp_path / "points.json").write_text('{"schema": 7, "points": {}}')
+
+    with pytest.raises(DataError, match="schema 7"):
+        stored(tmp_path / "points.json")
+
+
+def test_an_infinite_value_is_written_as_json_and_read_again(computed: list[str], tmp_path: Path):
+    request = replace(REQUEST, defenses=("private-styles",), option="epsilon", values=(8.0, math.inf), accuracy_at=())
+
+    found = sweep(request, data_root=None, out=tmp_path, progress=Silent())
+    again = sweep(request, data_root=None, out=tmp_path, progress=Silent())
+
+    assert found == again
+    assert len(computed) == 3
+    both = [(tmp_path / name).read_text() for name in ("points.json", "sweep.json")]
+    assert not any(word in text for word in ("Infinity", "NaN") for text in both)
+    assert json.loads(both[1])["privacy"][2]["value"] == "inf"
+
+
+def test_all_formats_hold_the_same_numbers(computed: list[str], tmp_path: Path):
+    sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+
+    document = json.loads((tmp_path / "sweep.json").read_text())
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
+    table = (tmp_path / "sweep.md").read_text()
+    assert [point["value"] for point in document["privacy"]] == [None, 0.05, 0.5]
+    assert document["privacy"][1]["rows"]["linkage"]["value"] == pytest.approx(2 / 3)
+    assert [(line["axis"], line["scale"]) for line in lines] == [
+        ("privacy", "undefended"), ("privacy", "0.05"), ("privacy", "0.5"), ("accuracy", "undefended"), ("accuracy", "0.5"),
+    ]  # fmt: skip
+    assert float(lines[1]["value"]) == document["privacy"][1]["rows"]["linkage"]["value"]
+    assert "| 0.05 | 0.667 [0.567, 0.767] |  | none |" in table
+    assert (tmp_path / "noise.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.slow  # two processes that import everything anew
+def test_workers_find_what_one_process_finds(tmp_path: Path):
+    request = SweepRequest(
+        target="ccst-overall", dataset="shapes", defenses=("style-noise",), option="scale", values=(5.0,), accuracy_at=(),
+        attacks=("linkage",), given={"per_domain": 49, "image_size": 16}, assignments=("attacks.linkage.clients=4",),
+    )  # fmt: skip
+
+    one = sweep(request, data_root=None, out=tmp_path / "one", progress=Silent())
+    two = sweep(replace(request, workers=2), data_root=None, out=tmp_path / "two", progress=Silent())
+
+    assert one["privacy"] == two["privacy"]
+    assert one["finished"] == two["finished"] == 2
+    assert one["followed"]["linkage"]["measurement"] == "top1"
+
+
+def test_the_verb_prints_where_clients_are_hidden(
+    computed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    code = main(
+        ["sweep", "--target", "ccst-overall", "--defense", "style-noise", "--over", "scale=1,10", "--accuracy-at", "none",
+         "--per-domain", "20", "--image-size", "16", "--out", str(tmp_path)]
+    )  # fmt: skip
+
+    printed = capsys.readouterr().out
+    assert code == 0
+    assert "ccst-overall on shapes, 3 of 3 points" in printed
+    assert "Linkage falls under 2 times chance at scale = 10" in " ".join(printed.split())
+
+
+def test_the_verb_refuses_an_unknown_option_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code = main(["sweep", "--over", "scala=1,2", "--accuracy-at", "none", "--out", str(tmp_path / "new")])
+
+    assert code == 2
+    assert "scala" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,161 @@
+"""What a sweep found: which row it follows, which way is stronger, and where it says that clients are hidden."""
+
+import math
+
+import pytest
+
+from fdgsec.experiments.sweep.tables import grows_stronger, markdown, spreadsheet, strongest, summary, verdict
+from tests.support.swept import attack as measured
+from tests.support.swept import curve, private, row, trained
+
+
+def test_the_followed_row_lies_farthest_beyond_chance_without_the_defense_and_is_the_first_of_equals():
+    rows = [
+        row("auc", 0.9, chance=0.5), row("top1", 0.9, distance="whitened"), row("top1", 0.9, distance="plain"),
+        row("top1", 0.99, verdict="unavailable"), row("relative_error", 0.0),
+    ]  # fmt: skip
+
+    assert strongest(rows) is rows[1]
+    assert strongest([]) is None
+
+
+def test_a_row_is_followed_by_name_and_slice_to_every_value_and_by_the_likelihood_ratio_where_there_is_one():
+    bare = private(None, measured("linkage", [row("top1", 0.9, distance="whitened")]))
+    noisy = private(
+        1.0,
+        measured("linkage", [
+            row("top1", 0.8, distance="plain"), row("top1", 0.1, distance="whitened"), row("top1", 0.5, distance="likelihood ratio"),
+        ]),
+    )  # fmt: skip
+
+    found = summary([noisy, bare])
+
+    assert [point["rows"]["linkage"]["value"] for point in found["privacy"]] == [0.9, 0.5]
+
+
+def test_rows_of_single_images_are_followed_by_the_nearest_which_weighs_the_noise_itself():
+    bare = private(None, measured("linkage", [row("top1", 0.5, distance="nearest row")]))
+    noisy = private(
+        1.0,
+        measured("linkage", [row("top1", 0.1, distance="likelihood ratio"), row("top1", 0.4, distance="nearest row")]),
+    )
+
+    found = summary([noisy, bare])
+
+    assert [point["rows"]["linkage"]["value"] for point in found["privacy"]] == [0.5, 0.4]
+
+
+def test_what_an_attack_could_not_measure_is_missing_and_not_zero():
+    failed = private(1.0, measured("linkage", [], status="skipped", reason="a defense kept it away"))
+
+    found = summary([private(None, measured("linkage", [row("top1", 0.9)])), failed])
+
+    assert found["privacy"][1]["rows"] == {"linkage": None}
+    assert found["hidden"] is None
+
+
+def test_clients_are_hidden_where_the_isotonic_fit_of_falling_linkage_is_under_twice_chance():
+    found = curve(
+        {None: 1.0, 0.1: 0.9, 1.0: 0.05, 2.0: 0.3, 5.0: 0.02, 10.0: 0.05},
+        {None: [0.6, 0.7], 1.0: [0.6, 0.6], 10.0: [0.4, 0.5]},
+    )
+
+    crossing = found["hidden"]
+    assert crossing["value"] == 5.0  # .05 at 1 and .3 at 2 average to .175, over 2/30
+    assert crossing["accuracy"]["value"] == 10.0  # the mildest measured one as strong
+    assert crossing["accuracy"]["difference"]["value"] == pytest.approx(-0.2)
+    assert "at scale = 5; at 10 the accuracy is 45.0%, -20.0 points [-20.0, -20.0] against no defense" in verdict(found)
+
+
+def test_an_accuracy_of_one_seed_is_as_sure_as_its_test_images_allow_and_of_several_as_their_spread():
+    alone, both = trained(None, 0, 0.5), [trained(1.0, 0, 0.49), trained(1.0, 1, 0.51)]
+    alone["accuracy"] |= {"low": 0.45, "high": 0.55}
+
+    points = [private(None, measured("linkage", [row("top1", 0.9)])), alone, *both]
+    found = {"option": "scale", **summary(points)}
+
+    one, two = (point["score"] for point in found["accuracy"])
+    assert (one["value"], one["low"], one["high"], one["n"]) == (0.5, 0.45, 0.55, 1)
+    assert two["value"] == pytest.approx(0.5)
+    assert two["low"] == pytest.approx(0.5 - 12.706 * 0.01, abs=1e-4)  # t with one degree of freedom
+    assert "one seed has the 95% interval over its test images" in markdown(found)
+
+
+def test_an_interval_over_seeds_holds_no_accuracy_below_0_or_above_1():
+    found = curve({None: 1.0, 1.0: 0.5}, {None: [0.1, 0.3], 1.0: [0.7, 0.9]})
+
+    wide, other = (point["score"] for point in found["accuracy"])
+    assert (wide["value"], wide["low"]) == (pytest.approx(0.2), 0.0)
+    assert (other["value"], other["high"]) == (pytest.approx(0.8), 1.0)
+
+
+def test_of_epsilon_the_largest_that_hides_is_the_mildest():
+    found = curve(
+        {None: 1.0, 0.5: 0.03, 4.0: 0.04, 100.0: 0.9, math.inf: 1.0},
+        {None: [0.7], 0.5: [0.5]},
+        epsilon=True,
+        option="epsilon",
+    )
+
+    assert found["rising"] is False
+    assert found["hidden"]["value"] == 4.0
+    assert found["hidden"]["accuracy"]["value"] == 0.5
+    assert "(n = 1 seed)" in verdict(found)
+    assert "nan" not in verdict(found)
+
+
+def test_without_guarantees_the_attacks_tell_which_way_is_stronger():
+    assert curve({None: 1.0, 4.0: 0.03, 8.0: 0.5, 16.0: 1.0}, option="bits")["hidden"]["value"] == 4.0
+    assert curve({None: 1.0, 4.0: 1.0, 8.0: 0.5, 16.0: 0.03}, option="k")["hidden"]["value"] == 16.0
+
+
+def test_scatter_about_chance_does_not_say_that_less_noise_hides_more():
+    points = [
+        private(
+            value, measured("linkage", [row("top1", rate)]), measured("membership", [row("auc", area, chance=0.5)]),
+        )
+        for value, rate, area in ((0.1, 0.03, 0.9), (1.0, 0.03, 0.7), (10.0, 0.06, 0.5))
+    ]  # fmt: skip
+    bare = private(None, measured("linkage", [row("top1", 1.0)]), measured("membership", [row("auc", 0.9, chance=0.5)]))
+
+    found = summary([bare, *points])
+
+    assert grows_stronger(found["privacy"])
+    assert found["hidden"]["value"] == 0.1
+
+
+def test_linkage_that_never_falls_is_said_to_stay():
+    found = curve({None: 1.0, 0.1: 0.9, 1.0: 0.8})
+
+    assert found["hidden"] == {"value": None, "factor": 2.0, "accuracy": None}
+    assert verdict(found) == "Linkage stays at 2 times chance or more at every value."
+
+
+def test_linkage_that_was_not_measured_is_said_so():
+    found = curve({None: None, 0.1: None})
+
+    assert found["hidden"] is None
+    assert "not measured" in verdict(found)
+
+
+def test_points_of_several_versions_of_the_code_and_failed_controls_are_said_in_the_table():
+    bad = {"negative": [{"passed": False}], "positive": [{"passed": True}]}
+    points = [
+        private(None, measured("linkage", [row("top1", 1.0)])),
+        {**private(0.1, measured("linkage", [row("top1", 0.9)], controls=bad)), "environment": {"code_sha256": "b"}},
+    ]
+
+    text = markdown({**curve({None: 1.0, 0.1: 0.9}), **summary(points)})
+
+    assert "Controls failed at 1 of 2 points." in text
+    assert "made by 2 versions of the code" in text
+    assert "By code_sha256, with how many points: a (1), b (1)." in text
+
+
+def test_a_spreadsheet_leaves_out_what_was_not_measured():
+    lines = spreadsheet(curve({None: 1.0, 0.1: None, 1.0: 0.5})).splitlines()
+
+    assert [line.split(",")[1:3] for line in lines] == [
+        ["scale", "what"], ["undefended", "linkage top1"], ["undefended", "membership auc"], ["1", "linkage top1"],
+        ["1", "membership auc"],
+    ]  # fmt: skip

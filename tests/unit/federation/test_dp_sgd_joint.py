@@ -1,0 +1,150 @@
+"""Steps that several networks take together: what a record adds to them has a bound, and noise belongs to that bound."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fdgsec.federation.dp_sgd_joint import Gradients, joint_step, single_records, trained
+from fdgsec.nn.training.batches import Batch
+from fdgsec.runtime.random_streams import stream
+
+
+def drawn(name: str = "joint") -> torch.Generator:
+    return stream(0, "secret", name)
+
+
+def optimisers(*sizes: int) -> list[torch.optim.Optimizer]:
+    """Plain descent with rate 1 of one vector of zeros each."""
+    return [torch.optim.SGD([nn.Parameter(torch.zeros(size))], lr=1.0) for size in sizes]
+
+
+def moved(found: list[torch.optim.Optimizer]) -> list[Tensor]:
+    return [-trained(each)[0].detach() for each in found]
+
+
+def records(count: int, *sizes: int, scale: float = 1.0) -> list[Gradients]:
+    draws = drawn("records")
+    return [[[scale * torch.randn(size, generator=draws)] for size in sizes] for _ in range(count)]
+
+
+def step(found: list[torch.optim.Optimizer], given: list[Gradients], **options: float) -> None:
+    """A step with bound 1 and expected size 1 and without noise, unless told otherwise."""
+    joint_step(found, given, rng=drawn(), **{"bound": 1.0, "expected": 1.0, "noise": 0.0, **options})
+
+
+def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_size():
+    found, given = optimisers(5, 3), records(6, 5, 3)
+
+    step(found, given, expected=4.0)
+
+    for network, size in enumerate((5, 3)):
+        total = torch.zeros(size, dtype=torch.float64)  # slow transcription
+        for one in given:
+            vector = one[network][0].double()
+            total += vector * min(1.0, math.sqrt(0.5) / float(vector.norm())) / 4
+        assert torch.allclose(moved(found)[network].double(), total, atol=1e-6)
+
+
+def test_short_gradients_are_added_as_they_are():
+    found, given = optimisers(5), records(3, 5, scale=0.01)
+
+    step(found, given)
+
+    assert torch.allclose(moved(found)[0], torch.stack([one[0][0] for one in given]).sum(0), atol=1e-7)
+
+
+@pytest.mark.parametrize("networks", [1, 2, 3])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 1e6])
+def test_one_record_more_moves_all_networks_together_by_at_most_the_bound(networks: int, scale: float):
+    sizes = (5, 3, 7)[:networks]
+    given = records(6, *sizes, scale=scale)
+    with_, without = optimisers(*sizes), optimisers(*sizes)
+
+    step(with_, given, bound=0.7)
+    step(without, given[:-1], bound=0.7)
+
+    gap = torch.cat([one.double() - other.double() for one, other in zip(moved(with_), moved(without), strict=True)])
+    assert float(gap.norm()) <= 0.7 + 1e-6
+    if scale == 1e6:  # every part is as long as it may be
+        assert float(gap.norm()) == pytest.approx(0.7, abs=1e-5)
+
+
+def test_noise_is_the_same_in_every_network_and_comes_without_records_too():
+    found = optimisers(20_000, 20_000)
+
+    step(found, [], noise=1.0, bound=0.5, expected=10.0)
+
+    first, second = moved(found)
+    for noise in (first, second):
+        assert float(noise.std()) == pytest.approx(1.0 / 10.0, rel=0.03)  # six standard deviations
+    assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) < 0.05
+
+
+def test_the_noise_is_the_secret_generators():
+    found, again = optimisers(8), optimisers(8)
+
+    step(found, [], noise=1.0)
+    step(again, [], noise=1.0)
+
+    assert torch.equal(moved(found)[0], moved(again)[0])
+    assert torch.equal(-moved(found)[0], torch.zeros(8) - torch.randn(8, generator=drawn()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_adds_nothing(value: float):
+    found, alone = optimisers(5), optimisers(5)
+    given = records(3, 5)
+
+    step(found, [*given, [[torch.full((5,), value)]]])
+    step(alone, given)
+
+    assert torch.equal(moved(found)[0], moved(alone)[0])
+
+
+def test_the_noisy_gradient_stays_for_who_reads_it():
+    found = optimisers(5)
+
+    step(found, records(2, 5), noise=1.0)
+
+    gradient = trained(found[0])[0].grad
+    assert gradient is not None
+    assert torch.equal(gradient, moved(found)[0])
+
+
+def test_a_shared_sample_costs_more_than_two_of_its_own():
+    """E over a step of (dP / dQ)^2 at q = .01 by integration over both releases on a grid."""
+    q, z = 0.01, 1.0
+    axis = torch.linspace(-12, 14, 2601, dtype=torch.float64)
+    width = float(axis[1] - axis[0])
+    base = torch.exp(-(axis**2) / 2) / math.sqrt(2 * math.pi)
+    tilt = torch.exp((axis - 0.5) / z**2)  # N(1, z) over N(0, z) at z = 1
+
+    single = float((base * (1 - q + q * tilt).square()).sum()) * width
+    shared = float((base[:, None] * base * (1 - q + q * tilt[:, None] * tilt).square()).sum()) * width**2
+
+    assert single == pytest.approx(1 + q**2 * (math.e - 1), rel=1e-6)
+    assert shared == pytest.approx(1 + q**2 * (math.e**2 - 1), rel=1e-6)
+    assert shared - 1 > 1.8 * (single**2 - 1)
+
+
+def test_a_batch_is_cut_into_single_records():
+    pictures = torch.rand(3, 3, 4, 4)
+    batch = Batch(
+        images=pictures, labels=torch.tensor([4, 5, 6]), records=torch.tensor([9, 8, 7]), partners=1 - pictures
+    )
+
+    found = list(single_records(batch))
+
+    assert [(int(one.labels), int(one.records)) for one in found] == [(4, 9), (5, 8), (6, 7)]
+    assert all(one.images.shape == (1, 3, 4, 4) for one in found)
+    assert found[1].partners is not None
+    assert torch.equal(found[1].partners[0], 1 - pictures[1])
+    assert not list(single_records(Batch(images=pictures[:0], labels=batch.labels[:0], records=batch.records[:0])))
+
+
+@pytest.mark.parametrize("options", [{"bound": 0.0}, {"expected": 0.0}, {"noise": -1.0}])
+def test_values_out_of_range_are_refused(options: dict[str, float]):
+    with pytest.raises(ValueError, match="bound and expected must be above 0"):
+        step(optimisers(2), [], **options)

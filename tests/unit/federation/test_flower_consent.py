@@ -1,0 +1,179 @@
+"""What a node says no to: a step twice, another run than was announced, and texts and sizes that are nobody's business."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message, RecordDict
+
+from fdgsec.experiments.config import RunConfig, resolve_settings
+from fdgsec.experiments.flower import apps
+from fdgsec.experiments.flower.jobs import Job
+from fdgsec.experiments.setup.world import method_of
+from fdgsec.federation.engines.flower.codec import packed_introduction, packed_request, read_introduction, read_reply
+from fdgsec.federation.engines.flower.consent import Consent, RefusedError, noise_seed, run_secret
+from fdgsec.federation.engines.flower.handler import Member, answer
+from fdgsec.federation.engines.state import NEVER, StateMark
+from fdgsec.federation.method import Clock, Request, Step
+from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
+from tests.support.paper_grid import PaperGrid
+
+ALL = ("client:0", "client:1", "client:2")
+
+
+def settings(method: str = "ccst", **given: object) -> RunConfig:
+    small = {"dataset": "shapes", "rounds": 2, "per_domain": 24, "image_size": 32, **given}
+    return resolve_settings(small, preset=None, defaults={"method": method})
+
+
+def consent(folder: Path, method: str = "ccst", **given: object) -> Consent:
+    asked = {"name": "client:1", "rounds": 2, "clients": 3, **given}
+    return Consent(folder=folder, method=method_of(settings(method)), **asked)  # type: ignore[arg-type]
+
+
+def clock(number: int = 0, rounds: int = 2, participants: tuple[str, ...] = ALL) -> Clock:
+    return Clock(round=number, rounds=rounds, participants=participants)
+
+
+def member(folder: Path, *, config: RunConfig | None = None) -> Member:
+    """Node 102's client, made as its node makes it."""
+    job = Job(config=config or settings(), purpose="train", clients=3)
+    return apps.member_of(job.settings(), PaperGrid.of(folder, 3).contexts[102])
+
+
+def asked_to_share() -> Message:
+    job = Job(config=settings(rounds=0), purpose="train", clients=3)
+    request = Request(clock=clock(rounds=0), model=None, inbox={})
+    content = packed_request("share", request, settings=job.settings(), known=NEVER, model=None, held="")
+    return Message(content=content, dst_node_id=102, message_type="query.fdgsec")
+
+
+def test_a_step_is_done_once_a_round(tmp_path: Path):
+    given = consent(tmp_path)
+    given.give("share", clock())
+    given.give("fit", clock())
+    given.give("fit", clock(1))
+
+    for step, number in (("share", 0), ("fit", 0), ("fit", 1)):
+        with pytest.raises(RefusedError, match=rf"client:1 was asked to {step} in round {number} a second time"):
+            consent(tmp_path).give(step, clock(number))  # type: ignore[arg-type]  # another process, the same files
+
+
+def test_clients_of_one_node_answer_each_for_themselves(tmp_path: Path):
+    for name in ALL:
+        consent(tmp_path, name=name).give("fit", clock())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        clock(0, rounds=3), clock(2), clock(-1), clock(0, rounds=0),
+    ],
+)  # fmt: skip
+def test_rounds_are_the_runs(asked: Clock, tmp_path: Path):
+    with pytest.raises(RefusedError, match="the run has 2 rounds"):
+        consent(tmp_path).give("fit", asked)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [("client:0", "client:2"), (*ALL, "client:3"), ("client:1", "client:1"), (), ("client:1", "server")],
+)
+def test_participants_are_of_the_run_and_the_client_among_them(named: tuple[str, ...], tmp_path: Path):
+    with pytest.raises(RefusedError, match="participants"):
+        consent(tmp_path).give("share", clock(participants=named))
+
+
+@pytest.mark.parametrize(
+    ("method", "step", "number"),
+    [("ccst", "share", 1), ("fedavg", "share", 0), ("fedavg", "review", 0), ("ccst", "review", 1)],
+)
+def test_a_method_is_asked_for_nothing_that_it_does_not_do(method: str, step: Step, number: int, tmp_path: Path):
+    with pytest.raises(RefusedError, match=f"asked to {step} in round {number}, which this run does not"):
+        consent(tmp_path, method).give(step, clock(number))
+
+
+def test_a_method_that_shares_and_reviews_each_round_may(tmp_path: Path):
+    consent(tmp_path / "share", "stablefdg").give("share", clock(1))
+    consent(tmp_path / "review", "feddag").give("review", clock(1))
+
+
+def test_without_rounds_a_client_only_shares(tmp_path: Path):
+    given = consent(tmp_path, rounds=0)
+    given.give("share", clock(rounds=0))
+
+    with pytest.raises(RefusedError, match="asked to fit"):
+        given.give("fit", clock(rounds=0))
+
+
+def test_a_states_name_says_nothing_of_its_content(tmp_path: Path):
+    mark, other = StateMark(version=3, sha256="a" * 64), StateMark(version=3, sha256="b" * 64)
+    here, there = consent(tmp_path / "one"), consent(tmp_path / "two")
+
+    assert here.veiled(NEVER) == NEVER
+    assert here.veiled(mark) == here.veiled(mark)
+    assert here.veiled(mark).version == 3
+    assert len({each.sha256 for each in (mark, here.veiled(mark), there.veiled(mark), here.veiled(other))}) == 4
+    assert here.veiled(mark) != replace(here, name="client:2").veiled(mark)  # equal states of two clients
+
+
+def test_no_two_runs_share_noise_and_one_run_keeps_its_own(tmp_path: Path):
+    one, two = tmp_path / "run-1", tmp_path / "run-2"
+
+    seeds = [noise_seed(one, 5), noise_seed(two, 5), noise_seed(one, 6)]
+
+    assert len(set(seeds)) == 3
+    assert noise_seed(one, 5) == seeds[0]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_runs_secret_is_the_nodes_alone_and_drawn_once(tmp_path: Path):
+    found = {run_secret(tmp_path / "run") for _ in range(3)}
+
+    assert len(found) == 1
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.secret"]  # no drafts remain
+    assert (tmp_path / "run" / "run.secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_answered_message_that_comes_again_gets_no_second_answer(tmp_path: Path):
+    context = PaperGrid.of(tmp_path, 3).contexts[102]
+
+    def replied() -> RecordDict:
+        return answer(asked_to_share(), context, apps.member_of).content
+
+    assert read_reply(replied())[0].artifacts
+    with pytest.raises(FdgsecError, match="client:1 was asked to share in round 0 a second time"):
+        read_reply(replied())
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (UsageError("client:1 takes part in no such run."), "client:1 takes part in no such run."),
+        (DataError("ward-7/patient.png is no image."), r"DataError \(the node's log says more\)"),
+        (ValueError("0.25 of ward-7/patient.png"), r"ValueError \(the node's log says more\)"),
+    ],
+)
+def test_what_went_wrong_is_told_without_names_of_data(
+    error: Exception, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def workplace(settings: str, context: object) -> Member:
+        raise error
+
+    context = PaperGrid.of(tmp_path, 3).contexts[102]
+    with pytest.raises(FdgsecError, match=f"^{told}$"):
+        read_reply(answer(asked_to_share(), context, workplace).content)
+    assert str(error) in capsys.readouterr().err
+
+
+def test_a_client_with_a_defense_does_not_say_how_many_images_it_holds(tmp_path: Path):
+    plain = member(tmp_path / "plain").introduction
+    defended = member(tmp_path / "defended", config=settings(defenses=("style-noise:p=0.1,scale=0.5",))).introduction
+
+    assert plain.training == 22
+    assert plain.validation == 2
+    assert (defended.training, defended.validation) == (0, 0)
+    assert read_introduction(packed_introduction(defended)) == defended

@@ -1,0 +1,107 @@
+"""Nothing that an honest client of any method sends is refused with every check on."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from fdgsec.defenses.dp_fedavg import DPFedAvg
+from fdgsec.defenses.guards import Guards
+from fdgsec.defenses.quantise import Quantise
+from fdgsec.defenses.secure_aggregation import SecureAggregation
+from fdgsec.defenses.shuffle import Shuffle
+from fdgsec.experiments.config import build
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.defense import Defense, Shield
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.local_methods import Stacked
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.wire import Wire
+from fdgsec.methods.ccst import CCST
+from fdgsec.methods.cross_evaluation import CrossEvaluation
+from fdgsec.methods.fedavg import FedAvg, detached
+from fdgsec.methods.fedbn import FedBN
+from fdgsec.methods.feddg import FedDG
+from fdgsec.nn.training.plan import Plan
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import METHODS, resolve
+from tests.support.round_loop import four_clients
+
+PLAN = {"batch_size": 8, "learning_rate": 0.01}
+SMALL = Plan(batch_size=8, learning_rate=0.01)
+OTHERWISE: Mapping[str, Sequence[Mapping[str, object]]] = {
+    "fedavg": [{"select": "validation"}, {"weights": "uniform", "keep_optimiser": True}],
+    "ccst": [{"style": "single"}, {"representation": "amplitude"}, {"leaky_validation": True, "select": "validation"}],
+    "feddag": [{"warm_up": 0, "distribution": "both"}, {"warm_up": 1, "distribution": "global-student", "rho": 0.0}],
+    "fedbn": [{"unseen": "initial"}],
+    "fedsr": [{"reference": "averaged"}],
+    "fedadg": [{"discriminators": "averaged"}],
+    "fediir": [{"mean": "clients"}],
+    "feddg-ga": [{"rule": "pardon"}, {"select": "validation"}],
+    "cross-evaluation": [{"rho": 0.0, "evaluators": 1}],
+    "stablefdg": [{"attention": False}, {"style": False}],
+}
+"""Options under which other things are sent."""
+VARIANTS = [(name, {}) for name in METHODS] + [(name, options) for name, many in OTHERWISE.items() for options in many]
+
+
+@pytest.fixture(scope="module")
+def clients() -> list[Client]:
+    return four_clients()
+
+
+def trained(
+    method: Method, clients: Sequence[Client], *, checked: bool, quorum: float = 1.0, norm: str = "batch",
+    shield: Shield | None = None,
+) -> tuple[str, int]:  # fmt: skip
+    """Two rounds: the transcript's hash, and how many failed."""
+    worn = shield or Shield(usual=Guards())
+    plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
+    model = GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", "start")))))
+    wire = Wire(
+        secret=lambda upload, number: stream(0, "secret", upload.round, upload.stage, number), guards=worn.guards,
+        policies=worn.policies, filters=worn.filters,
+    )  # fmt: skip
+    engine = LocalEngine(members=clients, method=method, seed=0, shield=worn, tolerant=quorum < 1)
+    driver = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=2, checked=checked, quorum=quorum)
+    driver.run(model)
+    return wire.transcript.sha256, len(driver.failures)
+
+
+@pytest.mark.parametrize(("name", "options"), VARIANTS, ids=lambda value: str(value))
+def test_no_honest_reply_is_refused(name: str, options: Mapping[str, object], clients: list[Client]):
+    made: Method = build(resolve("methods", name), {"plan": PLAN, **options}, where="method")
+    method = made.fitting(len(clients))
+
+    assert trained(method, clients, checked=True)[1] == 0  # at quorum 1 the first refusal ends the run
+
+
+COMPOSED: Mapping[str, Method] = {
+    "fedbn++": CrossEvaluation(base=FedBN(plan=SMALL), rho=0.05),
+    "ccst with feddg": Stacked(base=CCST(k=2, plan=SMALL), local=FedDG()),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_no_honest_reply_of_a_method_on_another_is_refused(name: str, clients: list[Client]):
+    assert trained(COMPOSED[name], clients, checked=True, quorum=0.5)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "defenses"),
+    [
+        (FedAvg(plan=SMALL), [DPFedAvg(noise_multiplier=0.1)]),
+        (FedAvg(plan=SMALL), [DPFedAvg(noise_multiplier=0.1, trust="server"), SecureAggregation()]),
+        (CCST(k=2, plan=SMALL), [SecureAggregation()]),
+        (CCST(k=2, plan=SMALL, style="single"), [Quantise(), Shuffle()]),
+    ],
+    ids=["dp-fedavg", "dp-fedavg at the server, summed", "summed", "quantised and shuffled"],
+)
+def test_no_defended_reply_is_refused(method: Method, defenses: list[Defense], clients: list[Client]):
+    shield = Shield(defenses=defenses, usual=Guards())
+
+    usual = trained(method, clients, checked=False, norm="group", shield=shield)
+    checked = trained(method, clients, checked=True, quorum=0.5, norm="group", shield=shield)
+
+    assert checked[0] == usual[0]
+    assert checked[1] == 0

@@ -1,0 +1,159 @@
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fdgsec.federation.artifacts import Artifact, ModelState, StyleBank, StyleStatistics
+from fdgsec.federation.wire import Message, Transcript, Upload, Wire, number_of
+from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.attack import ADVERSARIES
+
+
+def style(value: float) -> StyleStatistics:
+    return StyleStatistics(mean=torch.full((2,), value), std=torch.ones(2))
+
+
+def message(sender: str, receiver: str, artifact: Artifact) -> Message:
+    return Message(round=0, stage="share", sender=sender, receiver=receiver, artifact=artifact)
+
+
+def wire(**settings: object) -> Wire:
+    return Wire(secret=lambda m, n: stream(0, "secret", m.sender, n), **settings)  # type: ignore[arg-type]
+
+
+def exchanged() -> Transcript:
+    carrier = wire()
+    carrier.send(message("client:0", "server", style(1.0)))
+    carrier.send(message("client:1", "server", style(2.0)))
+    bank = StyleBank(mean=torch.ones(2, 2), std=torch.ones(2, 2), owner=torch.tensor([0, 1]))
+    for receiver in ("client:0", "client:1"):
+        carrier.send(message("server", receiver, bank))
+    return carrier.transcript
+
+
+def test_server_sees_every_style_and_a_client_only_its_own_and_the_bank():
+    transcript = exchanged()
+
+    server = ADVERSARIES["server"].view(transcript)
+    client = ADVERSARIES["client"].view(transcript)
+
+    assert [m.sender for m in server.messages] == ["client:0", "client:1", "server", "server"]
+    assert [(m.sender, m.receiver) for m in client.messages] == [("client:0", "server"), ("server", "client:0")]
+
+
+def test_a_client_reads_the_others_styles_from_the_bank():
+    view = ADVERSARIES["client"].view(exchanged())
+
+    found = view.styles("client:1")
+
+    assert found is not None
+    assert found[0].shape == (1, 2)
+
+
+def test_a_guard_refuses_before_anything_is_written_down():
+    def refuse(message: Message) -> None:
+        raise ArtifactError("too large")
+
+    carrier = wire(guards=[refuse])
+    with pytest.raises(ArtifactError, match="too large"):
+        carrier.send(message("client:0", "server", style(1.0)))
+
+    assert carrier.transcript.rows == []
+
+
+def test_models_leave_a_row_but_no_payload_by_default():
+    carrier = wire()
+    carrier.send(message("client:0", "server", ModelState(state={"w": torch.ones(3)})))
+
+    assert [(row.kind, row.bytes) for row in carrier.transcript.rows] == [("ModelState", 12)]
+    assert carrier.transcript.payloads == {}
+
+
+def test_a_transcript_survives_the_disk_and_stores_each_payload_once(tmp_path: Path):
+    transcript = exchanged()
+    transcript.save(tmp_path)
+
+    again = Transcript.load(tmp_path)
+
+    assert again.sha256 == transcript.sha256
+    assert len(list((tmp_path / "payloads").iterdir())) == 3  # two styles, one bank sent twice
+
+
+def test_an_altered_line_breaks_the_chain(tmp_path: Path):
+    exchanged().save(tmp_path)
+    index = tmp_path / "transcript.jsonl"
+    lines = index.read_text().splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), "sender": "client:7"})
+    index.write_text("\n".join(lines) + "\n")
+
+    with pytest.raises(ArtifactError, match="line 2 breaks the hash chain"):
+        Transcript.load(tmp_path)
+
+
+def test_an_altered_payload_is_noticed(tmp_path: Path):
+    transcript = exchanged()
+    transcript.save(tmp_path)
+    (tmp_path / "payloads" / f"{transcript.rows[0].sha256}.safetensors").write_bytes(style(9.0).encode())
+
+    with pytest.raises(ArtifactError, match="altered"):
+        Transcript.load(tmp_path)
+
+
+def test_equal_exchanges_have_equal_hashes():
+    assert exchanged().sha256 == exchanged().sha256
+
+
+def uploads() -> list[Upload]:
+    return [
+        Upload(round=0, stage="share", sender=f"client:{n}", artifacts={"style": style(n), "more": style(10.0 + n)})
+        for n in range(3)
+    ]
+
+
+class Last:
+    """A policy that lets only the last upload through, under another name."""
+
+    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+        drawn = StyleStatistics(mean=torch.rand(2, generator=rng), std=torch.ones(2))
+        return [replace(uploads[-1], sender="clients", artifacts={**uploads[-1].artifacts, "coins": drawn})]
+
+
+def test_without_a_policy_uploads_are_sent_client_by_client_as_they_are():
+    collected, sent = wire(), wire()
+
+    found = collected.collect(uploads())
+
+    for upload in uploads():
+        for artifact in upload.artifacts.values():
+            sent.send(message(upload.sender, "server", artifact))
+    assert collected.transcript.sha256 == sent.transcript.sha256
+    assert [upload.sender for upload in found] == ["client:0", "client:1", "client:2"]
+
+
+def test_a_policy_acts_on_all_uploads_together_before_guards_and_transcript():
+    met = list[str]()
+    carrier = wire(policies=[Last()], guards=[lambda m: met.append(m.sender)])
+
+    (found,) = carrier.collect(uploads())
+
+    assert met == ["clients"] * 3
+    assert [row.sender for row in carrier.transcript.rows] == ["clients"] * 3
+    assert list(found.artifacts) == ["style", "more", "coins"]
+    assert len(carrier.transcript.payloads) == 3
+
+
+def test_each_policy_of_a_stage_has_coins_of_its_own():
+    carrier = wire(policies=[Last(), Last()])
+
+    (found,) = carrier.collect(uploads())
+    (alone,) = wire(policies=[Last()]).collect(uploads())
+
+    assert not torch.equal(found.artifacts["coins"].tensors()["mean"], alone.artifacts["coins"].tensors()["mean"])
+
+
+def test_senders_without_a_name_have_numbers_that_no_client_has():
+    assert [number_of(name) for name in ("client:3", "clients", "anonymous:0", "anonymous:7")] == [3, -1, -2, -9]

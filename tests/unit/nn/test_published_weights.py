@@ -1,0 +1,29 @@
+import re
+
+import torchvision.models
+
+from fdgsec.nn.networks.published_weights import CATALOG
+
+
+def test_every_published_file_comes_by_https_and_its_hash_agrees_with_the_one_in_its_name():
+    for entry in CATALOG.values():
+        named = re.search(r"-([0-9a-f]{8})\.pth$", entry.file_name)
+
+        assert entry.url.startswith("https://")
+        assert len(entry.sha256) == 64 or (named and entry.sha256 == named[1])
+        assert named is None or entry.sha256.startswith(named[1])
+
+
+def test_catalogue_addresses_are_torchvisions_own():
+    own = {
+        "resnet18": torchvision.models.ResNet18_Weights,
+        "resnet50": torchvision.models.ResNet50_Weights,
+        "mobilenet_v3_large": torchvision.models.MobileNet_V3_Large_Weights,
+        "squeezenet1_0": torchvision.models.SqueezeNet1_0_Weights,
+        "densenet121": torchvision.models.DenseNet121_Weights,
+        "alexnet": torchvision.models.AlexNet_Weights,
+        "vgg16": torchvision.models.VGG16_Weights,
+        "squeezenet1_1": torchvision.models.SqueezeNet1_1_Weights,
+    }
+
+    assert {name: CATALOG[name].url for name in own} == {n: w.IMAGENET1K_V1.url for n, w in own.items()}

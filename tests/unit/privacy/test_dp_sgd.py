@@ -1,0 +1,180 @@
+"""DP-SGD's loop: whose gradients are clipped to what, how much noise comes on top, and what of it leaves."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import Batch
+from fdgsec.nn.training.loop import CrossEntropy, epochs
+from fdgsec.nn.training.plan import optimiser_of
+from fdgsec.privacy.dp_sgd import private_steps, sampling_rate, uses_of
+from tests.support.private_setting import PLAN, WHOLE, Made, data, network, trained, trainer, weights, world
+
+
+def test_without_noise_and_bound_and_sampling_it_is_full_batch_gradient_descent():
+    plain = network()
+    epochs(plain, data(), CrossEntropy(), WHOLE, world())
+
+    private = trained(trainer(), data(), WHOLE)
+
+    assert (private - weights(network())).norm() > 0.1
+    torch.testing.assert_close(private, weights(plain), rtol=1e-4, atol=2e-6)  # sums in another order
+
+
+def test_an_optimiser_goes_on_from_its_moments():
+    plan = replace(WHOLE, momentum=0.9, epochs=1)
+    plain, private = network(), network()
+    plain_optimiser, private_optimiser = (
+        optimiser_of(plain.parameters(), plan),
+        optimiser_of(private.parameters(), plan),
+    )
+    for _ in range(2):
+        epochs(plain, data(), CrossEntropy(), plan, world(), optimiser=plain_optimiser)
+        trainer()(private, data(), CrossEntropy(), plan, world(), optimiser=private_optimiser)
+
+    torch.testing.assert_close(weights(private), weights(plain), rtol=1e-4, atol=2e-6)
+
+
+def test_only_the_number_of_steps_leaves():
+    heard: list[tuple[int, float]] = []
+
+    told = trainer(noise=1.0, bound=1.0)(
+        network(), data(), CrossEntropy(), PLAN, world(), on_step=lambda step, loss: heard.append((step, loss))
+    )
+
+    assert told == {"steps": 2.0}
+    assert [step for step, _ in heard] == [1, 2]
+    assert all(math.isnan(loss) for _, loss in heard)
+
+
+def test_a_seed_fixes_the_run_and_another_changes_it():
+    first, again, other = (trained(trainer(noise=1.0, bound=1.0, number=n), data()) for n in (0, 0, 1))
+
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_two_calls_of_one_trainer_never_draw_the_same_noise():
+    how = trainer(noise=1.0, bound=1e-6)
+    start = weights(network())
+
+    moves = [trained(how, data(), replace(PLAN, steps=1)) - start for _ in range(2)]
+
+    cosine = functional.cosine_similarity(moves[0], moves[1], dim=0)
+    assert abs(float(cosine)) < 0.02  # six standard errors of 105k coordinates
+
+
+def test_secrets_come_from_their_own_stream_alone():
+    rng, globally = world(), torch.get_rng_state()
+    before = rng.get_state()
+
+    trainer(noise=1.0, bound=1.0)(network(), data(), CrossEntropy(), replace(PLAN, crop=(0.8, 1.0), flip=0.5), rng)
+
+    assert torch.equal(rng.get_state(), before)
+    assert torch.equal(torch.get_rng_state(), globally)
+
+
+def test_noise_has_the_promised_spread_in_every_coordinate():
+    start = weights(network())
+    plan = replace(PLAN, steps=1, learning_rate=1.0)
+    draws = torch.stack(
+        [trained(trainer(noise=2.0, bound=0.5, number=n), data(), plan) - start for n in range(6)]
+    )  # each record adds at most .5 to the sum, over all 105k coordinates: nothing beside the noise
+
+    expected = 2.0 * 0.5 / 8
+    assert float(draws.std()) == pytest.approx(expected, rel=0.01)  # 6 x 105k draws: standard error .1%
+    assert float(draws.mean()) == pytest.approx(0.0, abs=expected * 0.006)  # four standard errors
+
+
+def test_the_divisor_is_the_expected_batch_whatever_was_drawn():
+    sums = [
+        (trained(trainer(bound=1e-3, number=n), data(), replace(PLAN, steps=1)) - weights(network())).norm()
+        for n in range(8)
+    ]
+
+    lengths = torch.stack(sums)  # .1 x (number drawn) x 1e-3 / 8 at most, where gradients agree
+    assert len(torch.unique(lengths.round(decimals=9))) > 3
+    assert float(lengths.max()) <= 0.1 * 16 * 1e-3 / 8
+
+
+def test_an_empty_draw_makes_a_step_of_noise_alone():
+    plan = replace(PLAN, batch_size=1, steps=30)
+    given = data(40)  # q = 1/40: a step is empty with probability .36
+
+    moved = trained(trainer(noise=1.0, bound=1.0), given, plan) - weights(network())
+    still = trained(trainer(), data(40), replace(plan, steps=2, learning_rate=1e-9))
+
+    assert moved.isfinite().all()
+    assert float(moved.std()) > 0.5 * 0.1 * math.sqrt(30)
+    assert still.isfinite().all()
+
+
+def test_every_record_is_drawn_at_the_rate_that_is_paid_for():
+    seen: list[Tensor] = []
+
+    def listening(batch: Batch, model: Classifier) -> Tensor:
+        seen.append(batch.records)
+        return CrossEntropy()(batch, model)
+
+    plan = replace(PLAN, batch_size=4, steps=100, learning_rate=1e-9)
+    how = trainer(most=64)
+    how(network(), data(), Made(listening), plan, world())
+
+    taken = torch.cat(seen)
+    assert how.uses[0].sampling_rate == 0.25
+    counts = torch.bincount(taken, minlength=16).double()
+    assert counts.mean() == pytest.approx(25, abs=4.5)  # 1600 coins: standard error 1.1
+    assert counts.min() > 5  # four and a half standard deviations
+    sizes = torch.tensor([float(len(batch)) for batch in seen])
+    assert float(sizes.std()) == pytest.approx(math.sqrt(16 * 0.25 * 0.75), rel=0.3)  # binomial, not fixed
+
+
+def test_the_physical_batch_changes_nothing_but_rounding():
+    whole, cut = (trained(trainer(bound=0.5, most=most), data(), PLAN) for most in (64, 3))
+
+    torch.testing.assert_close(cut, whole, rtol=1e-4, atol=1e-6)
+
+
+def test_the_learning_rate_follows_the_plans_epochs():
+    plan = replace(PLAN, epochs=2, schedule="cosine-epoch")
+    rates: list[float] = []
+    model = network()
+    optimiser = optimiser_of(model.parameters(), plan)
+
+    trainer()(
+        model, data(), CrossEntropy(), plan, world(), round=1, rounds=2, optimiser=optimiser,
+        on_step=lambda step, loss: rates.append(optimiser.param_groups[0]["lr"]),
+    )  # fmt: skip
+
+    expected = [plan.rate(round=1, rounds=2, epoch=epoch) for epoch in (0, 0, 1, 1)]
+    assert rates == expected
+
+
+def test_frozen_parameters_stay_and_the_others_move():
+    model = network()
+    before = weights(model.body)
+    model.body.requires_grad_(False)
+
+    trainer(noise=1.0, bound=1.0)(model, data(), CrossEntropy(), PLAN, world())
+
+    assert torch.equal(weights(model.body), before)
+    assert not torch.equal(model.head.weight, network().head.weight)
+
+
+def test_a_call_is_paid_for_by_public_numbers():
+    how = trainer(noise=1.5, bound=2.0)
+
+    trained(how, data(), replace(PLAN, epochs=3))
+    trained(how, data(), replace(PLAN, steps=5))
+
+    first, second = how.uses
+    assert first == uses_of(16, replace(PLAN, epochs=3), noise_multiplier=1.5, max_grad_norm=2.0)
+    assert (first.noise, first.sampling_rate, first.count, first.unit) == (3.0, 0.5, 6, "record")
+    assert dict(first.sensitivity) == {"zero-out": 2.0, "add-remove": 2.0}
+    assert second.count == 5
+    assert (sampling_rate(3, PLAN), private_steps(3, PLAN), private_steps(20, PLAN)) == (1.0, 1, 2)

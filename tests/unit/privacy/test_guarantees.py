@@ -1,0 +1,129 @@
+"""Defenses whose promises do not add up are refused before anything is trained; the others add up in the ledger too."""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import pytest
+
+import fdgsec
+from fdgsec.defenses.dp_fedavg import DPFedAvg
+from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.defenses.private_scores import PrivateScores
+from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.federation.defense import Defense, Promises, Shield
+from fdgsec.federation.method import Method
+from fdgsec.methods.ccst import CCST
+from fdgsec.methods.feddag_dp import FedDAGDP
+from fdgsec.privacy.accounting import AdjacencyError, Use
+from fdgsec.privacy.guarantees import Promise, check_composable
+from fdgsec.privacy.ledger import Ledger
+from fdgsec.runtime.errors import UsageError
+
+CLIENT_STYLES, COUNTED_STYLES = PrivateStyles(unit="client"), PrivateStyles(neighbours="add-remove")
+PAYING: Sequence[Promises] = [
+    PrivateStyles(), PrivateStyles(neighbours="zero-out"), COUNTED_STYLES, CLIENT_STYLES, DPSGD(epsilon=1.0), PrivateScores(),
+    DPFedAvg(), DPFedAvg(neighbours="replace-one"),
+]  # fmt: skip
+
+
+def made(defense: Promises) -> Promise:
+    assert isinstance(defense.promise, Promise)
+    return defense.promise
+
+
+PAIRS = [pair for pair in combinations(map(made, PAYING), 2) if pair[0].stage != pair[1].stage]
+
+
+def refusal(*defenses: Defense, method: Method | None = None) -> str:
+    with pytest.raises(UsageError) as found:
+        Shield(defenses=defenses).check(method or CCST())
+    return str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("defenses", "said"),
+    [
+        (
+            (DPSGD(epsilon=8.0), CLIENT_STYLES),
+            ("dp-sgd protects records and private-styles:unit=client,neighbours=replace-one clients",),
+        ),
+        (
+            (PrivateStyles(), DPFedAvg()),
+            (
+                "private-styles:unit=record,neighbours=replace-one protects records",
+                "dp-fedavg:neighbours=zero-out clients",
+            ),
+        ),
+        (
+            (DPSGD(epsilon=8.0), COUNTED_STYLES),
+            ("dp-sgd holds under zero-out", "private-styles:unit=record,neighbours=add-remove under add-remove"),
+        ),
+    ],
+    ids=["another unit", "a unit that another defense brings", "another relation"],
+)
+def test_two_that_do_not_compose_are_named_with_what_to_choose(defenses: Sequence[Defense], said: Sequence[str]):
+    message = refusal(*defenses)
+
+    assert all(part in message for part in said)
+    assert "let both protect records" in message or "take neighbours=zero-out" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("styles", ["unit=client", "neighbours=add-remove"])
+def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str):
+    settings = {
+        "defenses": ("dp-sgd:epsilon=8", f"private-styles:{styles}"), "norm": "group", "per_domain": 8, "image_size": 32,
+    }  # fmt: skip
+
+    with pytest.raises(AdjacencyError, match=f"dp-sgd .*private-styles.*{styles}.* do not compose"):
+        fdgsec.train("ccst", rounds=10**6, settings=settings)  # would take a year
+
+
+@pytest.mark.parametrize(
+    "defenses",
+    [
+        (DPSGD(epsilon=8.0), PrivateStyles()),
+        (PrivateStyles(neighbours="zero-out"), DPSGD(epsilon=8.0)),
+        (PrivateStyles(unit="client"), DPFedAvg()),
+        (DPSGD(epsilon=8.0), DPFedAvg()),  # behind dp-sgd it acts on what has been paid for
+        (DPSGD(epsilon=math.inf), CLIENT_STYLES),  # clips, and promises nothing
+        (DPSGD(noise_multiplier=0.0), CLIENT_STYLES),
+        (DPSGD(epsilon=8.0), PrivateStyles(unit="client", epsilon=math.inf)),
+    ],
+)
+def test_what_composes_or_promises_nothing_is_taken(defenses: Sequence[Defense]):
+    Shield(defenses=defenses).check(CCST())
+
+
+def test_scores_compose_with_records_and_not_with_clients():
+    Shield(defenses=(DPSGD(epsilon=8.0), PrivateScores())).check(FedDAGDP())
+
+    with pytest.raises(AdjacencyError, match=r"dp-fedavg.* protects clients and private-scores records"):
+        check_composable([made(DPFedAvg()), made(PrivateScores())])
+
+
+def test_dp_sgd_behind_what_pays_for_models_is_refused_before_training_too():
+    assert "dp-sgd must count its steps" in refusal(DPFedAvg(), DPSGD(epsilon=8.0))
+    assert "put dp-sgd first" in refusal(DPFedAvg(), DPSGD(epsilon=8.0))
+
+
+def use(promise: Promise) -> Use:
+    return Use(mechanism="gaussian", noise=2.0, sensitivity=dict.fromkeys(promise.relations, 1.0), unit=promise.unit)
+
+
+def refused(step: Callable[[], object]) -> bool:
+    try:
+        step()
+    except AdjacencyError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda promise: promise.by)
+def test_the_check_refuses_just_what_the_ledger_cannot_compose(one: Promise, other: Promise):
+    ledger = Ledger()
+    for promise in (one, other):
+        ledger.write("client:0", round=0, stage=promise.stage, kinds={"a": "kind"}, uses={"a": (use(promise),)})
+
+    assert refused(lambda: check_composable([one, other])) == refused(lambda: ledger.guarantees(delta=1e-5))

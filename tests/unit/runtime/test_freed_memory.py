@@ -1,0 +1,78 @@
+"""Freed memory: kept by the process where it may be, left alone where somebody else decided."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fdgsec.runtime import processes
+from fdgsec.runtime.processes import VARIABLE, keep_freed_memory
+
+STEPS = """
+import resource
+import torch
+from fdgsec.runtime.processes import keep_freed_memory
+
+kept = keep_freed_memory()
+for _ in range(20):
+    torch.ones(2**24)  # the heap grows to what steps need
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(2**24)  # 64 MiB, freed at once
+print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+glibc = pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(os, "confstr") or "glibc" not in str(os.confstr("CS_GNU_LIBC_VERSION")),
+    reason="only glibc has the switches",
+)
+
+
+def faults(**environment: str) -> tuple[bool, int]:
+    own = {name: value for name, value in os.environ.items() if name not in {VARIABLE, "GLIBC_TUNABLES"}}
+    ran = subprocess.run(
+        [sys.executable, "-c", STEPS], env={**own, **environment}, capture_output=True, check=True, text=True
+    )
+    kept, count = ran.stdout.split()
+    return bool(int(kept)), int(count)
+
+
+@glibc
+def test_steps_do_not_fetch_their_pages_anew():
+    kept, few = faults()
+    left, many = faults(FDGSEC_HEAP="default")
+
+    assert (kept, left) == (True, False)
+    assert few < 0.1 * many
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (VARIABLE, "default"),
+        ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=131072"),
+        ("MALLOC_TRIM_THRESHOLD_", "131072"),
+    ],
+)
+def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: pytest.fail("the C library was asked"))
+    monkeypatch.setenv(name, value)
+
+    assert keep_freed_memory() is False
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_other_systems_are_left_alone(platform: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes.sys, "platform", platform)
+
+    assert keep_freed_memory() is False
+
+
+def test_a_c_library_without_the_switch_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    for name in [VARIABLE, "GLIBC_TUNABLES", *(each for each in os.environ if each.startswith("MALLOC_"))]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(processes.sys, "platform", "linux")
+    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: object())
+
+    assert keep_freed_memory() is False

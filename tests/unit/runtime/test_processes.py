@@ -1,0 +1,83 @@
+"""Runs in processes of their own give what one process gives, and a failure costs only itself."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.processes import computed
+
+
+def squared(number: int) -> int:
+    return number * number
+
+
+def where(number: int) -> tuple[int, int]:
+    return os.getpid(), torch.get_num_threads()
+
+
+def slow_or_broken(folder: Path, number: int) -> int:
+    (folder / f"begun-{number}").touch()
+    if number == 0:
+        while not (folder / "begun-1").exists():
+            time.sleep(0.01)
+        raise ValueError("zero")
+    time.sleep(2)
+    return number
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_task_comes_back_with_its_own_result(workers: int) -> None:
+    assert sorted(computed(squared, [3, 1, 2], workers=workers)) == [(1, 1), (2, 4), (3, 9)]
+    assert list(computed(squared, [], workers=workers)) == []
+
+
+def test_one_worker_is_this_process_and_keeps_the_order() -> None:
+    found = list(computed(where, [3, 1, 2], workers=1))
+    assert [task for task, _ in found] == [3, 1, 2]
+    assert {pid for _, (pid, _) in found} == {os.getpid()}
+
+
+@pytest.mark.slow
+def test_workers_are_other_processes_that_share_out_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    found = [result for _, result in computed(where, list(range(4)), workers=2)]
+    assert os.getpid() not in {pid for pid, _ in found}
+    assert {threads for _, threads in found} == {1}
+
+
+@pytest.mark.slow
+def test_a_failure_is_raised_after_what_was_under_way_and_nothing_new_is_begun(tmp_path: Path) -> None:
+    found: list[int] = []
+    with pytest.raises(ValueError, match="zero"):
+        found.extend(task for task, _ in computed(partial(slow_or_broken, tmp_path), list(range(12)), workers=2))
+    assert 1 in found
+    assert 0 not in found
+    assert {int(path.name.split("-")[1]) for path in tmp_path.iterdir()} == {0, *found}
+    assert len(found) < 6
+
+
+@pytest.mark.slow
+def test_whoever_stops_early_does_not_wait_for_the_rest(tmp_path: Path) -> None:
+    started = time.monotonic()
+    for task, _ in computed(partial(slow_or_broken, tmp_path), list(range(1, 60)), workers=2):
+        assert task
+        break
+    assert time.monotonic() - started < 40  # all of them take a minute
+    assert len(list(tmp_path.iterdir())) < 10
+
+
+def killed(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@pytest.mark.slow
+def test_a_killed_process_is_said_to_be_one() -> None:
+    with pytest.raises(UsageError, match="one of 2 processes was killed, as happens when memory runs out"):
+        list(computed(killed, [1, 2, 3], workers=2))
