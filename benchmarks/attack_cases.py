@@ -25,7 +25,7 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
 from fdgsec.federation.wire import SERVER
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Guess, Knowledge, Observer, RequestKind
+from fdgsec.threats.attack import Answers, Attack, Case, Knowledge, QuestionKind
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 CLASSES, DOMAINS = 7, 3
@@ -51,11 +51,11 @@ class Size:
 class Question:
     """An attack with cases and knowledge: all that `run` takes."""
 
-    attack: Observer
+    attack: Attack
     cases: list[Case]
     knowledge: Knowledge
 
-    def answer(self) -> Guess:
+    def answer(self) -> Answers:
         """Run the attack."""
         return self.attack.run(self.cases, self.knowledge, stream(0, "attack"))
 
@@ -100,7 +100,7 @@ class _World:
         return StyleStatistics(mean=row.mean[0], std=row.std[0])
 
     def case(
-        self, kind: RequestKind, *artifacts: Artifact, candidates: DomainDataset | None = None, number: int = 0, half: str = ""
+        self, kind: QuestionKind, *artifacts: Artifact, candidates: DomainDataset | None = None, number: int = 0, half: str = ""
     ) -> Case:  # fmt: skip
         """What client `number` sent in one run after the other."""
         name = f"client:{number}"

@@ -32,9 +32,9 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.image_styles import encoder_named
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 SCHEMA = 1
 
@@ -90,7 +90,7 @@ class Reconstruction(CCST):
 
 def method_of(cell: Cell, protocol: Protocol) -> FedAvg:
     """Make the method of an arm."""
-    plan = Plan(
+    plan = TrainingPlan(
         batch_size=protocol.batch,
         learning_rate=cell.learning_rate,
         optimiser="adam" if protocol.optimiser == "adam" else "sgd",
@@ -112,12 +112,14 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
         image_size=protocol.image_size, backbone=protocol.backbone, pretrained=protocol.pretrained,
         encoder=protocol.encoder, rounds=protocol.rounds, seed=cell.seed,
     )  # fmt: skip
-    world = load_world(config, data_root=data_root, progress=Silent())
-    test = load_world(replace(config, per_domain=protocol.test_images), data_root=data_root, progress=Silent()).unseen()
+    world = load_world(config, data_root=data_root, progress=NoProgress())
+    test = load_world(
+        replace(config, per_domain=protocol.test_images), data_root=data_root, progress=NoProgress()
+    ).unseen()
     clients, validation = split_sources(world, config)
     method = method_of(cell, protocol)
     method.check(len(clients))
-    trained = federate(method, clients, model_of(config, method, len(world.dataset.class_names)), config, Silent())
+    trained = federate(method, clients, model_of(config, method, len(world.dataset.class_names)), config, NoProgress())
     accuracy = accuracy_document(trained.final, test, validation)
     sources = cast(dict[str, dict[str, float]], accuracy["per_domain"])
     seen = sum(found["n"] for found in sources.values())

@@ -19,7 +19,7 @@ from training_speed import CLASSES, Setting, images_of, setting_of
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import detached
 from fdgsec.runtime.files import write_atomic
@@ -45,7 +45,7 @@ def run(name: str, setting: Setting, *, clients: int, participants: int) -> None
     plan = Blueprint(backbone=setting.backbone, classes=CLASSES, remodel=method.remodel)
     start = ModelState(state=detached(plan.network(stream(0, "world", "initialisation"))))
     engine = LocalEngine(members=members, method=method, seed=0)
-    driver = Driver(
+    driver = RoundLoop(
         method=method, engine=engine, wire=Wire(secret=_secret), seed=0, rounds=ROUNDS,
         participation=participants / clients,
     )  # fmt: skip

@@ -23,18 +23,18 @@ from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protoc
 from benchmarks.dp_tables import learnt, table
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, roles_of, with_validation
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import GlobalModel, Method, Reply, Request, Step
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.method import GlobalModel, Method, Reply, Step, StepRequest
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.run_folder import environment
 from fdgsec.federation.wire import Wire, keeps_artifacts
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 
 SCHEMA = 1
@@ -47,7 +47,7 @@ class TimedEngine(LocalEngine):
     seconds: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Ask, and look at the clock."""
         started = time.process_time()  # of this process alone, whoever else is at work on the machine
         replies, failures = super().ask(step, requests)
@@ -59,7 +59,7 @@ class TimedEngine(LocalEngine):
 
 def config_of(cell: Cell, protocol: Protocol) -> RunConfig:
     """The settings of a run."""
-    plan = Plan(batch_size=protocol.batch, optimiser="adam", learning_rate=protocol.learning_rate, crop=None)
+    plan = TrainingPlan(batch_size=protocol.batch, optimiser="adam", learning_rate=protocol.learning_rate, crop=None)
     return RunConfig(
         method=cell.method, options={**SUBJECTS[cell.method].options, "plan": asdict(plan)}, dataset=protocol.dataset,
         per_domain=protocol.per_domain, image_size=protocol.image_size, backbone=protocol.backbone, norm="group",
@@ -72,7 +72,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     """Train one cell, measure it and attack it."""
     started = time.monotonic()
     config = config_of(cell, protocol)
-    world = load_world(config, data_root=data_root, progress=Silent())
+    world = load_world(config, data_root=data_root, progress=NoProgress())
     roles = roles_of(world, seed=cell.seed)
     members = roles.federation.subset(roles.federation.domains != world.target)
     strangers = roles.held_out.subset(roles.held_out.domains != world.target)
@@ -81,8 +81,8 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     if method.reviews != "none":
         clients = [with_validation(client, seed=cell.seed) for client in clients]
     method = method.fitting(len(clients))
-    shield = shield_of(config, method)
-    engine = TimedEngine(members=clients, method=method, seed=cell.seed, shield=shield)
+    defense_stack = defense_stack_of(config, method)
+    engine = TimedEngine(members=clients, method=method, seed=cell.seed, defense_stack=defense_stack)
     wire = Wire(
         secret=lambda upload, number: stream(cell.seed, "secret", upload.round, upload.stage, upload.sender, number),
         keep=keeps_artifacts,
@@ -94,7 +94,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     return {
         **asdict(cell),
         "accuracy": accuracy_document(final, world.unseen(), by_domain(strangers)),
-        "guarantees": guarantee_documents(wire.ledger, shield, method, delta=protocol.delta),
+        "guarantees": guarantee_documents(wire.ledger, defense_stack, method, delta=protocol.delta),
         "defenses": list(config.defenses),
         "cpu_seconds_per_step": sum(engine.seconds) / max(steps, 1),
         "steps_per_round": steps / max(len(engine.steps), 1),
@@ -114,7 +114,7 @@ def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, 
     def note(report: RoundReport, model: GlobalModel) -> None:
         print(f"  round {report.round + 1} of {report.rounds}", flush=True)
 
-    driver = Driver(method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds, on_round=note)
+    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds, on_round=note)
     final = driver.run(model)
     assert final is not None
     return final

@@ -19,7 +19,7 @@ import torch
 
 from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
 from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
@@ -28,7 +28,7 @@ from fdgsec.federation.engines.flower.loopback import loopback
 from fdgsec.federation.engines.flower.processes import simulate, submit
 from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 METHODS = ("ccst", "fisc", "stablefdg", "feddag", "fedalign")
 
@@ -45,11 +45,11 @@ def settings(method: str, clients: int, given: argparse.Namespace) -> RunConfig:
 def conducted(config: RunConfig, federation: Federation) -> tuple[Trained, float]:
     """Run a federation; gives what came of it and its seconds."""
     method = method_of(config)
-    world = load_world(config, data_root=None, progress=Silent())
+    world = load_world(config, data_root=None, progress=NoProgress())
     clients, _ = split_sources(world, config)
     model = model_of(config, method, len(world.dataset.class_names))
     started = time.monotonic()
-    trained = federation(method, clients, model, config, Silent(), shield=shield_of(config, method))
+    trained = federation(method, clients, model, config, NoProgress(), defense_stack=defense_stack_of(config, method))
     return trained, time.monotonic() - started
 
 

@@ -26,7 +26,7 @@ from fdgsec.federation.engines.flower.processes import submit
 from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 FAULTS = ("none", "nan", "wrong shape", "missing key", "bad weight", "exception", "sleep", "sigkill")
 TIMEOUT = 30.0
@@ -46,7 +46,7 @@ def run_with(fault: str, connection: Connection, told: Path, *, quorum: float, t
     started = time.monotonic()
     row: dict[str, Any] = {"fault": fault, "quorum": quorum}
     try:
-        trained = federation.run(method_of(config), config, clients=3, progress=Silent())
+        trained = federation.run(method_of(config), config, clients=3, progress=NoProgress())
     except FdgsecError as error:
         return row | {"exit_code": error.exit_code, "seconds": time.monotonic() - started, "said": str(error)}
     finite = all(bool(torch.isfinite(value.double()).all()) for value in trained.final.state.state.values())

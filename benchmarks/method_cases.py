@@ -20,9 +20,9 @@ from fdgsec.methods.fpl import FPL
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.training.augmix import AugMix
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 
-PLAN = Plan(batch_size=32, learning_rate=1e-4, momentum=0.9)
+PLAN = TrainingPlan(batch_size=32, learning_rate=1e-4, momentum=0.9)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

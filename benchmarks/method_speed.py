@@ -32,8 +32,8 @@ from training_speed import CLASSES, CPU, Job, Setting, Timing, images_of, interl
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Reply, Request, State, Step
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Reply, State, Step, StepRequest
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.run_folder import environment
 from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
@@ -54,14 +54,14 @@ class Listening:
     """A local engine that keeps what the measured client was asked, and the processor seconds of its shares."""
 
     engine: LocalEngine
-    asked: dict[Step, list[Request]] = field(default_factory=dict)
+    asked: dict[Step, list[StepRequest]] = field(default_factory=dict)
     sharing: list[float] = field(default_factory=list)
 
     def clients(self) -> Sequence[str]:
         """All members."""
         return self.engine.clients()
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Ask one after the other."""
         replies: dict[str, Reply] = {}
         for name, request in requests.items():
@@ -92,7 +92,7 @@ class Subject:
 
     method: FedAvg
     client: Client
-    request: Request
+    request: StepRequest
     state: State
     shares: Sequence[float]
     once: float
@@ -134,7 +134,7 @@ def subject_of(method: FedAvg, setting: Setting) -> Subject:
     members, states = clients_of(setting), MemoryStates()
     short = replace(method, plan=replace(PLAN, steps=1))
     listening = Listening(engine=LocalEngine(members=members, method=short, seed=0, states=states))
-    Driver(method=short, engine=listening, wire=Wire(secret=_secret), seed=0, rounds=2).run(
+    RoundLoop(method=short, engine=listening, wire=Wire(secret=_secret), seed=0, rounds=2).run(
         GlobalModel(blueprint=plan, state=start)
     )
     first, second = listening.asked["fit"]

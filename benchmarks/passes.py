@@ -19,7 +19,7 @@ from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.loop import prepared
-from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.random_streams import stream
 
@@ -70,7 +70,7 @@ class Bare:
     precision: Precision
 
     @classmethod
-    def of(cls, network: Classifier, plan: Plan, *, image_size: int) -> "Bare":
+    def of(cls, network: Classifier, plan: TrainingPlan, *, image_size: int) -> "Bare":
         """Draw a batch of `plan.batch_size` random images, with labels in turn."""
         _, precision = prepared(network, plan)
         images = torch.rand(plan.batch_size, 3, image_size, image_size, generator=stream(0, "world", "batch"))
@@ -129,7 +129,7 @@ class Adversary:
     optimiser: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, student: Classifier, plan: Plan) -> "Adversary":
+    def of(cls, student: Classifier, plan: TrainingPlan) -> "Adversary":
         """Copy the student; make a generator."""
         generator = perturbation_network("fcn32", rng=stream(0, "world", "generator"))
         optimiser = optimiser_of(generator.parameters(), plan)

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from benchmarks.training_speed import CPU, bare, setting_of
 from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
 
 Style = tuple[Tensor, Tensor]
@@ -67,7 +67,9 @@ def print_adain() -> None:
 def print_heap(text: str) -> None:
     """Images per processor second, a median of 4, and MiB."""
     setting = setting_of(text, batch=32, steps=2)
-    job = bare(setting, precision_of(CPU, setting.backbone), Plan(batch_size=32, learning_rate=1e-4, momentum=0.9))
+    job = bare(
+        setting, precision_of(CPU, setting.backbone), TrainingPlan(batch_size=32, learning_rate=1e-4, momentum=0.9)
+    )
     job()
     spent = []
     for _ in range(4):

@@ -39,7 +39,7 @@ STATISTICS_EPS = 1e-6  # features are near unit scale here; the shipped ones are
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """How to train: wall-clock minutes, sizes, workers that share a batch, and the weight of each loss."""
 
     minutes: float
@@ -150,7 +150,7 @@ def calibration_pixels() -> Iterable[Tensor]:
     return torch.split(shapes(image_size=64, per_domain=200, seed=0).pixels(), 32)
 
 
-def export(codec: Codec, shape: MiniShape, folder: Path, *, plan: Plan, summary: dict[str, float]) -> None:
+def export(codec: Codec, shape: MiniShape, folder: Path, *, plan: TrainingPlan, summary: dict[str, float]) -> None:
     """Write fp16 weights; shape, scale and provenance go into the metadata. Calibrates on the rounded weights."""
     tensors = {name: tensor.half().contiguous() for name, tensor in codec.state_dict().items()}
     rounded = Codec(shape)
@@ -163,7 +163,7 @@ def export(codec: Codec, shape: MiniShape, folder: Path, *, plan: Plan, summary:
         save_file(own, folder / f"mini_{part}.safetensors", metadata=notes)
 
 
-def learning_rate(plan: Plan, progress: float) -> float:
+def learning_rate(plan: TrainingPlan, progress: float) -> float:
     """One cycle: a short linear rise, then a cosine to zero; `progress` in [0, 1] is the share of the time used."""
     if progress < 0.03:
         return plan.learning_rate * (0.1 + 0.9 * progress / 0.03)
@@ -173,7 +173,7 @@ def learning_rate(plan: Plan, progress: float) -> float:
 class Trainer:
     """The mutable part of one training run."""
 
-    def __init__(self, shape: MiniShape, plan: Plan) -> None:
+    def __init__(self, shape: MiniShape, plan: TrainingPlan) -> None:
         self.shape, self.plan = shape, plan
         self.codec = Codec(shape).to(memory_format=torch.channels_last)
         self.initialise()
@@ -273,8 +273,10 @@ def main() -> None:
     options = arguments()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen = {field.name: getattr(options, field.name) for field in fields(Plan) if hasattr(options, field.name)}
-    plan = Plan(image_size=128, warm_up=0.04, reconstruction=1.0, **chosen)
+    chosen = {
+        field.name: getattr(options, field.name) for field in fields(TrainingPlan) if hasattr(options, field.name)
+    }
+    plan = TrainingPlan(image_size=128, warm_up=0.04, reconstruction=1.0, **chosen)
     shape = MiniShape(width=options.width, encoder_blocks=options.blocks, decoder_blocks=options.blocks)
     images = pool(plan.images, image_size=plan.image_size, seed=plan.seed)
     trainer, checkpoint = Trainer(shape, plan), options.out / "checkpoint.safetensors"

@@ -33,7 +33,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, epochs
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision, precision_of, processor_of
 from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.random_streams import stream
@@ -86,7 +86,7 @@ def network_of(backbone: str) -> Classifier:
     return build_classifier(backbone, CLASSES, rng=stream(0, "world", "network")).train()
 
 
-def bare(setting: Setting, precision: Precision, plan: Plan) -> Job:
+def bare(setting: Setting, precision: Precision, plan: TrainingPlan) -> Job:
     """Forward, cross-entropy, backward, step on a batch in memory, `steps` times."""
     layout = torch.channels_last if precision.channels_last else torch.contiguous_format
     network = network_of(setting.backbone).to(memory_format=layout)
@@ -124,7 +124,7 @@ def images_of(setting: Setting) -> DomainDataset:
     )
 
 
-def loop_jobs(setting: Setting, plan: Plan) -> dict[str, Job]:
+def loop_jobs(setting: Setting, plan: TrainingPlan) -> dict[str, Job]:
     """The bare loop, `training.epochs`, and FedAvg's `fit` on as many images."""
     data = images_of(setting)
     network = network_of(setting.backbone)
@@ -145,7 +145,7 @@ def loop_jobs(setting: Setting, plan: Plan) -> dict[str, Job]:
 
 def measure_loop(setting: Setting, *, repeats: int, mode: str = "table") -> dict[str, object]:
     """Time the loop and give the share of the bare speed that `epochs` and `fit` reach."""
-    plan = Plan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
+    plan = TrainingPlan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
     precision = MODES[mode] or precision_of(CPU, setting.backbone)
     with patch.dict("fdgsec.nn.training.precision.PRECISION", {(processor_of(CPU), setting.backbone): precision}):
         timings = interleaved(loop_jobs(setting, plan), repeats=repeats)
@@ -167,7 +167,7 @@ def measure_precision(setting: Setting, *, repeats: int) -> dict[str, object]:
         for dtype in ("float32", "bfloat16")
         for last in (False, True)
     }
-    plan = Plan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
+    plan = TrainingPlan(batch_size=setting.batch, learning_rate=1e-4, momentum=0.9)
     timings = interleaved({name: bare(setting, choice, plan) for name, choice in choices.items()}, repeats=repeats)
     images = setting.batch * setting.steps
     speeds = {name: images / statistics.median(timing.processor) for name, timing in timings.items()}

@@ -24,7 +24,7 @@ from fdgsec.federation.reply_slots import Slot
 from fdgsec.federation.server_view import needs_of
 from fdgsec.federation.wire import CLIENTS, Receipt, Upload
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import multiplier_per_release, noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
@@ -100,10 +100,12 @@ class DPFedAvg:
         return lines
 
     @property
-    def promise(self) -> Promise:
+    def promise(self) -> PlannedGuarantee:
         """Clients, whoever adds the noise."""
         relations = frozenset(self._sensitivities())
-        return Promise(by=f"dp-fedavg:neighbours={self.neighbours}", stage="update", unit="client", relations=relations)
+        return PlannedGuarantee(
+            by=f"dp-fedavg:neighbours={self.neighbours}", stage="update", unit="client", relations=relations
+        )
 
     def check(self, method: Method) -> None:
         """Raise UsageError where the server needs numbers that this defense keeps."""

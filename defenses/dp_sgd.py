@@ -15,10 +15,10 @@ from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method, TrainsByPlan, TrainsThroughTrainer
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
-from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
 
@@ -64,12 +64,12 @@ class DPSGD:
         )
 
     @property
-    def promise(self) -> Promise | None:
+    def promise(self) -> PlannedGuarantee | None:
         """Records, where one is replaced by one that adds nothing: sizes are told. Nothing without noise."""
         if self.noise_multiplier == 0 or self.epsilon == math.inf:
             return None
         relations: frozenset[Relation] = frozenset({"zero-out"})
-        return Promise(by="dp-sgd", stage="update", unit="record", relations=relations, first=True)
+        return PlannedGuarantee(by="dp-sgd", stage="update", unit="record", relations=relations, first=True)
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method whose model depends on images otherwise than through its trainer."""
@@ -133,7 +133,7 @@ def _with_public_sizes(use: Use) -> Use:
 
 
 @lru_cache(maxsize=256)
-def _multiplier(epsilon: float, delta: float, records: int, plan: Plan, rounds: int, norm: float) -> float:
+def _multiplier(epsilon: float, delta: float, records: int, plan: TrainingPlan, rounds: int, norm: float) -> float:
     """The least noise multiplier for which `rounds` rounds of a client of `records` images meet epsilon."""
     return calibrated_noise(
         lambda noise: [uses_of(records, plan, noise_multiplier=noise, max_grad_norm=norm)] * rounds,

@@ -16,7 +16,7 @@ from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 
@@ -63,12 +63,12 @@ class PrivateScores:
         )
 
     @property
-    def promise(self) -> Promise | None:
+    def promise(self) -> PlannedGuarantee | None:
         """Validation images as records, their number public; nothing without noise."""
         if math.isinf(self.epsilon):
             return None
         relations: frozenset[Relation] = frozenset({"replace-one", "zero-out"})
-        return Promise(by="private-scores", stage="review", unit="record", relations=relations)
+        return PlannedGuarantee(by="private-scores", stage="review", unit="record", relations=relations)
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method that sends no scores, or scores that one image can move without bound."""

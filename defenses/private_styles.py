@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.defense import Look, Outgoing, Protected
+from fdgsec.federation.defense import Outgoing, Protected, StatisticSource
 from fdgsec.federation.method import Method
 from fdgsec.federation.public_clip_bounds import (
     Frame,
@@ -40,7 +40,7 @@ from fdgsec.privacy.clipping import (
     sensitivity_of_rows,
     sensitivity_of_sum_and_count,
 )
-from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 
@@ -50,7 +50,9 @@ AS_ASKED = 1 + 1e-9
 """A relation is listed where its sensitivity is at most this much of the one that noise was calibrated for: rounding."""
 
 _Made = dict[tuple[object, ...], object]
-_MADE: WeakKeyDictionary[Look, _Made] = WeakKeyDictionary()  # memo: frames and regions of a run, dropped with its lens
+_MADE: WeakKeyDictionary[StatisticSource, _Made] = (
+    WeakKeyDictionary()
+)  # memo: frames and regions of a run, dropped with its lens
 
 
 @runtime_checkable
@@ -121,7 +123,7 @@ class PrivateStyles:
         )
 
     @property
-    def promise(self) -> Promise | None:
+    def promise(self) -> PlannedGuarantee | None:
         """What was asked for, and what that implies: whoever wants n private (add-remove) is not served where it is public.
 
         Nothing without noise."""
@@ -129,7 +131,7 @@ class PrivateStyles:
             return None
         implied: set[Relation] = {"zero-out"} if self.neighbours == "replace-one" else set()
         by = f"private-styles:unit={self.unit},neighbours={self.neighbours}"
-        return Promise(by=by, stage="share", unit=self.unit, relations=frozenset({self.neighbours, *implied}))
+        return PlannedGuarantee(by=by, stage="share", unit=self.unit, relations=frozenset({self.neighbours, *implied}))
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method that sends no styles, and per record for styles of clusters."""
@@ -234,9 +236,9 @@ class PrivateStyles:
     def _made(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
         """Make a public thing once per run, slot, image size and received model."""
         sender = outgoing.sender
-        if sender.look is None:
+        if sender.statistic_source is None:
             return make()
-        known = _MADE.setdefault(sender.look, {})
+        known = _MADE.setdefault(sender.statistic_source, {})
         model = "" if sender.model is None else sender.model.state.sha256
         key = (self, kind, repr(sender.method), outgoing.name, sender.client.data.image_size, model)
         if key not in known:

@@ -36,13 +36,13 @@ def attack(
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.verb import attack as experiment
     from fdgsec.experiments.config import attack_settings
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     given = {
         "dataset": dataset, "attacks": tuple(attacks), "adversary": adversary, "seed": seed, **(settings or {}),
     }  # fmt: skip
     config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
-    return experiment(config, data_root=data_root, out=out, fresh=fresh, progress=Silent())
+    return experiment(config, data_root=data_root, out=out, fresh=fresh, progress=NoProgress())
 
 
 def train(
@@ -60,12 +60,12 @@ def train(
     """Train a method and give the report with its accuracy on the unseen domain; arguments as in `attack`."""
     from fdgsec.experiments.config import resolve_settings
     from fdgsec.experiments.train import train as experiment
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     given = {"dataset": dataset, "rounds": rounds, "seed": seed, **(settings or {})}
     defaults = {"method": method, "target": method, "rounds": 10, "profile": "full"}
     config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults)
-    return experiment(config, data_root=data_root, out=out, progress=Silent())
+    return experiment(config, data_root=data_root, out=out, progress=NoProgress())
 
 
 def sweep(
@@ -99,7 +99,7 @@ def sweep(
     from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest
     from fdgsec.experiments.sweep.verb import sweep as experiment
     from fdgsec.runtime.errors import unknown_name
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
@@ -111,7 +111,7 @@ def sweep(
     )  # fmt: skip
     with TemporaryDirectory() as nowhere:
         return experiment(
-            request, data_root=data_root, out=Path(nowhere) if out is None else out, progress=Silent(), limit=limit
+            request, data_root=data_root, out=Path(nowhere) if out is None else out, progress=NoProgress(), limit=limit
         )
 
 
@@ -138,7 +138,7 @@ def audit(
     With `out` the document is written there, else nothing is. The rest is as in `attack`; docs/audit.md says what a bound is."""
     from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
     from fdgsec.experiments.audit.verb import audit as experiment
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary
@@ -147,7 +147,7 @@ def audit(
         "dataset": dataset, "defenses": tuple(defenses), "rounds": rounds, "seed": seed, **(settings or {}),
     }  # fmt: skip
     config = audit_settings(target, given, plan, assignments=assignments)
-    return experiment(config, plan, data_root=data_root, out=out, progress=Silent())
+    return experiment(config, plan, data_root=data_root, out=out, progress=NoProgress())
 
 
 def attack_run(
@@ -167,13 +167,13 @@ def attack_run(
 
     `report.environment["notes"]` says what could not be made again. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     request = RecordedRequest(
         run=Path(run), target=target, adversary=adversary, attacks=tuple(attacks), profile=profile, seed=seed,
         assignments=tuple(assignments),
     )  # fmt: skip
-    return attack_recorded(request, data_root=data_root, out=out, fresh=fresh, progress=Silent())
+    return attack_recorded(request, data_root=data_root, out=out, fresh=fresh, progress=NoProgress())
 
 
 def attack_vectors(
@@ -197,14 +197,14 @@ def attack_vectors(
     Guesses are written with the report, under `out`. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.verb import VectorsRequest
     from fdgsec.experiments.attack_vectors.verb import attack_vectors as experiment
-    from fdgsec.runtime.progress import Silent
+    from fdgsec.runtime.progress import NoProgress
 
     request = VectorsRequest(
         artifacts=Path(artifacts), encoder=encoder, truth=truth, dataset=dataset, per_domain=per_domain,
         image_size=image_size, attacks=tuple(attacks), adversary=adversary, profile=profile, seed=seed,
         assignments=tuple(assignments),
     )  # fmt: skip
-    return experiment(request, data_root=data_root, out=out, progress=Silent())
+    return experiment(request, data_root=data_root, out=out, progress=NoProgress())
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:

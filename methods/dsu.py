@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.styles.feature_styles import PLACES, BetweenStages, check_places, instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, check_places, instance_statistics, restyled
 from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
@@ -61,4 +61,4 @@ class DSU(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """Cross-entropy under uncertain styles."""
-        return BetweenStages(self.places, self.probability, partial(perturbed, factor=self.factor), rng)
+        return StageStyleObjective(self.places, self.probability, partial(perturbed, factor=self.factor), rng)

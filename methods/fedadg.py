@@ -32,7 +32,7 @@ from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective, stepped
-from fdgsec.nn.training.plan import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 
@@ -171,7 +171,9 @@ class FedADG(FedAvg):
     noise: int | None = None
     hidden: int = 4096
     projected: int = 1024
-    game: Plan = field(default_factory=lambda: Plan(learning_rate=7e-4, momentum=0.9, weight_decay=1e-5))
+    game: TrainingPlan = field(
+        default_factory=lambda: TrainingPlan(learning_rate=7e-4, momentum=0.9, weight_decay=1e-5)
+    )
     discriminators: Literal["local", "averaged"] = "local"
     generator_seeks: Literal["reference", "features"] = "reference"
     released: bool = False

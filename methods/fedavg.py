@@ -20,7 +20,7 @@ from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
-from fdgsec.nn.training.plan import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
 from fdgsec.runtime.errors import UsageError
 
 KEPT = "kept/"
@@ -54,7 +54,7 @@ class FedAvg:
     moments survive its rounds. `local` is a method whose local objective is trained in place of cross-entropy: what
     `--with mixstyle` puts on top of CCST."""
 
-    plan: Plan = field(default_factory=Plan)
+    plan: TrainingPlan = field(default_factory=TrainingPlan)
     weights: Literal["size", "uniform"] = "size"
     select: Literal["last", "validation"] = "last"
     keep_optimiser: bool = False

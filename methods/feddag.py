@@ -37,7 +37,7 @@ from fdgsec.nn.networks.classifiers import Classifier, Normalisation
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
 from fdgsec.nn.training.loop import prepared, stepped
-from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
@@ -94,7 +94,9 @@ class Networks:
     generator_optimiser: torch.optim.Optimizer
 
     @classmethod
-    def of(cls, student: Classifier, teacher: Classifier, generator: PerturbationNetwork, plan: Plan) -> "Networks":
+    def of(
+        cls, student: Classifier, teacher: Classifier, generator: PerturbationNetwork, plan: TrainingPlan
+    ) -> "Networks":
         """Make the optimisers; the teacher normalises as the student does, without a memory of batches."""
         device, _ = prepared(student, plan)
         prepared(teacher, plan)
@@ -296,7 +298,13 @@ class FedDAG(SharpnessAware):
 
 
 def _dealt(
-    data: TrainingSet, plan: Plan, rng: torch.Generator, *, clock: Clock, device: torch.device, precision: Precision
+    data: TrainingSet,
+    plan: TrainingPlan,
+    rng: torch.Generator,
+    *,
+    clock: Clock,
+    device: torch.device,
+    precision: Precision,
 ) -> Iterator[tuple[float, Batch]]:
     """Deal the plan's epochs (without end where it counts steps), each batch with its learning rate."""
     epoch = 0

@@ -41,7 +41,7 @@ from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment
 from fdgsec.nn.training.loop import Objective
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 
@@ -129,7 +129,7 @@ class SecondView:
     """Another random crop of each record's image: the positives of ordinary contrastive learning (FISC-v4)."""
 
     images: Tensor
-    plan: Plan
+    plan: TrainingPlan
     rng: torch.Generator
 
     def __call__(self, batch: Batch) -> Tensor:

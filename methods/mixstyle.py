@@ -17,7 +17,7 @@ import torch
 
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.styles.feature_styles import BetweenStages, check_places, mixed_styles
+from fdgsec.nn.styles.feature_styles import StageStyleObjective, check_places, mixed_styles
 from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
@@ -43,4 +43,4 @@ class MixStyle(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """Cross-entropy under mixed styles."""
-        return BetweenStages(self.places, self.probability, partial(mixed_styles, alpha=self.alpha), rng)
+        return StageStyleObjective(self.places, self.probability, partial(mixed_styles, alpha=self.alpha), rng)

@@ -29,7 +29,7 @@ from torch.nn import functional
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
 from fdgsec.nn.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
-from fdgsec.nn.networks.classifiers import Between, Classifier
+from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import (
     StyleLaws,
     explored,
@@ -222,7 +222,7 @@ class LocalLearning:
         logits = self.logits(model, model.maps(images, between=self._between(passage)), passage)
         return functional.cross_entropy(logits.float(), passage.labels.to(logits.device), reduction="none")
 
-    def _between(self, passage: Passage) -> Between:
+    def _between(self, passage: Passage) -> StageHooks:
         """Say where in the network something happens to the maps."""
         places = {self.method.stage} if self.styles is not None else set[str]()
         places |= set(self.method.explore_at) if self.method.style else set()

@@ -36,7 +36,7 @@ from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
-from fdgsec.nn.networks.classifiers import Between, Classifier
+from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import StyleLaws, explored, instance_statistics, restyled
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import Batch
@@ -155,7 +155,7 @@ class SingleRecords:
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give -log p(label) of each record, weighed, (B,)."""
         idle = self.laws is None and self.centre is None
-        between: Between = {} if idle else {self.method.stage: self.styled}
+        between: StageHooks = {} if idle else {self.method.stage: self.styled}
         maps = model.maps(batch.images, between=between)
         if isinstance(model, HighlightedClassifier):
             seen = model.highlighted(maps, model.highlighter.queries(maps))

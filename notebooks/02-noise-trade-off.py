@@ -29,7 +29,7 @@ from IPython.display import Image
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.experiments.sweep.verb import SweepRequest, sweep
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 DATASET = "shapes"
 SMALL = {"per_domain": 84, "image_size": 32}
@@ -53,7 +53,7 @@ fisc = sweep(
         target="fisc", dataset=DATASET, defenses=("style-noise:p=0.1",), option="scale",
         values=(0.05, 0.5, 2.0, 10.0), accuracy_at=(), attacks=("linkage",), given=SMALL, assignments=QUICK,
     ),
-    data_root=None, out=OUT / "fisc", progress=Silent(),
+    data_root=None, out=OUT / "fisc", progress=NoProgress(),
 )  # fmt: skip
 Image(figures(fisc)["noise"])
 
@@ -94,7 +94,7 @@ calibrated = sweep(
         values=(1000.0, 100.0, 8.0), accuracy_at=(), attacks=("linkage", "membership"), given=SMALL,
         assignments=QUICK,
     ),
-    data_root=None, out=OUT / "private", progress=Silent(),
+    data_root=None, out=OUT / "private", progress=NoProgress(),
 )  # fmt: skip
 Image(figures(calibrated)["noise"])
 

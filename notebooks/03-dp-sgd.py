@@ -30,7 +30,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.config import build
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import epsilon
 from fdgsec.privacy.dp_sgd import uses_of
 from fdgsec.privacy.ledger import spoken
@@ -48,7 +48,7 @@ torch.set_num_threads(1)  # networks this small gain nothing by more
 # images are next to no crowd.
 
 # %%
-plan = Plan(batch_size=64)
+plan = TrainingPlan(batch_size=64)
 multipliers = [0.6, 1.0, 2.0, 4.0, 8.0]
 figure, axis = plt.subplots(figsize=(6, 3.6))
 for images in (100, 400, 1600):

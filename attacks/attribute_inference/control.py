@@ -13,11 +13,11 @@ from fdgsec.attacks.attribute_inference.mixture_shares import shadow_rows, skewe
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import Artifact, HeadGradient, Prototypes
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, RequestKind, Truth
+from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
 from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments
 
 CLASSES, CHANNELS, CLIENTS, IMAGES = 4, 16, 14, 20
@@ -32,7 +32,7 @@ class PlantedFederation:
     `reading` decides what a style is: pooled (CCST eq. 8), or a distribution (StableFDG eq. 3). `head` (CLASSES, d) gives the logits of features (images, d), which are a table like the statistics."""
 
     statistics: PlantedStatistics
-    reading: Reading
+    released_statistic: ReleasedStatistic
     features: Tensor
     head: Tensor
 
@@ -48,7 +48,7 @@ class PlantedFederation:
 
     def style(self, data: DomainDataset) -> Artifact:
         """What the reading reads as the mean over these images."""
-        return pooled_release(self.statistics(data), self.reading)
+        return pooled_release(self.statistics(data), self.released_statistic)
 
     def prototypes(self, data: DomainDataset) -> Prototypes:
         """The mean feature of each class that is held."""
@@ -65,7 +65,7 @@ class PlantedFederation:
 
 def planted_clients(
     knowledge: Knowledge, rng: torch.Generator, *, concentration: float, contrast: float = 1.0
-) -> Plant:
+) -> PositiveControl:
     """Clients of each of two domains, and of both together, whose shares are Dirichlet(`concentration`).
 
     Classes lie about 15 `contrast` standard deviations of an image apart, in both domains alike. What is asked is of
@@ -74,7 +74,7 @@ def planted_clients(
     labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS).repeat(len(domains))
     domain = torch.arange(len(domains)).repeat_interleave(CLASSES * PER_CLASS)
     images = planted_images(labels, domain, class_names=tuple("abcd"), domain_names=domains)
-    federation = _federation(labels, domain, contrast, knowledge.reading, rng)
+    federation = _federation(labels, domain, contrast, knowledge.released_statistic, rng)
     auxiliary = torch.arange(len(labels)) % 2 == 0
     cases, truths = [], []
     for name in (*domains, "mixed"):
@@ -86,13 +86,13 @@ def planted_clients(
         )
         rows = shadow_rows(kinds, shares, IMAGES, distinct=True, rng=child(coins, "rows"))
         held = [pool.subset(part) for part in rows]
-        made: list[tuple[RequestKind, list[Artifact]]] = [("mixtures", [federation.style(data) for data in held])]
+        made: list[tuple[QuestionKind, list[Artifact]]] = [("mixtures", [federation.style(data) for data in held])]
         if name != "mixed":
             made.append(("mixtures", [federation.gradient(data) for data in held]))
             made.append(("released", [federation.prototypes(data) for data in held]))
-        for request, artifacts in made:
+        for question, artifacts in made:
             for data, artifact in zip(held, artifacts, strict=True):
-                cases.append(_case(request, artifact, domain=name))
+                cases.append(_case(question, artifact, domain=name))
                 truths.append(
                     Truth(
                         proportions=shares_of(data.labels, CLASSES), domain_shares=shares_of(data.domains, len(domains))
@@ -102,11 +102,11 @@ def planted_clients(
         knowledge, statistics=federation.statistics, auxiliary=images.subset(auxiliary), class_names=images.class_names,
         domain_names=domains, simulate=federation,
     )  # fmt: skip
-    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.9)
+    return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.9)
 
 
 def _federation(
-    labels: Tensor, domain: Tensor, contrast: float, reading: Reading, rng: torch.Generator
+    labels: Tensor, domain: Tensor, contrast: float, released_statistic: ReleasedStatistic, rng: torch.Generator
 ) -> PlantedFederation:
     size = len(labels)
     colours = 2 * torch.randn(CLASSES, CHANNELS, generator=rng, dtype=torch.float64)
@@ -118,15 +118,15 @@ def _federation(
     mean = lifted(contrast * colours[labels] + palette[domain] + noise)
     return PlantedFederation(
         statistics=PlantedStatistics(moments=planted_moments(mean, variance)),
-        reading=reading,
+        released_statistic=released_statistic,
         features=features,
         head=0.05 * torch.randn(CLASSES, CHANNELS, generator=rng, dtype=torch.float64),
     )
 
 
-def _case(request: RequestKind, artifact: Artifact, *, domain: str) -> Case:
+def _case(question: QuestionKind, artifact: Artifact, *, domain: str) -> Case:
     message = Message(round=0, stage="share", sender="client:0", receiver=SERVER, artifact=artifact)
     return Case(
-        request=request, views=(View(messages=(message,)),), victim="client:0", records=IMAGES, domain=domain,
+        question=question, views=(View(messages=(message,)),), victim="client:0", records=IMAGES, domain=domain,
         slice={"domain": domain, "n_per_client": IMAGES},
     )  # fmt: skip

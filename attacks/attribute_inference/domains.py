@@ -18,13 +18,13 @@ from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import COPIES, blur_of_mean, noisy_rows
+from fdgsec.attacks.statistics.defense_noise import COPIES, defense_noise_of_mean, noisy_rows
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Case, Guess, Knowledge, Labels, Plant, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 FOLDS = 5
@@ -80,19 +80,19 @@ class DomainInference:
     clients: int = 10
     records: int = 40
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for what was released, and for enough rows or clients of the same kind to prove anything.
 
         Raises UsageError for spectra of single images."""
         if "Amplitudes" in facts.artifact_kinds:
             facts.check_pooled()
         if facts.artifact_kinds & {"StyleStatistics", "Amplitudes"} and "ImageStyles" not in facts.artifact_kinds:
-            more = Request(kind="resampled_clients", count=self.clients, records=self.records)
+            more = Question(kind="resampled_clients", count=self.clients, records=self.records)
         else:
-            more = Request(kind="as_if_released", per_class=self.per_class)
-        return [Request(kind="released"), more]
+            more = Question(kind="as_if_released", per_class=self.per_class)
+        return [Question(kind="released"), more]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Predict the domain of every row; answers are numbers of `knowledge.domain_names`."""
         if knowledge.auxiliary is None:
             raise UsageError(
@@ -106,30 +106,33 @@ class DomainInference:
         models: dict[tuple[bool, int | None], _Model] = {}
         answers = []
         for number, case in enumerate(cases):
-            if case.request not in ("released", "as_if_released", "resampled_clients"):
+            if case.question not in ("released", "as_if_released", "resampled_clients"):
                 continue
             pooled = _is_pooled(case)
             kind = pooled, case.records if pooled and knowledge.defended is not None else None
             if kind not in models:
                 models[kind] = _fitted(knowledge, child(rng, "folds"), pooled=pooled, records=kind[1])
             predicted = models[kind](_shown(case, knowledge, pooled=pooled))
-            together = {"domain": "all", "rows": case.request}  # within one domain there would be nothing to tell apart
+            together = {
+                "domain": "all",
+                "rows": case.question,
+            }  # within one domain there would be nothing to tell apart
             answers.append(Labels(case=number, predicted=predicted, of="domains", classes=classes, slice=together))
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer for rows exchanged among all cases of a request: within one domain nothing would change."""
         answers = [answer for answer in self.run(cases, knowledge, rng) if isinstance(answer, Labels)]
         exchanged: list[Labels] = []
-        for request in dict.fromkeys(cases[answer.case].request for answer in answers):
-            mine = [answer for answer in answers if cases[answer.case].request == request]
+        for question in dict.fromkeys(cases[answer.case].question for answer in answers):
+            mine = [answer for answer in answers if cases[answer.case].question == question]
             predicted = torch.cat([answer.predicted for answer in mine])
-            order = torch.randperm(len(predicted), generator=child(rng, "exchange", request))
+            order = torch.randperm(len(predicted), generator=child(rng, "exchange", question))
             parts = predicted[order].split([len(answer.predicted) for answer in mine])
             exchanged += [replace(answer, predicted=part) for answer, part in zip(mine, parts, strict=True)]
         return exchanged
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Three domains two standard deviations apart in every channel: single images, and pooled clients of five."""
         domains, channels, auxiliary, shown, size = 3, 16, 90, 60, 5
         number = torch.arange(auxiliary + shown) % domains
@@ -144,25 +147,27 @@ class DomainInference:
             rows = auxiliary + (number[auxiliary:] == domain).nonzero().flatten()
             style = statistics.moments.rows(rows).style(unbiased=True)
             view = upload(ImageStyles(mean=style[0].float(), std=style[1].float()))
-            cases.append(Case(request="as_if_released", views=(view,), victim="client:0", slice={"domain": name}))
+            cases.append(Case(question="as_if_released", views=(view,), victim="client:0", slice={"domain": name}))
             truths.append(Truth(domains=number[rows]))
             for part in rows.split(size):
-                view = upload(pooled_release(statistics.moments.rows(part), knowledge.reading))
+                view = upload(pooled_release(statistics.moments.rows(part), knowledge.released_statistic))
                 cases.append(
-                    Case(request="resampled_clients", views=(view,), victim="client:0", slice={"domain": name})
+                    Case(question="resampled_clients", views=(view,), victim="client:0", slice={"domain": name})
                 )
                 truths.append(Truth(domains=number[part[:1]]))
         planted = replace(
             knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)), domain_names=names,
             class_names=images.class_names,
         )  # fmt: skip
-        return Plant(cases=cases, truths=truths, knowledge=planted, measurement="balanced_accuracy", at_least=0.9)
+        return PositiveControl(
+            cases=cases, truths=truths, knowledge=planted, measurement="balanced_accuracy", at_least=0.9
+        )
 
 
 def _is_pooled(case: Case) -> bool:
     """Whether the victim's rows are pooled over images: sent as one, or asked for as a client of several."""
     sent = case.views[0].artifact(case.victim)
-    return case.request == "resampled_clients" or isinstance(sent, StyleStatistics | Amplitudes)
+    return case.question == "resampled_clients" or isinstance(sent, StyleStatistics | Amplitudes)
 
 
 def _shown(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
@@ -171,7 +176,7 @@ def _shown(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
         return torch.cat(case.released(), dim=1)
     if case.views[0].styles(case.victim) is not None:
         return linear_statistic(*case.released())
-    return knowledge.reading.release(case.release(), images=case.records)
+    return knowledge.released_statistic.release(case.release(), images=case.records)
 
 
 def _training(
@@ -185,14 +190,14 @@ def _training(
     if not pooled:
         mean, std, copies = noisy_rows(knowledge, images, *found.style(unbiased=True), child(rng, "noise"))
         return torch.cat([mean, std], dim=1), images.domains.repeat(copies), copies
-    rows, size = knowledge.reading.records(found), records or len(images)
+    rows, size = knowledge.released_statistic.records(found), records or len(images)
     nowhere = torch.zeros_like(rows[0])  # squares about 0, as the rows have them
-    blur = blur_of_mean(knowledge, images, records=size, about=nowhere, rng=child(rng, "noise"))
-    if blur is None:
+    defense_noise = defense_noise_of_mean(knowledge, images, records=size, about=nowhere, rng=child(rng, "noise"))
+    if defense_noise is None:
         return rows, images.domains, 1
-    rows, spread = rows.repeat(COPIES, 1), (size * blur.variance).sqrt()
+    rows, spread = rows.repeat(COPIES, 1), (size * defense_noise.variance).sqrt()
     noise = torch.randn(rows.shape, generator=child(rng, "draws"), dtype=torch.float64)
-    return rows + blur.shift + spread * noise, images.domains.repeat(COPIES), COPIES
+    return rows + defense_noise.shift + spread * noise, images.domains.repeat(COPIES), COPIES
 
 
 def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records: int | None) -> _Model:

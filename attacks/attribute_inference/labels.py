@@ -23,7 +23,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Case, Guess, Knowledge, Labels, Plant, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 Features = Literal["std", "log std"]
@@ -127,22 +127,22 @@ class LabelInference:
     per_class: int = 60
     folds: int = 5
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the released rows, and for more rows of the same kind; nothing where rows are pooled over images.
 
         Raises UsageError where no images are known."""
         facts.check_images()
         if "StyleStatistics" in facts.artifact_kinds and "ImageStyles" not in facts.artifact_kinds:
             return []
-        return [Request(kind="released"), Request(kind="as_if_released", per_class=self.per_class)]
+        return [Question(kind="released"), Question(kind="as_if_released", per_class=self.per_class)]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Predict the class of every row, with one model per domain that the adversary was told."""
         public = knowledge.public_images()
         models: dict[str | None, tuple[_Training, Setting, LogisticRegression]] = {}
         answers = []
         for number, case in enumerate(cases):
-            if case.request not in ("released", "as_if_released"):
+            if case.question not in ("released", "as_if_released"):
                 continue
             domain = case.domain
             if domain not in models:
@@ -155,12 +155,12 @@ class LabelInference:
             answers.append(
                 Labels(
                     case=number, predicted=_predict(model, rows), of="labels", classes=len(knowledge.class_names),
-                    slice={"rows": case.request},
+                    slice={"rows": case.question},
                 )
             )  # fmt: skip
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer for rows that were exchanged within their case; a model reads one row at a time, so answers move along."""
         answers = []
         for answer in self.run(cases, knowledge, rng):
@@ -169,7 +169,7 @@ class LabelInference:
                 answers.append(replace(answer, predicted=answer.predicted[order]))
         return answers
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Four classes whose images differ in every channel's mean by two of its standard deviations."""
         classes, channels, auxiliary, released = 4, 16, 80, 80
         labels = torch.arange(auxiliary + released) % classes
@@ -181,7 +181,7 @@ class LabelInference:
         shown = images.subset(auxiliary + torch.randperm(released, generator=rng))
         style = statistics(shown).style(unbiased=True)
         case = Case(
-            request="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
+            question="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
             views=(upload(ImageStyles(mean=style[0].float(), std=style[1].float())),),
         )  # fmt: skip
         planted = replace(
@@ -189,7 +189,9 @@ class LabelInference:
             class_names=images.class_names, domain_names=images.domain_names,
         )  # fmt: skip
         truth = Truth(labels=shown.labels, domains=shown.domains)
-        return Plant(cases=(case,), truths=(truth,), knowledge=planted, measurement="balanced_accuracy", at_least=0.9)
+        return PositiveControl(
+            cases=(case,), truths=(truth,), knowledge=planted, measurement="balanced_accuracy", at_least=0.9
+        )
 
     def _model(self, training: _Training, rng: torch.Generator) -> tuple[_Training, Setting, LogisticRegression]:
         if len(training.labels.unique()) < 2:

@@ -24,7 +24,17 @@ from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Answer, Case, Guess, Knowledge, Plant, Presence, Proportions, Request, TargetFacts
+from fdgsec.threats.attack import (
+    Answer,
+    Answers,
+    Case,
+    Knowledge,
+    PositiveControl,
+    Presence,
+    Proportions,
+    Question,
+    TargetFacts,
+)
 
 Kinds = Literal["labels", "domains"]
 STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -59,7 +69,7 @@ class PropertyInference:
     shadows: int = 2000
     simulated: int = 200
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with skewed shares; prototypes need training, and are read in the run itself.
 
         Raises UsageError where styles are to be read by an adversary that cannot make shadow clients."""
@@ -73,12 +83,12 @@ class PropertyInference:
             for size in self.sizes:
                 requests += [self._mixtures(size, "labels"), self._mixtures(size, "domains")]
         if facts.artifact_kinds & {"Prototypes", "HeadGradient"}:
-            requests.append(Request(kind="released"))
+            requests.append(Question(kind="released"))
         if "HeadGradient" in facts.artifact_kinds:
             requests.append(self._mixtures(self.sizes[0], "labels"))
         return requests
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer what each client holds, once for every way to learn it."""
         populations: dict[_Population, list[int]] = {}
         answers: list[Answer] = []
@@ -89,17 +99,17 @@ class PropertyInference:
                 answers.append(_in_prototypes(number, case, len(knowledge.class_names)))
             elif isinstance(artifact, HeadGradient):
                 answers += gradients.read(number, case, child(rng, "gradients", str(case.domain)))
-            elif isinstance(artifact, Style) and case.request == "mixtures":
+            elif isinstance(artifact, Style) and case.question == "mixtures":
                 population = _population(case, artifact)
                 populations.setdefault(population, []).append(number)
         return [*answers, *self._in_styles(cases, populations, knowledge, rng)]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer after every client took the release of another one of its slice, or of the run where it is one."""
         slices: dict[tuple[object, ...], list[int]] = {}
         for number, case in enumerate(cases):
-            where = () if case.request == "released" else tuple(sorted(case.slice.items()))
-            slices.setdefault((case.request, case.release().kind, where), []).append(number)
+            where = () if case.question == "released" else tuple(sorted(case.slice.items()))
+            slices.setdefault((case.question, case.release().kind, where), []).append(number)
         exchanged = list(cases)
         for turn, numbers in enumerate(slices.values()):
             order = derangement(len(numbers), child(rng, "ring", turn))
@@ -108,12 +118,12 @@ class PropertyInference:
                 exchanged[number] = replace(cases[number], views=source.views, victim=source.victim)
         return self.run(exchanged, knowledge, rng)
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Coloured classes in two domains far apart, prototypes of what is held, and gradients of a small head."""
         return planted_clients(knowledge, rng, concentration=self.concentration)
 
-    def _mixtures(self, records: int, scheme: Kinds) -> Request:
-        return Request(kind="mixtures", count=self.clients, records=records, scheme=scheme)
+    def _mixtures(self, records: int, scheme: Kinds) -> Question:
+        return Question(kind="mixtures", count=self.clients, records=records, scheme=scheme)
 
     def _in_styles(
         self,
@@ -157,7 +167,7 @@ class _Gradients:
         without = torch.full((classes,), 1 / classes, dtype=torch.float64)
         readings = {"uniform softmax": without.expand(classes, classes) - torch.eye(classes, dtype=torch.float64)}
         public = self._public(case.domain)
-        if public is not None and case.request == "released":  # a client of the run is like its domain, not skewed
+        if public is not None and case.question == "released":  # a client of the run is like its domain, not skewed
             without = shares_of(public.labels, classes)
         if public is not None and self.knowledge.simulate is not None:
             if case.domain not in self.pure:
@@ -208,7 +218,7 @@ def _in_prototypes(number: int, case: Case, classes: int) -> Presence:
 
 def _together(case: Case) -> Mapping[str, str]:
     """Clients of the run are judged together, whatever their domains: one client alone proves nothing."""
-    return {"domain": "all"} if case.request == "released" else {}
+    return {"domain": "all"} if case.question == "released" else {}
 
 
 def _population(case: Case, artifact: Style) -> _Population:

@@ -17,10 +17,15 @@ from fdgsec.attacks.attribute_inference.mixture_shares import (
     shadow_rows,
     skewed_shares,
 )
-from fdgsec.attacks.statistics.defense_noise import Blur, blur_of_mean, blur_of_rows, styles_made
+from fdgsec.attacks.statistics.defense_noise import (
+    DefenseNoise,
+    defense_noise_of_mean,
+    defense_noise_of_rows,
+    styles_made,
+)
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
@@ -62,12 +67,12 @@ class Learned:
     scorer: Scorer
     reader: SharesReader
     centre: Tensor | None
-    reading: Reading
+    released_statistic: ReleasedStatistic
 
     def __call__(self, releases: Tensor) -> Tensor:
         """Give the shares (R, K) of clients from the statistics of their releases (R, D); some may be negative."""
         centre = releases.mean(0) if self.centre is None else self.centre
-        return self.reader(self.scorer(about(releases, centre, self.reading)))
+        return self.reader(self.scorer(about(releases, centre, self.released_statistic)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,13 +94,13 @@ class ShadowClients:
         """Take all public images. Raises UsageError where none are known."""
         images = knowledge.public_images()
         return cls(
-            knowledge=knowledge, images=images, records=knowledge.reading.records(knowledge.statistics(images)),
+            knowledge=knowledge, images=images, records=knowledge.released_statistic.records(knowledge.statistics(images)),
             concentration=concentration, pooled=pooled, simulated=simulated,
         )  # fmt: skip
 
     def release(self, artifact: Artifact, *, images: int) -> Tensor:
         """The statistic of a release of a client of so many `images`, (D,); rows of single images are averaged."""
-        return self.knowledge.reading.release(artifact, images=images).mean(0)
+        return self.knowledge.released_statistic.release(artifact, images=images).mean(0)
 
     def are_means(self, rng: torch.Generator) -> bool:
         """Try out on two clients whether releases are means over images; without the method they are taken to be."""
@@ -138,7 +143,7 @@ class ShadowClients:
         for there in torch.unique(homes).tolist():
             mine = homes == there
             centres[there] = _centre(records[mine], kinds[mine])
-            placed[mine] = about(records[mine], centres[there], self.knowledge.reading)
+            placed[mine] = about(records[mine], centres[there], self.knowledge.released_statistic)
         return Pool(
             name=name, images=self.images.subset(chosen), records=placed, kinds=kinds, homes=homes, count=count,
             home=home, centre=None if home is None else centres[home],
@@ -148,28 +153,33 @@ class ShadowClients:
         """Fit scores on all images of `pool`, and what they say of shares on shadow clients that had no part in it.
 
         Clients hold `images`, of which `shown` are in their release; `means` says that this is a mean over them."""
-        reading, blur = self.knowledge.reading, self._blur(pool, images, shown, child(rng, "blur"))
+        released_statistic, defense_noise = (
+            self.knowledge.released_statistic,
+            self._defense_noise(pool, images, shown, child(rng, "blur")),
+        )
         drawn = _noise(
-            blur, len(pool.records), child(rng, "noise"), times=shown
+            defense_noise, len(pool.records), child(rng, "noise"), times=shown
         )  # on one record: on a mean of these, V
         scorer, left_out = fit_scorer(pool.records + drawn, pool.kinds, pool.count)
         left_out = left_out - scorer.moved(drawn)
         if not means:
             reader, centre = self._simulated(pool, images, rng, drawn)
-            return Learned(scorer=scorer, reader=reader, centre=centre, reading=reading)
+            return Learned(scorer=scorer, reader=reader, centre=centre, released_statistic=released_statistic)
         homes, scores, shares = pool.of_clients(), [], []
         for home in homes:
             mine = (pool.homes == home).nonzero().flatten()
             count = self.pooled // len(homes)
             rows = mine[self._drawn(pool, mine, count, images, child(rng, home), distinct=False)]
-            noise = _noise(blur, count, child(rng, "noise", home))
-            shift = 0.0 if blur is None or pool.centre is None else blur.shift  # else the releases' mean has it
+            noise = _noise(defense_noise, count, child(rng, "noise", home))
+            shift = (
+                0.0 if defense_noise is None or pool.centre is None else defense_noise.shift
+            )  # else the releases' mean has it
             scores.append(left_out[rows[:, :shown]].mean(1) + scorer.moved(noise + shift))
             shares.append(shares_of(pool.kinds[rows], pool.count))
         reader = fit_reader(torch.cat(scores), torch.cat(shares))
-        return Learned(scorer=scorer, reader=reader, centre=pool.centre, reading=reading)
+        return Learned(scorer=scorer, reader=reader, centre=pool.centre, released_statistic=released_statistic)
 
-    def _blur(self, pool: Pool, images: int, shown: int, rng: torch.Generator) -> Blur | None:
+    def _defense_noise(self, pool: Pool, images: int, shown: int, rng: torch.Generator) -> DefenseNoise | None:
         """What a defense does to a release of so many `images`; None where none acts.
 
         Of rows of single images, `shown` of which are averaged, the mean has that much less of the noise."""
@@ -178,13 +188,13 @@ class ShadowClients:
             return None
         centre = self.records.mean(0) if pool.centre is None else pool.centre
         if knowledge.shared is None or not isinstance(knowledge.shared(self.images, child(rng, "tried")), ImageStyles):
-            return blur_of_mean(knowledge, self.images, records=images, about=centre, rng=rng)
+            return defense_noise_of_mean(knowledge, self.images, records=images, about=centre, rng=rng)
 
         def read(artifact: Artifact) -> Tensor:
-            return knowledge.reading.about(knowledge.reading.release(artifact), centre)
+            return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact), centre)
 
-        rows = blur_of_rows(knowledge, self.images, made=styles_made(knowledge), read=read, rng=rng)
-        return None if rows is None else Blur(shift=rows.shift, variance=rows.variance / shown)
+        rows = defense_noise_of_rows(knowledge, self.images, made=styles_made(knowledge), read=read, rng=rng)
+        return None if rows is None else DefenseNoise(shift=rows.shift, variance=rows.variance / shown)
 
     def _simulated(
         self, pool: Pool, images: int, rng: torch.Generator, drawn: Tensor
@@ -204,7 +214,7 @@ class ShadowClients:
                 rows = mine[self._drawn(pool, mine, count, fewer, coins, distinct=True)]
                 made = self._made([pool.images.subset(part) for part in rows], child(coins, "made"))
                 seen.append(torch.stack([self.release(one, images=fewer) for one in made]))
-                scores.append(scorer(about(seen[-1], seen[-1].mean(0), self.knowledge.reading)))
+                scores.append(scorer(about(seen[-1], seen[-1].mean(0), self.knowledge.released_statistic)))
                 shares.append(shares_of(pool.kinds[rows], pool.count))
         centre = None if pool.centre is None else torch.cat(seen).mean(0)
         return fit_reader(torch.cat(scores), torch.cat(shares)), centre
@@ -233,11 +243,13 @@ class ShadowClients:
         return [_style(view, f"client:{number}") for number in range(1, len(clients) + 1)]
 
 
-def _noise(blur: Blur | None, count: int, rng: torch.Generator, *, times: int = 1) -> Tensor:
+def _noise(defense_noise: DefenseNoise | None, count: int, rng: torch.Generator, *, times: int = 1) -> Tensor:
     """Draw (count, D) of a defense's noise with `times` its variance; zeros (count, 1) where none acts."""
-    if blur is None:
+    if defense_noise is None:
         return torch.zeros(count, 1, dtype=torch.float64)
-    return (times * blur.variance).sqrt() * torch.randn(count, len(blur.variance), generator=rng, dtype=torch.float64)
+    return (times * defense_noise.variance).sqrt() * torch.randn(
+        count, len(defense_noise.variance), generator=rng, dtype=torch.float64
+    )
 
 
 def _style(view: View, sender: str) -> Style:
@@ -248,12 +260,12 @@ def _style(view: View, sender: str) -> Style:
     return found[-1]
 
 
-def about(statistics: Tensor, centre: Tensor, reading: Reading) -> Tensor:
+def about(statistics: Tensor, centre: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
     """Take statistics (n, D) about `centre` (D,): first the squares in them (Reading.about), then all of it.
 
     Both are linear in the statistic. A channel's square moves with its mean by twice where that lies, so about anything
     else what a class does to it would differ from domain to domain."""
-    return reading.about(statistics, centre) - reading.about(centre, centre)
+    return released_statistic.about(statistics, centre) - released_statistic.about(centre, centre)
 
 
 def _centre(records: Tensor, kinds: Tensor) -> Tensor:

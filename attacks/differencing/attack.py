@@ -17,14 +17,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import Blur, blur_of_mean
+from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
-from fdgsec.threats.attack import Answer, Case, Guess, Knowledge, Plant, Ranking, Recovered, Request, TargetFacts, Truth
+from fdgsec.threats.attack import (
+    Answer,
+    Answers,
+    Case,
+    Knowledge,
+    PositiveControl,
+    Question,
+    Ranking,
+    Recovered,
+    TargetFacts,
+    Truth,
+)
 from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 ROUNDING = 1e-4
@@ -48,31 +59,31 @@ class Differencing:
     clients: int = 50
     size: int = 40
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for pairs of runs with and without one more image, and for cohorts.
 
         Raises UsageError where styles are no means over images."""
         facts.check_pooled()
         count = self.records if self.records is not None else (50 if facts.profile == "full" else 20)
         return [
-            Request(kind="add_one_record", count=count),
-            Request(kind="resampled_clients", count=self.clients, records=self.size),
+            Question(kind="add_one_record", count=count),
+            Question(kind="resampled_clients", count=self.clients, records=self.size),
         ]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per pair: the recovered statistic beside the public mean of its domain, and the ranking of the candidates.
 
         Per client of a cohort: its recovered statistic."""
         everyone = list(range(len(cases)))
         return [*_answers(cases, knowledge, everyone), *_joined(cases, knowledge, everyone)]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer each question from the pair of runs, or of cohorts, of another question about the same domain."""
         records = _exchanged(cases, "add_one_record", rng)
         clients = _exchanged(cases, "resampled_clients", child(rng, "cohorts"))
         return [*_answers(cases, knowledge, records), *_joined(cases, knowledge, clients)]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Add one of thirty images to a client of twenty, six times: exact arithmetic must name it every time."""
         channels, holds, pool, auxiliary, added = 24, 20, 30, 40, 6
         count = holds + pool + auxiliary
@@ -83,29 +94,31 @@ class Differencing:
         images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
         candidates = images.subset(holds + torch.randperm(pool, generator=rng))
         inside = torch.arange(holds)
-        before = upload(pooled_release(moments.rows(inside), knowledge.reading))
+        before = upload(pooled_release(moments.rows(inside), knowledge.released_statistic))
         cases, truths = [], []
         for number in range(added):
             row = candidates.rows[number].reshape(1)
-            after = upload(pooled_release(moments.rows(torch.cat([inside, row])), knowledge.reading))
+            after = upload(pooled_release(moments.rows(torch.cat([inside, row])), knowledge.released_statistic))
             cases.append(
                 Case(
-                    request="add_one_record", views=(before, after), victim="client:0", records=holds,
+                    question="add_one_record", views=(before, after), victim="client:0", records=holds,
                     domain="planted", slice={"domain": "planted"}, candidates=candidates,
                 )
             )  # fmt: skip
-            truths.append(Truth(rows=torch.tensor([number]), statistic=knowledge.reading.truth(moments.rows(row))))
+            truths.append(
+                Truth(rows=torch.tensor([number]), statistic=knowledge.released_statistic.truth(moments.rows(row)))
+            )
         planted = replace(
             knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
             auxiliary=images.subset(torch.arange(holds + pool, count)),
         )  # fmt: skip
-        return Plant(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.99)
+        return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.99)
 
 
-def _exchanged(cases: Sequence[Case], request: str, rng: torch.Generator) -> list[int]:
-    """Give each case of `request` another one of the same slice to be answered from, and every other case itself."""
+def _exchanged(cases: Sequence[Case], question: str, rng: torch.Generator) -> list[int]:
+    """Give each case of `question` another one of the same slice to be answered from, and every other case itself."""
     source = list(range(len(cases)))
-    asked = [number for number, case in enumerate(cases) if case.request == request]
+    asked = [number for number, case in enumerate(cases) if case.question == question]
     for where in dict.fromkeys(tuple(sorted(cases[number].slice.items())) for number in asked):
         same = [number for number in asked if tuple(sorted(cases[number].slice.items())) == where]
         for here, there in zip(same, derangement(len(same), rng).tolist(), strict=True):
@@ -119,23 +132,23 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int])
     galleries: dict[int, tuple[Tensor, Tensor]] = {}  # pairs of one domain share theirs
     noise = _Noise(knowledge=knowledge, found={})
     for number, case in enumerate(cases):
-        if case.request != "add_one_record":
+        if case.question != "add_one_record":
             continue
         if case.candidates is None:
             raise UsageError(f"differencing names the added image among candidates; {case.victim} came without any.")
         if id(case.candidates) not in galleries:
-            known = knowledge.reading.records(knowledge.statistics(case.candidates))
+            known = knowledge.released_statistic.records(knowledge.statistics(case.candidates))
             galleries[id(case.candidates)] = known, known.norm(dim=1)
         known, lengths = galleries[id(case.candidates)]
         estimate = _difference(cases[source[number]], knowledge).unsqueeze(0)
-        blur = noise.behind(case, times=_size(case) ** 2 + (_size(case) + 1) ** 2)
-        if blur is None:
+        defense_noise = noise.behind(case, times=_size(case) ** 2 + (_size(case) + 1) ** 2)
+        if defense_noise is None:
             distances = torch.cdist(estimate, known, compute_mode="donot_use_mm_for_euclid_dist") / lengths
         else:
-            scale = (blur.variance + (ROUNDING * known).square().mean(0)).sqrt()
-            estimate = estimate - blur.shift
+            scale = (defense_noise.variance + (ROUNDING * known).square().mean(0)).sqrt()
+            estimate = estimate - defense_noise.shift
             distances = torch.cdist(estimate / scale, known / scale, compute_mode="donot_use_mm_for_euclid_dist")
-            estimate = noise.likely(estimate, case, blur.variance, images=1)
+            estimate = noise.likely(estimate, case, defense_noise.variance, images=1)
         statistic = _as_linear(estimate[0], knowledge).unsqueeze(0)
         answers.append(Recovered(case=number, statistic=statistic, without=_public_mean(case, knowledge)))
         answers.append(Ranking(case=number, distances=distances))
@@ -165,20 +178,20 @@ def _means(case: Case, knowledge: Knowledge, *, run: int, images: int) -> Tensor
     """The means of t that the victim released, (R, D): of its styles, where it released such, else of its artifact."""
     if case.views[run].styles(case.victim) is not None:
         return linear_statistic(*case.released(run))
-    return knowledge.reading.release(case.release(run), images=images)
+    return knowledge.released_statistic.release(case.release(run), images=images)
 
 
 def _as_linear(statistic: Tensor, knowledge: Knowledge) -> Tensor:
     """Bring a mean of t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
 
     That of StableFDG holds mu^2 and sigma^2 beside mu and sigma; how many pixels a map has is public."""
-    if not isinstance(knowledge.reading, StyleDistributions):
+    if not isinstance(knowledge.released_statistic, StyleDistributions):
         return statistic
-    reading = knowledge.reading
+    released_statistic = knowledge.released_statistic
     mean, _, square, variance = statistic.chunk(4)
     pixels = float(knowledge.statistics(knowledge.public_images()).count[0])
-    share = (pixels - 1) / pixels if reading.unbiased else 1.0
-    return torch.cat([mean, (variance - reading.eps) * share + square])
+    share = (pixels - 1) / pixels if released_statistic.unbiased else 1.0
+    return torch.cat([mean, (variance - released_statistic.eps) * share + square])
 
 
 def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Recovered]:
@@ -187,7 +200,7 @@ def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) 
     noise = _Noise(knowledge=knowledge, found={})
     cohorts: dict[int, list[int]] = {}
     for number, case in enumerate(cases):
-        if case.request == "resampled_clients":
+        if case.question == "resampled_clients":
             cohorts.setdefault(id(case.views[0]), []).append(number)
     for numbers in cohorts.values():
         if len(numbers) < 2:
@@ -204,9 +217,11 @@ def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) 
         before = ((sums.sum(0) - sums) / rest).float().double()
         found = dict(zip(numbers, (whole * after - rest * before) / sizes.unsqueeze(1), strict=True))
         for n in numbers:
-            blur, estimate = noise.behind(cases[n], times=1), found[source[n]]
-            if blur is not None:  # as often as the client's own release is in both averages, noise is, once
-                estimate = noise.likely(estimate - blur.shift, cases[n], blur.variance, images=_size(cases[n]))
+            defense_noise, estimate = noise.behind(cases[n], times=1), found[source[n]]
+            if defense_noise is not None:  # as often as the client's own release is in both averages, noise is, once
+                estimate = noise.likely(
+                    estimate - defense_noise.shift, cases[n], defense_noise.variance, images=_size(cases[n])
+                )
             statistic = _as_linear(estimate, knowledge).unsqueeze(0)
             without = _public_mean(cases[n], knowledge)
             answers.append(Recovered(case=n, statistic=statistic, without=without, slice={"joins": "a client"}))
@@ -224,7 +239,7 @@ def _public(case: Case, knowledge: Knowledge) -> DomainDataset:
 
 def _public_mean(case: Case, knowledge: Knowledge) -> Tensor:
     """What to guess without the releases: the mean of public images."""
-    return knowledge.reading.truth(knowledge.statistics(_public(case, knowledge))).mean(0)
+    return knowledge.released_statistic.truth(knowledge.statistics(_public(case, knowledge))).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -232,22 +247,22 @@ class _Noise:
     """What a defense does to releases, in t as it averages; `found` remembers it by domain and size."""
 
     knowledge: Knowledge
-    found: dict[tuple[str | None, int], Blur | None]
+    found: dict[tuple[str | None, int], DefenseNoise | None]
 
-    def behind(self, case: Case, *, times: int) -> Blur | None:
+    def behind(self, case: Case, *, times: int) -> DefenseNoise | None:
         """The shift of a release and `times` its noise's variance; None where no defense acts."""
         key = case.domain, _size(case)
         if key not in self.found:
             images = _public(case, self.knowledge)
-            nowhere = torch.zeros_like(self.knowledge.reading.records(self.knowledge.statistics(images))[0])
+            nowhere = torch.zeros_like(self.knowledge.released_statistic.records(self.knowledge.statistics(images))[0])
             coins = stream(0, "attack", "blur", key[1])  # says what noise is like, nothing secret
-            self.found[key] = blur_of_mean(self.knowledge, images, records=key[1], about=nowhere, rng=coins)
-        blur = self.found[key]
-        return None if blur is None else replace(blur, variance=times * blur.variance)
+            self.found[key] = defense_noise_of_mean(self.knowledge, images, records=key[1], about=nowhere, rng=coins)
+        defense_noise = self.found[key]
+        return None if defense_noise is None else replace(defense_noise, variance=times * defense_noise.variance)
 
     def likely(self, estimate: Tensor, case: Case, variance: Tensor, *, images: int) -> Tensor:
         """Draw a noisy estimate of the mean t of so many `images` towards that of public ones, by coordinate."""
-        public = self.knowledge.reading.records(self.knowledge.statistics(_public(case, self.knowledge)))
+        public = self.knowledge.released_statistic.records(self.knowledge.statistics(_public(case, self.knowledge)))
         centre, spread = public.mean(0), public.var(0, correction=0) / images
         kept = torch.where(spread + variance > 0, spread / (spread + variance), 1.0)
         return centre + kept * (estimate - centre)

@@ -44,14 +44,14 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.attack import (
     Answer,
+    Answers,
     Case,
-    Guess,
     Knowledge,
     Labels,
     Membership,
-    Plant,
+    PositiveControl,
     Prediction,
-    Request,
+    Question,
     TargetFacts,
 )
 from fdgsec.threats.judging.groups import unavailable
@@ -86,15 +86,15 @@ class GeneratorLeakage:
         check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
         Objective(a=self.a, margin=self.margin)
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the trained run. Raises UsageError for a client, which receives no other client's generator."""
         facts.check_images()
         if "auxiliary" not in facts.knows:
             raise UsageError("reads the generators that clients send; another client receives only their mean")
         count = CANDIDATES[facts.profile] if self.candidates is None else self.candidates
-        return [Request(kind="trained", count=count)]
+        return [Question(kind="trained", count=count)]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Ask every generator that was seen before and after it trained: whose images, of which domain, and what they show."""
         seen = _seen(cases)
         if not seen:
@@ -105,7 +105,7 @@ class GeneratorLeakage:
         decoders = decoding(knowledge.public_images(), child(rng, "decoder"))
         return [*answers, *self._domains(trained, seen, knowledge, rng), *decoders.answers(trained, shown)]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from generators that trained on auxiliary images alone, and from perturbations of other images.
 
         Domains are guessed from generators of clients that hold all of them alike."""
@@ -118,7 +118,7 @@ class GeneratorLeakage:
         decoders = decoding(knowledge.public_images(), child(rng, "decoder"))
         return [*answers, *self._domains(None, seen, knowledge, rng), *decoders.exchanged(trained, shown)]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Generators that were fitted to noise and to stripes, and let their images through (fdgsec.attacks.generator_leakage.control)."""
         return planted_generators(knowledge, rng)
 
@@ -127,7 +127,7 @@ class GeneratorLeakage:
         rows = [
             row
             for case in cases
-            if case.request == "trained" and (reason := _obstacle(case))
+            if case.question == "trained" and (reason := _obstacle(case))
             for row in unavailable(["auc"], case.slice, reason)
         ]
         reason = scarcity(knowledge.auxiliary)
@@ -183,7 +183,7 @@ class GeneratorLeakage:
                 of="domains", classes=len(parts.pools), slice=TOGETHER,
             )
             for number, case in seen.items()
-            if case.request == "trained"
+            if case.question == "trained"
         ]  # fmt: skip
         expected = known.left_out_accuracy()
         return [
@@ -239,7 +239,7 @@ class GeneratorLeakage:
 
 def _asks_who(case: Case) -> bool:
     """Whether membership is asked of a case: of the planted ones, some are about domains or pictures alone."""
-    return case.request == "trained" and case.candidates is not None
+    return case.question == "trained" and case.candidates is not None
 
 
 def _seen(cases: Sequence[Case]) -> dict[int, Case]:

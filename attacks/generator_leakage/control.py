@@ -15,7 +15,7 @@ from fdgsec.metrics.measurement import Goal
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, Truth
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 
 SIDE, CLASSES, WIDTH, SIZE, AUXILIARY = 6, 8, 8, 16, 32
 STRIPED, STRANGERS, FEW = 16, 3, 16
@@ -78,7 +78,7 @@ def _message(round: int, stage: str, sender: str, receiver: str, artifact: Artif
     return Message(round=round, stage=stage, sender=sender, receiver=receiver, artifact=artifact)
 
 
-def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> Plant:
+def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """One client of 16 noise images with random labels; the adversary can fit generators to images of its own alike.
 
     STRANGERS more clients hold upright stripes, and as many level ones: nobody is asked about their images, only of which
@@ -101,7 +101,7 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> Plant:
         name = images.domain_names[int(domain)]
         cases.append(
             Case(
-                request="trained", views=(view,), victim=f"client:{number}", records=len(rows), domain=name,
+                question="trained", views=(view,), victim=f"client:{number}", records=len(rows), domain=name,
                 slice={"domain": name}, candidates=images.subset(asked[order]) if number == 1 else None,
             )
         )  # fmt: skip
@@ -116,7 +116,7 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> Plant:
     )
     cases.append(
         Case(
-            request="released", views=(View(messages=messages),), victim="client:1", slice={"domain": "shown"},
+            question="released", views=(View(messages=messages),), victim="client:1", slice={"domain": "shown"},
             candidates=images.subset(asked),
         )
     )  # fmt: skip
@@ -126,7 +126,9 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> Plant:
         network=lambda state: linear_classifier(state, side=SIDE), class_names=images.class_names,
         domain_names=images.domain_names,
     )  # fmt: skip
-    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8, also=(TOLD, SHOWN))
+    return PositiveControl(
+        cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8, also=(TOLD, SHOWN)
+    )
 
 
 def noise_and_stripes(rng: torch.Generator) -> DomainDataset:

@@ -38,15 +38,15 @@ from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import (
     Answer,
+    Answers,
     Case,
-    Guess,
     Labels,
-    Plant,
+    PositiveControl,
     Prediction,
     Proportions,
+    Question,
     Ranking,
     Reconstructions,
-    Request,
     TargetFacts,
 )
 from fdgsec.threats.judging.groups import unavailable
@@ -103,7 +103,7 @@ class GradientInversion:
                 f"more; got {self.records}, {self.steps}, {self.count}."
             )
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the run as it was, and about clients that take one step.
 
         Raises UsageError for a client, and where no images are known: without controls a picture proves nothing."""
@@ -113,11 +113,12 @@ class GradientInversion:
         profile = self.PROFILES[self.profile]
         count, sizes = self.count or profile.count, sorted(set(self.records or profile.records))
         steps = [
-            Request(kind="single_step", count=count, records=size, gallery=GALLERY, scheme=self.model) for size in sizes
+            Question(kind="single_step", count=count, records=size, gallery=GALLERY, scheme=self.model)
+            for size in sizes
         ]
-        return [Request(kind="released"), *steps]
+        return [Question(kind="released"), *steps]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Read labels and fit pictures where an update is a small batch's gradient; beside them, controls B0 to B3."""
         steps = _opened(cases, knowledge)
         weights = self._rehearsed(steps, cases, knowledge, rng)
@@ -130,14 +131,14 @@ class GradientInversion:
                 other = matches[alike[int(torch.randint(len(alike), (1,), generator=child(coins, "other")))]].images
             else:
                 drawn = public.subset(torch.randint(len(public), (len(step.labels),), generator=child(coins, "public")))
-                other = self._recovered(step, drawn, weights[cases[number].request], coins)
+                other = self._recovered(step, drawn, weights[cases[number].question], coins)
             controls = {**_controls(step, public, coins), "B3": other.cpu()}
             distance = matches[number].distance
             answers += _answers(number, cases[number], step, matches[number], public, controls)
             answers.append(Prediction(case=number, slice=_where(step), name="gradient_distance", value=distance))
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every case from the gradient of another one of its slice and size, without controls."""
         opened = _opened(cases, knowledge)
         groups: dict[tuple[object, ...], list[int]] = {}
@@ -158,7 +159,7 @@ class GradientInversion:
             )
         ]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Smooth pictures and a small random network without pooling (fdgsec.attacks.gradient_inversion.control)."""
         return planted_gradients(knowledge, rng)
 
@@ -192,7 +193,7 @@ class GradientInversion:
     ) -> dict[int, Match]:  # fmt: skip
         size = knowledge.public_images().image_size
         return {
-            number: self._fitted(step, size, weights[cases[number].request], child(rng, "fit", number))
+            number: self._fitted(step, size, weights[cases[number].question], child(rng, "fit", number))
             for number, step in steps.items()
         }
 
@@ -202,17 +203,17 @@ class GradientInversion:
         """For each request the weight of smoothness with which single public images are recovered best."""
         weights: dict[str, float] = {}
         for number, step in steps.items():
-            if self.variation is not None or cases[number].request in weights:
-                weights[cases[number].request] = weights.get(cases[number].request, self.variation or 0.0)
+            if self.variation is not None or cases[number].question in weights:
+                weights[cases[number].question] = weights.get(cases[number].question, self.variation or 0.0)
                 continue
-            public, coins = knowledge.public_images(), child(rng, "rehearsal", cases[number].request)
+            public, coins = knowledge.public_images(), child(rng, "rehearsal", cases[number].question)
             likeness = dict.fromkeys(VARIATIONS, 0.0)
             for place in torch.randperm(len(public), generator=coins)[:REHEARSALS]:
                 image = public.subset(place.reshape(1))
                 true = shrunk(image, public.image_size)
                 for weight in VARIATIONS:
                     likeness[weight] += float(psnr(self._recovered(step, image, weight, coins), true))
-            weights[cases[number].request] = max(VARIATIONS, key=lambda weight: likeness[weight])
+            weights[cases[number].question] = max(VARIATIONS, key=lambda weight: likeness[weight])
         return weights
 
     def _recovered(self, step: ObservedStep, images: DomainDataset, variation: float, rng: torch.Generator) -> Tensor:

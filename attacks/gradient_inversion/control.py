@@ -11,9 +11,9 @@ from fdgsec.data.domains import DomainDataset, as_float, shares_of
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, Truth
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 
 SIDE, GRID, CLASSES, PUBLIC, RATE = 16, 4, 4, 24, 0.1
 BATCHES = (1, 1, 2, 2)
@@ -22,12 +22,14 @@ GAIN = 3.0
 """Decibels that every control must be beaten by."""
 
 
-def planted_gradients(knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES) -> Plant:
+def planted_gradients(
+    knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES
+) -> PositiveControl:
     """Clients of as many smooth pictures as `batches` say, of random labels, and what the server saw of their only step."""
     count = sum(batches)
     images = _smooth(PUBLIC + count, rng)
     state = _drawn(rng)
-    plan = Plan(learning_rate=RATE)
+    plan = TrainingPlan(learning_rate=RATE)
     cases, truths = [], []
     for number, rows in enumerate(torch.arange(PUBLIC, PUBLIC + count).split(list(batches)), 1):
         data, name = images.subset(rows), f"client:{number}"
@@ -38,7 +40,7 @@ def planted_gradients(knowledge: Knowledge, rng: torch.Generator, *, batches: Se
         )  # fmt: skip
         cases.append(
             Case(
-                request="single_step", views=(view,), victim=name, records=len(data), domain="planted",
+                question="single_step", views=(view,), victim=name, records=len(data), domain="planted",
                 slice={"n_per_client": len(data), "model": "first"},
             )
         )  # fmt: skip
@@ -49,7 +51,7 @@ def planted_gradients(knowledge: Knowledge, rng: torch.Generator, *, batches: Se
         knowledge, auxiliary=images.subset(torch.arange(PUBLIC)), own=None, unseen=None, simulate=None, plan=plan,
         keeps_moments=False, network=planted_network, class_names=images.class_names, domain_names=images.domain_names,
     )  # fmt: skip
-    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="psnr_gain", at_least=GAIN)
+    return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="psnr_gain", at_least=GAIN)
 
 
 def planted_network(state: Mapping[str, Tensor]) -> Classifier:

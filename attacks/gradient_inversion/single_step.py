@@ -11,7 +11,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import Statistics, feas
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case
@@ -66,7 +66,7 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
         return (
             f"the adversary does not know the architecture, how clients train, or how many images {case.victim} holds"
         )
-    reason = obstacle(plan, case.records, keeps_moments=knowledge.keeps_moments and case.request != "single_step")
+    reason = obstacle(plan, case.records, keeps_moments=knowledge.keeps_moments and case.question != "single_step")
     if reason:
         return reason
     model = knowledge.network(update.given.state)
@@ -81,7 +81,7 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
     return ObservedStep(model=model, gradient=gradient, labels=labels, statistics=statistics, norms=norms)
 
 
-def obstacle(plan: Plan, records: int, *, keeps_moments: bool) -> str:
+def obstacle(plan: TrainingPlan, records: int, *, keeps_moments: bool) -> str:
     """Why what a client of `records` images sends after a round of `plan` cannot be inverted; "" where it can.
 
     The first step of a fresh optimiser has no momentum yet, whatever the plan's."""
@@ -93,8 +93,8 @@ def obstacle(plan: Plan, records: int, *, keeps_moments: bool) -> str:
     return reason
 
 
-def _plan_of(case: Case, knowledge: Knowledge) -> Plan | None:
+def _plan_of(case: Case, knowledge: Knowledge) -> TrainingPlan | None:
     """How the client trained: by the target's plan, or the single step that was asked for."""
-    if case.request != "single_step":
+    if case.question != "single_step":
         return knowledge.plan
-    return None if case.records is None else (knowledge.plan or Plan()).one_step(case.records)
+    return None if case.records is None else (knowledge.plan or TrainingPlan()).one_step(case.records)

@@ -26,7 +26,7 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Answer, Case, Guess, Knowledge, Plant, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Answers, Case, Knowledge, PositiveControl, Question, TargetFacts, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class InterClient:
     per_class: int = 60
     images: int = 200
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run, and where rows of single images are shared, for as many as the data allow.
 
         Raises UsageError for an adversary that is no client of the federation."""
         if "own data" not in facts.knows:
             raise UsageError("asks what a client learns of the others; this adversary is none (see --adversary client)")
         single = "ImageStyles" in facts.artifact_kinds
-        more = [Request(kind="as_if_released", per_class=self.per_class)] if single else []
-        return [Request(kind="released", gallery=self.gallery), *more]
+        more = [Question(kind="as_if_released", per_class=self.per_class)] if single else []
+        return [Question(kind="released", gallery=self.gallery), *more]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer for every other client what its rows say, and what the own images look like in its style."""
         client = CuriousClient.of(knowledge)
         answers: list[Answer] = []
@@ -63,7 +63,7 @@ class InterClient:
             answers += client.restyled(number, case, child(rng, "restyle", number), images=self.images)
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Read the rows of every case after they went round a random ring; a set of images has no order to lose."""
         client = CuriousClient.of(knowledge)
         answers: list[Answer] = []
@@ -74,7 +74,7 @@ class InterClient:
                 answers += client.read(number, case, rows[order], child(rng, "read", number))
         return answers
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Two clients whose images are noise about the colour of their class, one of them darker; styles of pixels."""
         own, others, classes = 80, 60, 4
         labels = torch.arange(own + others) % classes
@@ -95,7 +95,7 @@ class InterClient:
         message = Message(round=0, stage="broadcast", sender=SERVER, receiver="client:0", artifact=bank)
         order = torch.randperm(others, generator=rng)
         case = Case(
-            request="as_if_released", views=(View(messages=(message,)),), victim="client:1",
+            question="as_if_released", views=(View(messages=(message,)),), victim="client:1",
             slice={"domain": "planted"}, candidates=theirs.subset(order),
         )  # fmt: skip
         truth = Truth(rows=order.argsort(), images=theirs.pixels(), labels=theirs.labels, domains=theirs.domains)
@@ -103,7 +103,9 @@ class InterClient:
             knowledge, statistics=_of_pixels, encoder="pixels", own=mine, auxiliary=None, unseen=None,
             class_names=images.class_names, domain_names=images.domain_names,
         )  # fmt: skip
-        return Plant(cases=[case], truths=[truth], knowledge=planted, measurement="balanced_accuracy", at_least=0.9)
+        return PositiveControl(
+            cases=[case], truths=[truth], knowledge=planted, measurement="balanced_accuracy", at_least=0.9
+        )
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row where the encoder cannot draw what was received."""

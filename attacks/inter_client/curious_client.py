@@ -72,12 +72,12 @@ class Lessons:
 
         Behind noise rows in number are read in two steps, as others' images need not be about as light as one's own: their
         mean, in which noise averages out, as a clean row, and by how much each differs from it as a noisy one."""
-        blur = self.metric.blur
-        if blur is None or len(rows) < FEW_ROWS:
+        defense_noise = self.metric.defense_noise
+        if defense_noise is None or len(rows) < FEW_ROWS:
             return _predicted(self.palette, rows, self.rows)
         centre, middle = rows.mean(0), self.rows.mean(0)
         differing = _predicted(self.palette, rows - centre + middle, self.rows)
-        together = _predicted(self.clean, (centre - blur.shift).unsqueeze(0), own)
+        together = _predicted(self.clean, (centre - defense_noise.shift).unsqueeze(0), own)
         return differing - _predicted(self.palette, middle.unsqueeze(0), self.rows) + together
 
     def features(self, rows: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class CuriousClient:
 
     def rows(self, case: Case) -> Tensor | None:
         """The victim's rows of single images (R, 2C), which come with candidates; None without, and among own images."""
-        if case.request not in ROWS or case.candidates is None:
+        if case.question not in ROWS or case.candidates is None:
             return None
         seen = case.views[0].styles(case.victim)
         if seen is None:
@@ -139,7 +139,7 @@ class CuriousClient:
     def _owns(self, rows: Tensor, case: Case) -> bool:
         """Whether own images are behind rows: by their styles or, as a defense changes these, by being asked about."""
         if self.knowledge.defended is not None:
-            if case.request != "as_if_released" or case.candidates is None:
+            if case.question != "as_if_released" or case.candidates is None:
                 return False
             rows = torch.cat(self.knowledge.statistics(case.candidates).style(unbiased=True), dim=1)
         apart = torch.cdist(rows, self.styles, compute_mode="donot_use_mm_for_euclid_dist").amin(1)
@@ -147,7 +147,7 @@ class CuriousClient:
 
     def read(self, number: int, case: Case, rows: Tensor, rng: torch.Generator) -> list[Answer]:
         """Class, image and colour of every row."""
-        where, lessons = {"rows": case.request}, self.lessons
+        where, lessons = {"rows": case.question}, self.lessons
         answers: list[Answer] = [
             Ranking(case=number, slice=where, distances=torch.cdist(lessons.metric.seen(rows), self._gallery(case))),
             self._colours(number, rows, where, rng),
@@ -189,7 +189,7 @@ class CuriousClient:
     def restyled(self, number: int, case: Case, rng: torch.Generator, *, images: int) -> list[Answer]:
         """Own images in the victim's received style, in that of another client, and as they are."""
         encoder = drawing(self.knowledge.encoder)
-        if case.request not in ROWS or encoder is None:
+        if case.question not in ROWS or encoder is None:
             return []
         bank, one = case.views[0].latest(StyleBank), case.views[0].latest(InterpolationStyle)
         styles: dict[str, Tensor] = {}
@@ -203,7 +203,7 @@ class CuriousClient:
             styles = {"stylised": torch.cat([one.mean, one.std]).unsqueeze(0)}
         content = as_float(self.own.pixels(torch.randperm(len(self.own), generator=rng)[:images]))
         made = {name: _in_style(encoder, content, rows, rng) for name, rows in styles.items() if len(rows)}
-        where = {"rows": case.request, "received": (InterpolationStyle if bank is None else StyleBank).kind}
+        where = {"rows": case.question, "received": (InterpolationStyle if bank is None else StyleBank).kind}
         sets = {**made, "own images": content} if made else {}
         return [GeneratedSets(case=number, slice={**where, "set": n}, images=i, name=n) for n, i in sets.items()]
 

@@ -28,14 +28,14 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.attack import (
     Answer,
+    Answers,
     Case,
-    Guess,
     Knowledge,
     Membership,
-    Plant,
+    PositiveControl,
     Prediction,
+    Question,
     Ranking,
-    Request,
     TargetFacts,
 )
 
@@ -61,13 +61,13 @@ class InterpolationLeakage:
     kept: int = 250
     schemes: tuple[str, ...] = SCHEMES
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run itself, and for federations of half of a pool each; five times as many in full."""
         count = self.federations * (5 if facts.profile == "full" else 1)
         return [
-            Request(kind="released"),
+            Question(kind="released"),
             *(
-                Request(
+                Question(
                     kind="cohorts", count=count, clients=self.clients, records=self.records, scheme=scheme,
                     rounds=1 if scheme == "same images" else 2,  # the same images give the same style again
                 )
@@ -75,7 +75,7 @@ class InterpolationLeakage:
             ),
         ]  # fmt: skip
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate client, link sessions, and say what one client's influence and weight is."""
         published = _published(cases)
         return [
@@ -84,7 +84,7 @@ class InterpolationLeakage:
             *_verbatim(cases, published),
         ]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer after every federation took the style that another one of its slice published."""
         published = _published(cases)
         for turn, numbers in enumerate(_slices(cases, published).values()):
@@ -94,7 +94,7 @@ class InterpolationLeakage:
         members = self._members(cases, published, knowledge, rng, descriptive=False)
         return [*members, *_sessions(cases, published)]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Six federations of ten of twenty clients in three far domains, known by the images that they brought."""
         return planted_cohorts(knowledge, rng)
 
@@ -111,7 +111,7 @@ class InterpolationLeakage:
         rule: PublicRule | None = None
         answers: list[Answer] = []
         for number, case in enumerate(cases):
-            if case.request != "cohorts" or number not in published:
+            if case.question != "cohorts" or number not in published:
                 continue
             coins = child(rng, "federation", number)
             pool = _pool(case, knowledge, coins)
@@ -188,7 +188,7 @@ def _slices(
     """Sort the federations by population."""
     found: dict[tuple[tuple[str, str | int], ...], list[int]] = {}
     for number in published:
-        if cases[number].request == "cohorts":
+        if cases[number].question == "cohorts":
             found.setdefault(tuple(sorted(cases[number].slice.items())), []).append(number)
     return found
 
@@ -248,7 +248,7 @@ def _verbatim(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[An
     for number, style in published.items():
         messages = cases[number].views[0].messages
         uploads = {m.sender: style_vector(m.artifact) for m in messages if isinstance(m.artifact, StyleStatistics)}
-        released = cases[number].request == "released"
+        released = cases[number].question == "released"
         if len(uploads) < 2 or (released and run_answered):  # all cases of the run show the same style
             continue
         run_answered = run_answered or released

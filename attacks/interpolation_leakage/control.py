@@ -12,7 +12,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, Truth
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments
 
 POOL, SIZE, CHANNELS, FEDERATIONS = 20, 8, 32, 6
@@ -42,7 +42,7 @@ class PlantedMethod:
         return View(messages=(*up, *down))
 
 
-def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = True) -> Plant:
+def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = True) -> PositiveControl:
     """Six federations of half of twenty clients each, in three far domains, known by the very images that they brought.
 
     A client differs from others of its domain by half as much as an image from others of its client. Where they are not
@@ -63,7 +63,7 @@ def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = 
         everybody = View(messages=tuple(message for message in view.messages if message.sender == SERVER))
         cases.append(
             Case(
-                request="cohorts", views=(everybody,), victim=SERVER, slice={"clients": "planted"}, candidates=shown,
+                question="cohorts", views=(everybody,), victim=SERVER, slice={"clients": "planted"}, candidates=shown,
                 groups=groups,
             )
         )  # fmt: skip
@@ -73,4 +73,4 @@ def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = 
         knowledge, statistics=statistics, simulate=method, own=None, auxiliary=None, class_names=images.class_names,
         domain_names=images.domain_names,
     )  # fmt: skip
-    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8)
+    return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8)

@@ -36,13 +36,13 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
 from fdgsec.threats.attack import (
     Answer,
+    Answers,
     Case,
-    Guess,
     Knowledge,
-    Plant,
+    PositiveControl,
     Prediction,
+    Question,
     Ranking,
-    Request,
     TargetFacts,
     Truth,
 )
@@ -68,7 +68,7 @@ class Linkage:
     noise_in_sds: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     shrink: float = 0.1
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for two releases of re-drawn clients, one population each.
 
         Raises UsageError where no images are known, and where releases come without their senders' names."""
@@ -78,15 +78,15 @@ class Linkage:
         if "StyleDistribution" in facts.artifact_kinds and "client sizes" not in facts.knows:  # no server
             raise UsageError("links releases by their senders; a client is not told whose distributions it receives")
         return [
-            *(Request(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes),
-            *(Request(kind="sessions", count=self.clients, scheme=scheme) for scheme in self.sessions),
+            *(Question(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes),
+            *(Question(kind="sessions", count=self.clients, scheme=scheme) for scheme in self.sessions),
         ]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank, for each first release, the second ones of its population; then once more for every level of noise."""
         return [*_linked(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank after every first release was exchanged for another one of its population, without noise."""
         return _linked(cases, knowledge, rng)
 
@@ -104,7 +104,7 @@ class Linkage:
         answers: list[Answer] = []
         for population in _populations(cases):
             first, second = population.first, population.second
-            if population.request not in self.noised or population.empty or not first or len(second) < 2:
+            if population.question not in self.noised or population.empty or not first or len(second) < 2:
                 continue
             clean = population.plain()
             spread = between_client_sd(torch.stack([clean[n] for n in second]))
@@ -117,7 +117,7 @@ class Linkage:
                 answers += _ranked(population, {"distance": "plain", "noise": name}, _apart(read, first, second))
         return answers
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Twelve clients that hold one class each, of twelve whose means lie far apart, as public images show."""
         clients, size, channels, auxiliary = 12, 15, 24, 240
         own = 4 * torch.randn(clients, channels, generator=rng, dtype=torch.float64)
@@ -135,10 +135,10 @@ class Linkage:
             for number in range(clients):
                 client = number if half == "A" else int(order[number])
                 start = auxiliary + client * 2 * size + (size if half == "B" else 0)
-                artifact = pooled_release(moments.rows(torch.arange(start, start + size)), knowledge.reading)
+                artifact = pooled_release(moments.rows(torch.arange(start, start + size)), knowledge.released_statistic)
                 cases.append(
                     Case(
-                        request="halves", views=(upload(artifact),), victim="client:0", records=size,
+                        question="halves", views=(upload(artifact),), victim="client:0", records=size,
                         slice={"clients": "planted", "half": half},
                     )
                 )  # fmt: skip
@@ -148,7 +148,7 @@ class Linkage:
             knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
             auxiliary=images.subset(torch.arange(auxiliary)),
         )  # fmt: skip
-        return Plant(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.9)
+        return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.9)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,7 +157,7 @@ class _Population:
 
     `data` is what the slice of an answer adds; `single` says that rows are of single images."""
 
-    request: str
+    question: str
     slice: Mapping[str, str | int]
     data: Mapping[str, str | int]
     first: list[int]
@@ -191,14 +191,14 @@ def _populations(cases: Sequence[Case]) -> list[_Population]:
     """Sort the cases by request and slice, the half aside; numbers keep their order."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        if case.request in ("halves", "sessions"):
+        if case.question in ("halves", "sessions"):
             where = sorted((key, value) for key, value in case.slice.items() if key != "half")
-            found.setdefault((case.request, *where), []).append(number)
+            found.setdefault((case.question, *where), []).append(number)
     return [
         _Population(
-            request=cases[numbers[0]].request,
+            question=cases[numbers[0]].question,
             slice={key: value for key, value in cases[numbers[0]].slice.items() if key != "half"},
-            data={"data": "the same"} if cases[numbers[0]].request == "sessions" else {},
+            data={"data": "the same"} if cases[numbers[0]].question == "sessions" else {},
             first=[n for n in numbers if cases[n].slice.get("half") == "A"],
             second=[n for n in numbers if cases[n].slice.get("half") == "B"],
             sent={n: _sent(cases[n]) for n in numbers},
@@ -242,13 +242,16 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator |
         if not first or not second or population.empty:
             continue
         seen = first if ring is None else [first[i] for i in derangement(len(first), ring).tolist()]
-        rows = {n: knowledge.reading.release(sent, images=cases[n].records) for n, sent in population.sent.items()}
+        rows = {
+            n: knowledge.released_statistic.release(sent, images=cases[n].records)
+            for n, sent in population.sent.items()
+        }
         # an image's share of a release is linear in t, so rows of single images are averaged
         placed = {n: space(given.mean(0)) for n, given in rows.items()}
         distances = {"whitened": _apart(placed, seen, second)}
         if space.directions.shape[1]:
             distances["class directions"] = _apart(placed, seen, second, along=space.directions)
-        if population.request == "sessions":
+        if population.question == "sessions":
             distances["plain"] = _apart(population.plain(), seen, second)
             pairs = _pairs(population, knowledge, plain, cases)
             if pairs is not None:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import blur_of_mean, blur_of_rows, styles_made
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean, defense_noise_of_rows, styles_made
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
 
@@ -21,7 +21,7 @@ class LinkingSpace:
     `directions` (D, k) are orthonormal in the whitened space; k may be 0. `records` (n, D) are those of public images.
     `looked_up` whitens rows of single images to find the same one again."""
 
-    reading: Reading
+    released_statistic: ReleasedStatistic
     centre: Tensor
     whiten: Whitening
     directions: Tensor
@@ -40,12 +40,12 @@ class LinkingSpace:
             return self
         images = knowledge.public_images()
         if single:
-            rows = blur_of_rows(knowledge, images, made=styles_made(knowledge), read=self.read, rng=rng)
+            rows = defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=self.read, rng=rng)
             noise = None if rows is None else rows.variance
             looked_up = self.whiten if rows is None else rows.whitening(self.whiten)
         else:
             size = len(images) if records is None else records
-            mean = blur_of_mean(knowledge, images, records=size, about=self.centre, rng=rng)
+            mean = defense_noise_of_mean(knowledge, images, records=size, about=self.centre, rng=rng)
             noise, looked_up = None if mean is None else size * mean.variance, self.looked_up
         if noise is None:
             return self
@@ -55,7 +55,7 @@ class LinkingSpace:
 
     def read(self, artifact: Artifact) -> Tensor:
         """Read t of each row of `artifact`, recentred."""
-        return self.recentred(self.reading.release(artifact))
+        return self.recentred(self.released_statistic.release(artifact))
 
     def __call__(self, statistic: Tensor) -> Tensor:
         """Whiten statistics (..., D)."""
@@ -63,7 +63,7 @@ class LinkingSpace:
 
     def recentred(self, statistic: Tensor) -> Tensor:
         """Take the squares in t (..., D) about the space's centre, as all that is learnt here has them."""
-        return self.reading.about(statistic, self.centre)
+        return self.released_statistic.about(statistic, self.centre)
 
     def rows(self, statistic: Tensor) -> Tensor:
         """Place t of rows of single images (..., D) where the nearest row is likeliest of the same image."""
@@ -75,18 +75,18 @@ def linking_space(knowledge: Knowledge) -> LinkingSpace:
 
     Halves of one client differ as means of such images do, whatever separates the domains. Raises UsageError for fewer than
     two images."""
-    images, reading = knowledge.public_images(), knowledge.reading
+    images, released_statistic = knowledge.public_images(), knowledge.released_statistic
     if len(images) < 2:
         raise UsageError(f"linkage learns how images differ: it needs 2 public ones or more; there are {len(images)}.")
-    read = reading.records(knowledge.statistics(images))
-    records = reading.about(read, centre := read.mean(0))
+    read = released_statistic.records(knowledge.statistics(images))
+    records = released_statistic.about(read, centre := read.mean(0))
     residuals = records.clone()
     for domain in images.domains.unique():
         mine = images.domains == domain
         residuals[mine] -= records[mine].mean(0)
     whiten = fit_whitening(residuals)
     return LinkingSpace(
-        reading=reading, centre=centre, whiten=whiten, directions=_directions(whiten(records), images), records=records,
+        released_statistic=released_statistic, centre=centre, whiten=whiten, directions=_directions(whiten(records), images), records=records,
         looked_up=whiten,
     )  # fmt: skip
 

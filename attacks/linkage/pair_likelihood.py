@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.linkage.linking_space import LinkingSpace
-from fdgsec.attacks.statistics.defense_noise import Blur, RowBlur, blur_of_mean, blur_of_rows, styles_made
+from fdgsec.attacks.statistics.defense_noise import (
+    DefenseNoise,
+    RowDefenseNoise,
+    defense_noise_of_mean,
+    defense_noise_of_rows,
+    styles_made,
+)
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
 
@@ -50,23 +56,28 @@ def paired_releases(
     if domain is not None and domain in images.domain_names:
         mine = torch.nonzero(images.domains == images.domain_index(domain)).flatten()
     known = images.subset(mine)
-    blur: Blur | RowBlur | None
+    defense_noise: DefenseNoise | RowDefenseNoise | None
     if rows is None:
-        blur = blur_of_mean(knowledge, known, records=records, about=space.centre, rng=child(rng, "mean"))
+        defense_noise = defense_noise_of_mean(
+            knowledge, known, records=records, about=space.centre, rng=child(rng, "mean")
+        )
     else:
         made = styles_made(knowledge)
-        blur = blur_of_rows(knowledge, known, made=made, read=space.read, rng=child(rng, "rows"))
-    if blur is None:
+        defense_noise = defense_noise_of_rows(knowledge, known, made=made, read=space.read, rng=child(rng, "rows"))
+    if defense_noise is None:
         return None
     scale, within = space.whiten.scale, space.whiten.covariance()
-    variance = (blur.variance / (rows or 1)) / scale.square()
+    variance = (defense_noise.variance / (rows or 1)) / scale.square()
     noise = variance.clamp_min(LEAST_NOISE * float(variance.max().clamp_min(TINY))).diag()
     if rows is not None:
         noise = noise + within / rows
     middles = torch.stack([space.records[mine][known.domains == number].mean(0) for number in known.domains.unique()])
     apart = (middles - middles.mean(0)) / scale
     return solved(
-        within / records + apart.T @ apart / len(middles), noise, centre=middles.mean(0) + blur.shift, scale=scale
+        within / records + apart.T @ apart / len(middles),
+        noise,
+        centre=middles.mean(0) + defense_noise.shift,
+        scale=scale,
     )
 
 

@@ -36,7 +36,7 @@ from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, sta
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Request, TargetFacts
+from fdgsec.threats.attack import Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.planted import upload
 
@@ -70,18 +70,18 @@ class Membership:
     cropped_size: int = 40
     least_area: float = 0.8
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients: one client's members alone would prove nothing.
 
         Raises UsageError where the adversary lacks what a test of pooled styles needs."""
         if "ImageStyles" in facts.artifact_kinds:
             asked = [
-                Request(kind="rounds", count=self.clients, records=self.row_size, rounds=1),
-                Request(kind="resampled_clients", count=self.clients, records=self.row_size),
+                Question(kind="rounds", count=self.clients, records=self.row_size, rounds=1),
+                Question(kind="resampled_clients", count=self.clients, records=self.row_size),
             ]
             if self.crops and self.cropped_clients:
                 crops = self.cropped_clients, self.cropped_size
-                asked.append(Request(kind="rounds", count=crops[0], records=crops[1], rounds=1, scheme="crops"))
+                asked.append(Question(kind="rounds", count=crops[0], records=crops[1], rounds=1, scheme="crops"))
             return asked
         lacking = POOLED - facts.knows
         if lacking:
@@ -89,11 +89,11 @@ class Membership:
         if "Amplitudes" in facts.artifact_kinds:
             facts.check_pooled()
         if facts.pooled:
-            return [Request(kind="resampled_clients", count=self.clients, records=size) for size in self.sizes]
+            return [Question(kind="resampled_clients", count=self.clients, records=size) for size in self.sizes]
         count = self.simulated_clients
-        return [Request(kind="rounds", count=count, records=size, rounds=1) for size in self.simulated_sizes]
+        return [Question(kind="rounds", count=count, records=size, rounds=1) for size in self.simulated_sizes]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client, and say what theory expects of each domain and size."""
         asked = Asked.of(cases)
         known = known_populations(asked, cases, knowledge)
@@ -108,7 +108,7 @@ class Membership:
             *exposures(asked.rows, cases),
         ]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from releases of n auxiliary images each instead of the clients' own; from another client's rows.
 
         Other clients' pooled releases would not do: re-drawn clients of one domain share images (500 of 700: most of
@@ -140,7 +140,7 @@ class Membership:
             *row_answers(rows, exchanged, knowledge, crops=Crops(count=0, least=self.least_area, most=0)),
         ]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Gaussian records, released as a mean, as rows, and as a mean over clusters (fdgsec.attacks.membership.control)."""
         return planted_members(knowledge, rng)
 
@@ -167,7 +167,7 @@ def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
     images = auxiliary_images(knowledge).of_domain(domain_of(case))
     drawn = torch.randint(len(images), (size_of(case),), generator=rng)
     if knowledge.defended is None:
-        artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.reading)
+        artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.released_statistic)
     else:
         held, coins = images.subset(drawn), child(rng, "defense")
         artifact = knowledge.defended(release_of_mean(knowledge, held, coins), held, coins)
@@ -178,6 +178,6 @@ def _populations_of_rows(numbers: Sequence[int], cases: Sequence[Case]) -> list[
     """Sort cases into those whose clients were drawn alike."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number in numbers:
-        key = (cases[number].request, *sorted(cases[number].slice.items(), key=str))
+        key = (cases[number].question, *sorted(cases[number].slice.items(), key=str))
         found.setdefault(key, []).append(number)
     return list(found.values())

@@ -13,7 +13,7 @@ from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, RequestKind, Truth
+from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
 from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 10, 128, 300
@@ -21,7 +21,7 @@ SHOWN = 4
 """Rows that a client of SIZE releases one by one."""
 
 
-def planted_members(knowledge: Knowledge, rng: torch.Generator) -> Plant:
+def planted_members(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Six clients of ten records in 256 dimensions: d' is about 5, an AUC of almost one.
 
     Each releases the mean of its records, as the target's reading has it. An adversary that can run the target also meets
@@ -34,17 +34,19 @@ def planted_members(knowledge: Knowledge, rng: torch.Generator) -> Plant:
     images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
     clients = [_client(moments, images, AUXILIARY + number * 2 * SIZE, rng) for number in range(CLIENTS)]
     simulated = TwoClusters(moments=moments)
-    cases = [c.asked("resampled_clients", "mean", pooled_release(c.records, knowledge.reading)) for c in clients]
+    cases = [
+        c.asked("resampled_clients", "mean", pooled_release(c.records, knowledge.released_statistic)) for c in clients
+    ]
     if knowledge.simulate is not None:
         shown = torch.arange(SHOWN)
         cases += [c.asked("rounds", "rows", _rows(c.records.rows(shown)), shown=SHOWN) for c in clients]
-        if isinstance(knowledge.reading, PooledStyles):
+        if isinstance(knowledge.released_statistic, PooledStyles):
             cases += [c.asked("rounds", "clusters", simulated.release(c.own)) for c in clients]
     planted = replace(
         knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
         auxiliary=images.subset(torch.arange(AUXILIARY)), simulate=None if knowledge.simulate is None else simulated,
     )  # fmt: skip
-    return Plant(
+    return PositiveControl(
         cases=[case for case, _ in cases], truths=[truth for _, truth in cases], knowledge=planted, measurement="auc",
         at_least=0.9,
     )  # fmt: skip
@@ -60,10 +62,12 @@ class _Client:
     candidates: DomainDataset
     order: Tensor
 
-    def asked(self, request: RequestKind, release: str, artifact: Artifact, *, shown: int = SIZE) -> tuple[Case, Truth]:
+    def asked(
+        self, question: QuestionKind, release: str, artifact: Artifact, *, shown: int = SIZE
+    ) -> tuple[Case, Truth]:
         """The question about one release, in which the first `shown` images are members."""
         case = Case(
-            request=request, views=(upload(artifact),), victim="client:0", records=SIZE, domain="planted",
+            question=question, views=(upload(artifact),), victim="client:0", records=SIZE, domain="planted",
             slice={"domain": "planted", "n_per_client": SIZE, "release": release}, candidates=self.candidates,
         )  # fmt: skip
         return case, Truth(members=self.order < shown)

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import blur_of_styles, styles_made, styles_read
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_styles, styles_made, styles_read
 from fdgsec.attacks.statistics.populations import different
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments
 from fdgsec.nn.training.batches import augment
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
@@ -56,9 +56,9 @@ def row_answers(
     for number in numbers:
         case = cases[number]
         near = looks.at(case)(knowledge.statistics(_candidates(case)), _rows(case))
-        where = {**RELEASED, "look": "whole image"} if case.request == "rounds" else CLIENTS
+        where = {**RELEASED, "look": "whole image"} if case.question == "rounds" else CLIENTS
         answers.append(Membership(case=number, slice=where, scores=-near))
-        if case.request == "rounds" and bool((near > ROUNDING).all()) and bool(near.isfinite().all()):
+        if case.question == "rounds" and bool((near > ROUNDING).all()) and bool(near.isfinite().all()):
             unmatched[number] = near
     if crops is None or rng is None:
         return answers
@@ -74,20 +74,20 @@ def _look(knowledge: Knowledge, least: float | None) -> _Look:
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return nearest_row
     images, coins = knowledge.public_images(), stream(0, "attack", "blur of rows")  # says what noise is like, no secret
-    blur = blur_of_styles(knowledge, images)
-    assert blur is not None
+    defense_noise = defense_noise_of_styles(knowledge, images)
+    assert defense_noise is not None
     rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
     if least is None:
         for domain in images.domains.unique():
             rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
-        whiten = blur.whitening(fit_whitening(rows))
+        whiten = defense_noise.whitening(fit_whitening(rows))
     else:
         cut = random_crops(images, least=least, rng=child(coins, "crops"))
         gaps = styles_read(styles_made(knowledge)(cut)) - rows
-        off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(blur.variance)
+        off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(defense_noise.variance)
 
     def nearest(found: Moments, seen: Tensor) -> Tensor:
-        placed = whiten(blur.placed(torch.cat(found.style(unbiased=True), dim=1)) + off)
+        placed = whiten(defense_noise.placed(torch.cat(found.style(unbiased=True), dim=1)) + off)
         apart = torch.cdist(placed, whiten(seen), compute_mode="donot_use_mm_for_euclid_dist")
         return apart.min(1).values if len(seen) else torch.full((len(placed),), torch.inf, dtype=torch.float64)
 
@@ -149,7 +149,7 @@ def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]
     answers = []
     for number in numbers:
         case = cases[number]
-        if case.request != "resampled_clients" or not case.records:
+        if case.question != "resampled_clients" or not case.records:
             continue
         share = min(len(_rows(case)) / case.records, 1.0)
         answers += [
@@ -186,7 +186,7 @@ def random_crops(images: DomainDataset, *, least: float, rng: torch.Generator) -
     """Make one random resized crop (`least` to all of the area, sides 3:4 to 4:3) of each image, as training does.
 
     A dataset of new pixels under the old names. Raises UsageError unless 0 < least <= 1."""
-    plan = Plan(crop=(least, 1.0), flip=0.0)
+    plan = TrainingPlan(crop=(least, 1.0), flip=0.0)
     parts = [
         (augment(as_float(images.pixels(rows)), plan, rng) * 255).round().clamp(0, 255).to(torch.uint8)
         for rows in torch.arange(len(images)).split(AT_ONCE)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.membership.shadow_likelihood import Shadows
-from fdgsec.attacks.statistics.defense_noise import blur_of_mean
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
 from fdgsec.attacks.statistics.populations import Population, auxiliary_images, placed_candidates, populations_of
 from fdgsec.attacks.statistics.tracing import (
     TracingTest,
@@ -42,8 +42,8 @@ class Asked:
     @classmethod
     def of(cls, cases: Sequence[Case]) -> "Asked":
         """Sort all cases; those of other requests are not asked about."""
-        rounds = [n for n, case in enumerate(cases) if case.request == "rounds"]
-        redrawn = [n for n, case in enumerate(cases) if case.request == "resampled_clients"]
+        rounds = [n for n, case in enumerate(cases) if case.question == "rounds"]
+        redrawn = [n for n, case in enumerate(cases) if case.question == "resampled_clients"]
         listed = {n for n in (*rounds, *redrawn) if not _pooled(cases[n])}
         asked_twice = any(n in listed for n in rounds)
         return cls(
@@ -81,7 +81,7 @@ def known_populations(asked: Asked, cases: Sequence[Case], knowledge: Knowledge)
 
 def release_of(case: Case, knowledge: Knowledge) -> Tensor:
     """Read the one pooled release of a case, t (D,). Raises UsageError for several rows."""
-    release = knowledge.reading.release(case.release(), images=case.records)
+    release = knowledge.released_statistic.release(case.release(), images=case.records)
     if release.shape[0] != 1:
         raise UsageError(f"membership tests one pooled style per client; {case.victim} sent {len(release)} rows.")
     return release[0]
@@ -111,7 +111,7 @@ def mean_answers(
             asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
             releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
             whiten, shift = blurred(population, name, size, knowledge, child(rng, name, size), reference=reference)
-            u = whiten(knowledge.reading.about(releases, population.about) - shift)
+            u = whiten(knowledge.released_statistic.about(releases, population.about) - shift)
             scores = test(u, whiten(placed.statistics), records=size, reference=reference)
             answers += [Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)]
     return sorted(answers, key=lambda answer: answer.case)
@@ -131,11 +131,11 @@ def blurred(
     A release scatters by S (1/n + 1/(n_ref + 1)) + V about the mean of `reference` records: so do releases of records that
     scatter by S + V / (1/n + 1/(n_ref + 1)), which is what tests of records in a mean take."""
     images = auxiliary_images(knowledge).of_domain(name)
-    blur = blur_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
-    if blur is None:
+    defense_noise = defense_noise_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
+    if defense_noise is None:
         return population.whiten, torch.zeros_like(population.about)
     share = 1 / size + (0.0 if reference is None else 1 / (reference + 1))
-    return population.whiten.blurred(blur.variance / share), blur.shift
+    return population.whiten.blurred(defense_noise.variance / share), defense_noise.shift
 
 
 def mean_predictions(
@@ -229,7 +229,7 @@ def clustered_answers(
             releases = shadows.releases(drawn, child(coins, "own releases"))
         else:
             releases = torch.stack([release_of(cases[n], knowledge) for n in mine])
-            releases = knowledge.reading.about(releases, population.about)
+            releases = knowledge.released_statistic.about(releases, population.about)
         for number, release, places in zip(mine, releases, placed.places, strict=True):
             answers.append(Membership(case=number, scores=test(release, places)))
     return sorted(answers, key=lambda answer: answer.case)

@@ -126,7 +126,7 @@ class Shadows:
         """Run the method among `clients` and give what each released, t about the population's mean: (n, D).
 
         Raises UsageError where the adversary cannot run it, or a client releases nothing."""
-        simulate, reading = self.knowledge.simulate, self.knowledge.reading
+        simulate, released_statistic = self.knowledge.simulate, self.knowledge.released_statistic
         if simulate is None:
             raise UsageError("membership in a style that is no mean is simulated; the adversary cannot run the target.")
         found = []
@@ -137,8 +137,8 @@ class Shadows:
                 artifact = view.artifact(f"client:{place}")
                 if artifact is None:
                     raise UsageError("a simulated client released nothing; membership needs what it would release.")
-                found.append(reading.release(artifact, images=len(images))[0])
-        return reading.about(torch.stack(found), self.population.about)
+                found.append(released_statistic.release(artifact, images=len(images))[0])
+        return released_statistic.about(torch.stack(found), self.population.about)
 
     def test(
         self, candidates: Placed, *, shadows: int, inserted: int, tried: int, rng: torch.Generator

@@ -30,7 +30,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Case, Guess, Knowledge, Membership, Plant, Request, TargetFacts
+from fdgsec.threats.attack import Answers, Case, Knowledge, Membership, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 FULL = 16
@@ -58,7 +58,7 @@ class ModelMembership:
     def __post_init__(self) -> None:
         check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the trained run. Raises UsageError in the quick profile without `references`."""
         if self.references is None and facts.profile == "quick":
             raise UsageError(
@@ -66,14 +66,14 @@ class ModelMembership:
                 "attacks.model-membership.references"
             )
         facts.check_images()
-        return [Request(kind="trained", count=self.candidates)]
+        return [Question(kind="trained", count=self.candidates)]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
         seen = {number: _models_of(cases[number]) for number in _asked(cases)}
         return self._scored(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from models of a federation that trained on auxiliary images alone, in the place of those that were seen.
 
         Models of other clients would not do: each starts from a global model that all of them have trained."""
@@ -86,7 +86,7 @@ class ModelMembership:
         seen = {number: _replaced(cases[number], other, number) for number in asked}
         return self._scored(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate the random labels of noise images (fdgsec.attacks.model_membership.control)."""
         return planted_models(knowledge, rng)
 
@@ -133,7 +133,7 @@ class ModelMembership:
 
 
 def _asked(cases: Sequence[Case]) -> list[int]:
-    return [number for number, case in enumerate(cases) if case.request == "trained"]
+    return [number for number, case in enumerate(cases) if case.question == "trained"]
 
 
 def _models_of(case: Case) -> dict[Owner, list[ModelState]]:

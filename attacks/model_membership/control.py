@@ -12,7 +12,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.networks.classifiers import Normalisation
 from fdgsec.threats.adversary import Knowledge, View
-from fdgsec.threats.attack import Case, Plant, Truth
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 
 CLASSES, CLIENTS, SIZE, AUXILIARY = 4, 2, 24, 96
 ROUNDS = 2
@@ -60,7 +60,7 @@ def _exhibited(view: View) -> View:
     )
 
 
-def planted_models(knowledge: Knowledge, rng: torch.Generator) -> Plant:
+def planted_models(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Two clients of 24 noise images of 768 numbers each: their labels are in the weights, others' are not.
 
     An adversary that is a client, and holds images of its own alone, is shown the models without their owners."""
@@ -75,7 +75,7 @@ def planted_models(knowledge: Knowledge, rng: torch.Generator) -> Plant:
         order = torch.randperm(2 * SIZE, generator=rng)
         cases.append(
             Case(
-                request="trained", views=(view,), victim=f"client:{number}", records=SIZE, domain="planted",
+                question="trained", views=(view,), victim=f"client:{number}", records=SIZE, domain="planted",
                 slice={"domain": "planted"}, candidates=images.subset(start + order),
             )
         )  # fmt: skip
@@ -84,4 +84,4 @@ def planted_models(knowledge: Knowledge, rng: torch.Generator) -> Plant:
         knowledge, auxiliary=images.subset(torch.arange(AUXILIARY)), own=None, unseen=None, simulate=simulate,
         network=linear_classifier, class_names=images.class_names, domain_names=images.domain_names,
     )  # fmt: skip
-    return Plant(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.85)
+    return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.85)

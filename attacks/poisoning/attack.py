@@ -19,11 +19,11 @@ import torch
 
 from fdgsec.attacks.poisoning.control import planted_harm
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.threats.answers import Harmed
-from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Request, TargetFacts
+from fdgsec.threats.attack import Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 MODEL, STYLE = "ModelState", "StyleStatistics"
@@ -64,53 +64,53 @@ class Poisoning:
     records: int = 16
     hostile: tuple[int, ...] = (1, 3, 5, 7, 9, 10)
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for paired runs, and for the breakdown where clients send one style each.
 
         Raises UsageError for options out of range, an unknown forgery, or a client that is alone."""
         self._check(facts)
         kinds = facts.artifact_kinds | (frozenset({MODEL}) if facts.rounds else frozenset())
         most, held = (facts.rounds, 0) if facts.profile == "full" else (min(facts.rounds, SHORT), FEW)
-        chosen = self._chosen(self.intruders(kinds))
-        pairs = Request(
+        chosen = self._chosen(self.malicious_clients(kinds))
+        pairs = Question(
             kind="hostile", count=self.seeds, rounds=most if self.rounds is None else self.rounds,
-            records=held if self.images is None else self.images, intruders=(Honest(), *chosen),
+            records=held if self.images is None else self.images, malicious_clients=(Honest(), *chosen),
         )  # fmt: skip
         crowds = self._crowds()
         if STYLE not in kinds or not crowds:
             return [pairs]
-        breakdown = Request(
+        breakdown = Question(
             kind="breakdown", count=self.seeds, clients=self.clients, records=self.records, hostile=self.hostile,
-            intruders=crowds,
+            malicious_clients=crowds,
         )  # fmt: skip
         return [pairs, breakdown]
 
-    def intruders(self, kinds: frozenset[str]) -> tuple[Intruder, ...]:
+    def malicious_clients(self, kinds: frozenset[str]) -> tuple[MaliciousClient, ...]:
         """The malformed forgeries of every kind that clients send, then the legal ones."""
         sent = [kind for kind in FORGED if kind in kinds]
         return (*(one for kind in sent for one in malformed(kind)), *(one for kind in sent for one in legal(kind)))
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Claim harm of every forgery; the judge has both runs."""
         return [_claim(number, case) for number, case in enumerate(cases) if not _is_honest(case)]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Claim harm of the forgery that sends what would have been sent anyway: both runs must be the same to the byte."""
         return [_claim(number, case) for number, case in enumerate(cases) if _is_honest(case)]
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """FedAvg of three clients on two classes of brightness, one of which sends a hundred times its update."""
         return planted_harm(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """Say why there is no breakdown, where one was asked for."""
         styles = any(case.slice.get("artifact") == STYLE for case in cases)
-        if not styles or not self._crowds() or any(case.request == "breakdown" for case in cases):
+        if not styles or not self._crowds() or any(case.question == "breakdown" for case in cases):
             return []
         reason = f"too few images for {self.clients} clients of {self.records} images each"
         return unavailable(["displacement"], {"artifact": STYLE, "forgery": "breakdown"}, reason)
 
-    def _crowds(self) -> tuple[Intruder, ...]:
+    def _crowds(self) -> tuple[MaliciousClient, ...]:
         """What many clients send alike: their style a hundredfold, or its stds alone, which turns it away from its like."""
         crowds = (Scaled(kind=STYLE, factor=100.0), Scaled(kind=STYLE, factor=100.0, entries=("std",)))
         return tuple(one for one in crowds if self.hostile and (not self.forgeries or one.name in self.forgeries))
@@ -129,15 +129,17 @@ class Poisoning:
         if facts.clients < 2:
             raise UsageError("there is nobody beside the forger; use two clients or more")
 
-    def _chosen(self, offered: tuple[Intruder, ...]) -> tuple[Intruder, ...]:
-        known = {intruder.name for intruder in (*self.intruders(self.reads), *Poisoning()._crowds())}
+    def _chosen(self, offered: tuple[MaliciousClient, ...]) -> tuple[MaliciousClient, ...]:
+        known = {
+            malicious_client.name for malicious_client in (*self.malicious_clients(self.reads), *Poisoning()._crowds())
+        }
         for name in self.forgeries:
             if name not in known:
                 raise unknown_name("forgery", name, sorted(known))
         return tuple(one for one in offered if not self.forgeries or one.name in self.forgeries)
 
 
-def malformed(kind: str) -> tuple[Intruder, ...]:
+def malformed(kind: str) -> tuple[MaliciousClient, ...]:
     """What no honest client could send in place of an artifact of `kind`."""
     flaws: dict[str, tuple[Flaw, ...]] = {
         **dict.fromkeys(STYLES, ("nan", "infinity", "negative", "another shape", "missing")),
@@ -149,7 +151,7 @@ def malformed(kind: str) -> tuple[Intruder, ...]:
     return (*broken, Heavy(weight=HEAVIEST)) if kind == MODEL else broken
 
 
-def legal(kind: str) -> tuple[Intruder, ...]:
+def legal(kind: str) -> tuple[MaliciousClient, ...]:
     """What an honest client could send in place of an artifact of `kind`, and would not."""
     if kind == MODEL:
         return ScaledUpdate(factor=10.0), ScaledUpdate(factor=-1.0), Heavy(weight=HEAVY)
@@ -168,4 +170,4 @@ def _is_honest(case: Case) -> bool:
 
 
 def _claim(number: int, case: Case) -> Harmed:
-    return Harmed(case=number, of="exchange" if case.request == "breakdown" else "run")
+    return Harmed(case=number, of="exchange" if case.question == "breakdown" else "run")

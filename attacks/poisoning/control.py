@@ -6,15 +6,15 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import ScaledUpdate
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, integer_seed
 from fdgsec.runtime.registry import resolve
-from fdgsec.threats.attack import Case, Knowledge, Plant, Truth
+from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Truth
 from fdgsec.threats.paired_runs import Setting, compared, honest_run, hostile_run
 
 CLIENTS = 3
@@ -26,10 +26,12 @@ SEEDS = 5
 AT_LEAST = 0.25
 """The accuracy that must be lost: of two classes half is lost where the model answers one of them alone."""
 FORGERY = ScaledUpdate(factor=100.0)
-PLAN = Plan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 
 
-def planted_harm(knowledge: Knowledge, rng: torch.Generator, *, intruder: Intruder = FORGERY) -> Plant:
+def planted_harm(
+    knowledge: Knowledge, rng: torch.Generator, *, malicious_client: MaliciousClient = FORGERY
+) -> PositiveControl:
     """Run `SEEDS` pairs of federations in which client:0 forges; the accuracy lost must reach `AT_LEAST` on average."""
     cases, truths = [], []
     method: Method = resolve("methods", "fedavg")(plan=PLAN)
@@ -42,16 +44,20 @@ def planted_harm(knowledge: Knowledge, rng: torch.Generator, *, intruder: Intrud
         setting = Setting(
             method=method,
             members=members,
-            shield=Shield(),
+            defense_stack=DefenseStack(),
             measured={"planted": _images(MEASURED, child(coins, "unseen"))},
         )
         model, seed = _start(child(coins, "start")), integer_seed(child(coins, "seed"))
         honest = honest_run(setting, seed=seed, rounds=ROUNDS, model=model, forger="client:0")
-        hostile = hostile_run(setting, seed=seed, rounds=ROUNDS, model=model, intruders={"client:0": intruder})
+        hostile = hostile_run(
+            setting, seed=seed, rounds=ROUNDS, model=model, malicious_clients={"client:0": malicious_client}
+        )
         harm = compared(honest, hostile, setting=setting, forgers=["client:0"], rng=coins)
-        cases.append(Case(request="hostile", views=(), victim="client:0", slice={"forgery": intruder.name}))
+        cases.append(Case(question="hostile", views=(), victim="client:0", slice={"forgery": malicious_client.name}))
         truths.append(Truth(harm=harm))
-    return Plant(cases=cases, truths=truths, knowledge=knowledge, measurement="honest_accuracy_drop", at_least=AT_LEAST)
+    return PositiveControl(
+        cases=cases, truths=truths, knowledge=knowledge, measurement="honest_accuracy_drop", at_least=AT_LEAST
+    )
 
 
 def _images(count: int, rng: torch.Generator) -> DomainDataset:

@@ -38,14 +38,14 @@ from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.answers import Exposure, InferredSize, Palettes
 from fdgsec.threats.attack import (
     Answer,
+    Answers,
     Case,
-    Guess,
     Knowledge,
     Membership,
-    Plant,
+    PositiveControl,
     Prediction,
+    Question,
     Ranking,
-    Request,
     TargetFacts,
     Truth,
 )  # fmt: skip
@@ -74,7 +74,7 @@ class PoolExposure:
     per_class: int = 20
     gallery: int = 1000
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for clients over several exchanges, the run as it is, and rows in number.
 
         Raises UsageError where no images are known: palettes need a guess without the release."""
@@ -84,15 +84,15 @@ class PoolExposure:
         rounds = self.rounds if self.rounds is not None else ((10, 50) if full else (3, 10))
         return [
             *(
-                Request(kind="rounds", count=clients, records=size, rounds=times)
+                Question(kind="rounds", count=clients, records=size, rounds=times)
                 for times in rounds
                 for size in self.sizes
             ),
-            Request(kind="released", gallery=self.gallery),
-            Request(kind="as_if_released", per_class=self.per_class),
+            Question(kind="released", gallery=self.gallery),
+            Question(kind="as_if_released", per_class=self.per_class),
         ]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Say which images were published, how many there are, which colours they have, and whether order tells."""
         metric = _metric(knowledge)
         exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge, metric)]
@@ -100,7 +100,7 @@ class PoolExposure:
         looked_up = _looked_up(cases, knowledge, metric, None)
         return [*exposures, *sizes, *looked_up, *_orders(cases, child(rng, "orders"))]
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Say what was published by the rows of another client of the same slice, and who is who after rows of a client
         were exchanged for each other.
 
@@ -130,7 +130,7 @@ class PoolExposure:
             rows += unavailable(["palette_emd"], {}, reason)
         return rows
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Noisy one-coloured images, of which clients publish half in each of four exchanges: 94% of all.
 
         In the rows "as if released" images come sorted by brightness."""
@@ -145,7 +145,7 @@ class PoolExposure:
             pairs.append(planted_client(candidates, f"client:{number}", ratio=ratio, rounds=4, rng=rng))
         bright = PixelStatistics()(inside).mean.sum(1).argsort()
         case = Case(
-            request="as_if_released", views=(upload(pool_of(inside.subset(bright))),), victim="client:0",
+            question="as_if_released", views=(upload(pool_of(inside.subset(bright))),), victim="client:0",
             records=ordered, domain="planted", slice={"domain": "planted"}, candidates=inside,
         )  # fmt: skip
         domains = torch.zeros(ordered, dtype=torch.int64)
@@ -154,14 +154,14 @@ class PoolExposure:
             knowledge, statistics=PixelStatistics(), encoder=Pixels.name, domain_names=("planted",), own=None,
             auxiliary=auxiliary, simulate=PublishesShare(ratio=ratio),
         )  # fmt: skip
-        return Plant(
+        return PositiveControl(
             cases=[case for case, _ in pairs], truths=[truth for _, truth in pairs], knowledge=planted,
             measurement="exposed_fraction", at_least=0.75,
         )  # fmt: skip
 
 
-def _of(cases: Sequence[Case], request: str) -> list[int]:
-    return [number for number, case in enumerate(cases) if case.request == request]
+def _of(cases: Sequence[Case], question: str) -> list[int]:
+    return [number for number, case in enumerate(cases) if case.question == question]
 
 
 def _told(cases: Sequence[Case]) -> list[int]:
@@ -259,7 +259,7 @@ def _looked_up(
         case = cases[number]
         rows = torch.cat(case.released(), dim=1)
         rows = rows if ring is None or not len(rows) else rows[derangement(len(rows), ring)]
-        kind = {"rows": case.request.replace("_", " ")}
+        kind = {"rows": case.question.replace("_", " ")}
         if knowledge.encoder == Pixels.name and len(rows):
             likely = (
                 rows if metric is None else metric.likely(rows, _styles(_public(case.domain, knowledge), knowledge))
@@ -274,7 +274,7 @@ def _looked_up(
                 blind[case.domain] = palettes_of(_public(case.domain, knowledge)).quantile(0.5, dim=0)
             answers.append(Palettes(case=number, palettes=palettes, without=blind[case.domain], slice=kind))
         # among candidates of several domains neighbours would tell the domain, and not the order
-        if case.request == "as_if_released" and case.candidates is not None and len(rows) > 2:
+        if case.question == "as_if_released" and case.candidates is not None and len(rows) > 2:
             apart = beside(rows, _styles(case.candidates, knowledge))
             answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "neighbours"}))
     return answers

@@ -72,7 +72,7 @@ def planted_client(
     members = torch.zeros(2 * size, dtype=torch.bool)
     members[torch.cat(drawn)] = True
     case = Case(
-        request="rounds", views=tuple(upload(pool_of(candidates.subset(rows)), sender=name) for rows in drawn),
+        question="rounds", views=tuple(upload(pool_of(candidates.subset(rows)), sender=name) for rows in drawn),
         victim=name, records=size, domain="planted", slice={"domain": "planted", "n_per_client": size},
         candidates=candidates,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fdgsec.attacks.reidentification.lookup_features import Look, SpectrumRows, StyleRows, spectra_of
-from fdgsec.attacks.statistics.defense_noise import RowBlur, blur_of_rows
+from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_rows
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
@@ -27,7 +27,17 @@ from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.styles.channel_statistics import Moments, moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
-from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Ranking, Request, RequestKind, TargetFacts, Truth
+from fdgsec.threats.attack import (
+    Answers,
+    Case,
+    Knowledge,
+    PositiveControl,
+    Question,
+    QuestionKind,
+    Ranking,
+    TargetFacts,
+    Truth,
+)
 from fdgsec.threats.planted import upload
 
 LEAST_AREA = 0.8
@@ -61,7 +71,7 @@ class Reidentification:
     rows: int = 2000
     spectra_per_class: int = 10
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run as it is, and for as many rows as the data allow.
 
         Raises UsageError where no images are known, or where spectra are pooled over a client's images."""
@@ -71,21 +81,21 @@ class Reidentification:
             raise UsageError("looks spectra of single images up; those of this target are means over a client's images")
         per_class = self.spectra_per_class if spectra else self.per_class or max(1, self.rows // facts.classes)
         return [
-            Request(kind="released", gallery=self.gallery),
-            Request(kind="as_if_released", per_class=per_class),
+            Question(kind="released", gallery=self.gallery),
+            Question(kind="as_if_released", per_class=per_class),
         ]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank the gallery for every released row, once per variant."""
         return _lookups(cases, knowledge, child(rng, "copies"), None)
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank after every row of a client was exchanged for another of its rows; the copies stay out.
 
         A copied gallery costs an encoder pass, and what it could betray by its order the known one betrays as well."""
         return _lookups(cases, knowledge, child(rng, "copies"), child(rng, "ring"))
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Release the colours of 20 of 60 images, each of two colours of its own, under a known projection; and spectra."""
         gallery, released, public = 60, 20, 60
         images = _two_colours(gallery + public, rng)
@@ -93,23 +103,23 @@ class Reidentification:
         candidates = images.subset(torch.randperm(gallery, generator=rng))
         mean, std = statistics(candidates.subset(torch.arange(released))).style(unbiased=True)
         seen = amplitudes(as_float(candidates.pixels(torch.arange(released))))
-        artifacts: tuple[tuple[RequestKind, Artifact], ...] = (
+        artifacts: tuple[tuple[QuestionKind, Artifact], ...] = (
             ("released", ImageStyles(mean=mean.float(), std=std.float())),
             ("as_if_released", Amplitudes(values=seen, owner=torch.zeros(released, dtype=torch.int64))),
         )
         cases = [
             Case(
-                request=request, views=(upload(artifact),), victim="client:0", slice={"domain": "planted"},
+                question=question, views=(upload(artifact),), victim="client:0", slice={"domain": "planted"},
                 candidates=candidates,
             )
-            for request, artifact in artifacts
+            for question, artifact in artifacts
         ]  # fmt: skip
         planted = replace(
             knowledge, statistics=statistics, domain_names=("planted",),
             auxiliary=images.subset(torch.arange(gallery, gallery + public)),
         )  # fmt: skip
         truth = Truth(rows=torch.arange(released))
-        return Plant(cases=cases, truths=[truth] * 2, knowledge=planted, measurement="top1", at_least=0.9)
+        return PositiveControl(cases=cases, truths=[truth] * 2, knowledge=planted, measurement="top1", at_least=0.9)
 
 
 def _spectral_size(case: Case) -> tuple[int, int] | None:
@@ -127,35 +137,35 @@ def _lookups(
     cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, ring: torch.Generator | None
 ) -> list[Ranking]:
     """Rank candidates for every variant; with `ring` the rows of a case go round a random ring first."""
-    looks: dict[tuple[int, int] | None, tuple[Look, Whitening, RowBlur | None]] = {}
+    looks: dict[tuple[int, int] | None, tuple[Look, Whitening, RowDefenseNoise | None]] = {}
     placed: dict[tuple[int, tuple[int, int] | None, str], Tensor] = {}  # clients of one run share their gallery
     answers = []
     for number, case in enumerate(cases):
-        if case.request not in ("released", "as_if_released"):
+        if case.question not in ("released", "as_if_released"):
             continue
         size = _spectral_size(case)
         if size not in looks:
             made: Look = StyleRows(knowledge=knowledge) if size is None else SpectrumRows(size=size)
             looks[size] = made, *_whitening(knowledge, made)
-        look, whiten, blur = looks[size]
+        look, whiten, defense_noise = looks[size]
         rows = look.rows(case)
         rows = rows if ring is None else rows[derangement(len(rows), ring)]
-        kind = case.request.replace("_", " ")
-        for variant in (*ROUNDINGS, *(COPIES if case.request == "released" and ring is None else ())):
+        kind = case.question.replace("_", " ")
+        for variant in (*ROUNDINGS, *(COPIES if case.question == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
             key = (id(case.candidates), size, copy)
             if key not in placed:
                 assert case.candidates is not None
                 gallery = _copied(case.candidates, copy, child(rng, copy))
                 expected = look.compared(look.images(gallery))
-                placed[key] = whiten(expected if blur is None else blur.placed(expected))
+                placed[key] = whiten(expected if defense_noise is None else defense_noise.placed(expected))
             seen = whiten(look.compared(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows)))
             where = {"rows": kind, "transform": variant}
             answers.append(Ranking(case=number, slice=where, distances=torch.cdist(seen, placed[key])))
     return answers
 
 
-def _whitening(knowledge: Knowledge, look: Look) -> tuple[Whitening, RowBlur | None]:
+def _whitening(knowledge: Knowledge, look: Look) -> tuple[Whitening, RowDefenseNoise | None]:
     """Fit on how public images differ within a domain: what separates domains tells no two images of one apart.
 
     Where a defense acts, whitened is what it does to rows instead (fdgsec.attacks.statistics.defense_noise), which comes along."""
@@ -164,12 +174,12 @@ def _whitening(knowledge: Knowledge, look: Look) -> tuple[Whitening, RowBlur | N
     for domain in images.domains.unique():
         mine = images.domains == domain
         rows[mine] -= rows[mine].mean(0)
-    blur = blur_of_rows(
+    defense_noise = defense_noise_of_rows(
         knowledge, images, made=look.made, read=lambda artifact: look.compared(look.read(artifact)),
         rng=stream(0, "attack", "blur of rows"),  # says what noise is like, nothing secret
     )  # fmt: skip
     whiten = fit_whitening(rows)
-    return (whiten if blur is None else blur.whitening(whiten)), blur
+    return (whiten if defense_noise is None else defense_noise.whitening(whiten)), defense_noise
 
 
 def _copied(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:

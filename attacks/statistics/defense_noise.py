@@ -34,7 +34,7 @@ COPIED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blur:
+class DefenseNoise:
     """By how much the defense moves t of a release on average, `shift` (D,), and its variance about that, (D,)."""
 
     shift: Tensor
@@ -42,7 +42,7 @@ class Blur:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowBlur:
+class RowDefenseNoise:
     """What becomes of the row of a single image, within its domain: shift + centre + `gain` (row - centre) + noise.
 
     A mean of k rows keeps 1/k of each, noise all of it. `shift` and the noise's `variance` are (D,)."""
@@ -70,9 +70,9 @@ class RowBlur:
         return between.blurred(self.variance / COPIED)
 
 
-def blur_of_mean(
+def defense_noise_of_mean(
     knowledge: Knowledge, images: DomainDataset, *, records: int, about: Tensor, rng: torch.Generator
-) -> Blur | None:
+) -> DefenseNoise | None:
     """What the defense does to the mean of `records` images like these, its squares taken `about` (D,); None: nothing.
 
     Every pass is of a client of its own, whose images are drawn from `images` with replacement; of whole spectra, which are
@@ -80,7 +80,7 @@ def blur_of_mean(
     if knowledge.defended is None:
         return None
     moved, held = [], list[tuple[DomainDataset, Artifact]]()
-    clients = SPECTRA if isinstance(knowledge.reading, MeanSpectra) else DRAWS
+    clients = SPECTRA if isinstance(knowledge.released_statistic, MeanSpectra) else DRAWS
     for number in range(DRAWS):
         coins = child(rng, number)
         if number < clients:
@@ -88,29 +88,29 @@ def blur_of_mean(
             held.append((drawn, release_of_mean(knowledge, drawn, coins)))
         data, clean = held[number % clients]
         seen = knowledge.defended(clean, data, child(coins, "defense"))
-        read = [knowledge.reading.release(artifact, images=records)[0] for artifact in (clean, seen)]
-        plain, noisy = knowledge.reading.about(torch.stack(read), about)
+        read = [knowledge.released_statistic.release(artifact, images=records)[0] for artifact in (clean, seen)]
+        plain, noisy = knowledge.released_statistic.about(torch.stack(read), about)
         moved.append(noisy - plain)
-    return Blur(shift=torch.stack(moved).mean(0), variance=torch.stack(moved).var(0))
+    return DefenseNoise(shift=torch.stack(moved).mean(0), variance=torch.stack(moved).var(0))
 
 
 def release_of_mean(knowledge: Knowledge, data: DomainDataset, rng: torch.Generator) -> Artifact:
     """What a client that holds `data` would send before any defense, where that is a mean.
 
     Defenses act on whole spectra, of which a reading keeps a part: those are made by the target's own code."""
-    if isinstance(knowledge.reading, MeanSpectra) and knowledge.shared is not None:
+    if isinstance(knowledge.released_statistic, MeanSpectra) and knowledge.shared is not None:
         return knowledge.shared(data, rng)
-    return pooled_release(knowledge.statistics(data), knowledge.reading)
+    return pooled_release(knowledge.statistics(data), knowledge.released_statistic)
 
 
-def blur_of_rows(
+def defense_noise_of_rows(
     knowledge: Knowledge,
     images: DomainDataset,
     *,
     made: Callable[[DomainDataset], Artifact],
     read: Callable[[Artifact], Tensor],
     rng: torch.Generator,
-) -> RowBlur | None:
+) -> RowDefenseNoise | None:
     """What the defense does to rows of single images, `made` of them and `read` as (n, D); None: nothing.
 
     Images of one domain are one client's, as victims' are: defenses may mix what one client sends."""
@@ -130,7 +130,7 @@ def blur_of_rows(
     gain = float((own * seen * weight).sum() / (own.square() * weight).sum().clamp_min(1e-300))
     gain = min(max(gain, 0.0), 1.0)
     variance = (seen - gain * own).square().mean(0)
-    return RowBlur(shift=(after - before).mean(0), gain=gain, variance=variance)
+    return RowDefenseNoise(shift=(after - before).mean(0), gain=gain, variance=variance)
 
 
 def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
@@ -148,10 +148,10 @@ def styles_read(artifact: Artifact) -> Tensor:
     return torch.cat([artifact.tensors()[name].double() for name in ("mean", "std")], dim=1)
 
 
-def blur_of_styles(knowledge: Knowledge, images: DomainDataset) -> RowBlur | None:
+def defense_noise_of_styles(knowledge: Knowledge, images: DomainDataset) -> RowDefenseNoise | None:
     """What the defense does to single images' styles, (mean, std) side by side; None: nothing."""
     coins = stream(0, "attack", "blur of rows")  # says what noise is like, nothing secret
-    return blur_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
+    return defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
 
 
 def noisy_rows(
@@ -181,7 +181,7 @@ class RowMetric:
     Without noise, whitening by how images differ; with noise, by that of the noise (fdgsec.attacks.statistics.defense_noise)."""
 
     whiten: Whitening
-    blur: RowBlur | None
+    defense_noise: RowDefenseNoise | None
 
     def seen(self, rows: Tensor) -> Tensor:
         """Received rows (R, D) in this metric."""
@@ -189,22 +189,24 @@ class RowMetric:
 
     def placed(self, rows: Tensor) -> Tensor:
         """The rows (G, D) of candidate images in this metric, where the defense would put them."""
-        return self.whiten(rows if self.blur is None else self.blur.placed(rows))
+        return self.whiten(rows if self.defense_noise is None else self.defense_noise.placed(rows))
 
     def likely(self, rows: Tensor, images: Tensor) -> Tensor:
         """What was behind received rows (R, D), drawn towards `images` (n, D) by the share of noise; without a
         defense the rows themselves."""
-        if self.blur is None:
+        if self.defense_noise is None:
             return rows
-        return self.blur.likely(rows, images.mean(0), images.var(0, correction=0))
+        return self.defense_noise.likely(rows, images.mean(0), images.var(0, correction=0))
 
 
 def row_metric(knowledge: Knowledge, images: DomainDataset, whiten: Whitening | None = None) -> RowMetric:
     """Make the metric from the adversary's `images`; `whiten` (by how these differ within a domain) may be given."""
-    blur = blur_of_styles(knowledge, images)
+    defense_noise = defense_noise_of_styles(knowledge, images)
     if whiten is None:
         rows = torch.cat(knowledge.statistics(images).style(unbiased=True), dim=1)
         for domain in images.domains.unique():
             rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
         whiten = fit_whitening(rows)
-    return RowMetric(whiten=whiten if blur is None else blur.whitening(whiten), blur=blur)
+    return RowMetric(
+        whiten=whiten if defense_noise is None else defense_noise.whitening(whiten), defense_noise=defense_noise
+    )

@@ -13,7 +13,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import MeanSpectra, Reading, StyleDistributions
+from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
@@ -45,8 +45,8 @@ def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Po
 
     Raises UsageError for a domain with fewer than two auxiliary images."""
     auxiliary = auxiliary_images(knowledge)
-    reading = knowledge.reading
-    records = reading.records(knowledge.statistics(auxiliary))
+    released_statistic = knowledge.released_statistic
+    records = released_statistic.records(knowledge.statistics(auxiliary))
     populations = {}
     for name in dict.fromkeys(domains):
         victim = auxiliary.domain_index(name)
@@ -55,9 +55,11 @@ def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Po
             raise UsageError(f"membership needs at least 2 auxiliary images of {name}; the adversary has fewer.")
         about = parts[victim].mean(0)
         others = [
-            reading.about(part, part.mean(0)) for domain, part in parts.items() if domain != victim and len(part) > 1
+            released_statistic.about(part, part.mean(0))
+            for domain, part in parts.items()
+            if domain != victim and len(part) > 1
         ]
-        reference = reading.about(parts[victim], about)
+        reference = released_statistic.about(parts[victim], about)
         populations[name] = Population(
             whiten=fit_whitening(reference, others=others), about=about, reference=reference, others=others
         )
@@ -92,24 +94,29 @@ def placed_candidates(
     if len(sets) != len(questions):
         raise UsageError("membership tests candidates; a case came without any.")
     images, places = different(sets)
-    records = knowledge.reading.records(knowledge.statistics(images))
-    return Placed(images=images, statistics=knowledge.reading.about(records, population.about), places=places)
+    records = knowledge.released_statistic.records(knowledge.statistics(images))
+    return Placed(
+        images=images, statistics=knowledge.released_statistic.about(records, population.about), places=places
+    )
 
 
-def pooled_release(found: Moments, reading: Reading) -> Artifact:
+def pooled_release(found: Moments, released_statistic: ReleasedStatistic) -> Artifact:
     """What a client would send whose images have the moments `found`, where `reading` says how that is read: its inverse.
 
     Float32, as methods send it."""
-    if isinstance(reading, StyleDistributions):
-        mean, std = found.style(unbiased=reading.unbiased, eps=reading.eps)
-        spreads = [values.var(0, correction=1 if reading.released and len(found) > 1 else 0) for values in (mean, std)]
-        if reading.released:
-            spreads = [(spread + reading.eps).sqrt() for spread in spreads]
+    if isinstance(released_statistic, StyleDistributions):
+        mean, std = found.style(unbiased=released_statistic.unbiased, eps=released_statistic.eps)
+        spreads = [
+            values.var(0, correction=1 if released_statistic.released and len(found) > 1 else 0)
+            for values in (mean, std)
+        ]
+        if released_statistic.released:
+            spreads = [(spread + released_statistic.eps).sqrt() for spread in spreads]
         return StyleDistribution(
             mean=mean.mean(0).float(), std=std.mean(0).float(), mean_spread=spreads[0].float(),
             std_spread=spreads[1].float(),
         )  # fmt: skip
-    if isinstance(reading, MeanSpectra):
+    if isinstance(released_statistic, MeanSpectra):
         values = (
             found.mean.mean(0).float().reshape(1, -1, 1, 1)
         )  # one pixel's spectrum is the pixel: nothing is left out

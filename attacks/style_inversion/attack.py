@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from fdgsec.attacks.style_inversion.answers import Drawing, drawing, generated
 from fdgsec.attacks.style_inversion.inverter import Schedule
-from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, Workshop, loss_named
+from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
 from fdgsec.attacks.style_inversion.inverter_gan import Contest
 from fdgsec.attacks.style_inversion.style_rows import ALONE, Rows, populations
 from fdgsec.attacks.style_inversion.training_images import prior_images
@@ -35,7 +35,7 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Answer, Case, Guess, Knowledge, Plant, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Answers, Case, Knowledge, PositiveControl, Question, TargetFacts, Truth
 from fdgsec.threats.planted import upload
 
 POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
@@ -103,7 +103,7 @@ class StyleInversion:
                 f"style-inversion has losses {', '.join(LOSSES)} and profiles quick, full; got {wrong or self.profile}."
             )
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for rows of single images; where styles are pooled, for pairs of runs one record apart and re-drawn clients.
 
         Raises UsageError where pooled styles would have to be parted without knowing how many images they pool, or of
@@ -111,10 +111,10 @@ class StyleInversion:
         profile = self.PROFILES[self.profile]
         if not facts.artifact_kinds & POOLED:
             return [
-                Request(kind="released", gallery=300),
-                Request(kind="as_if_released", per_class=profile.per_class),
+                Question(kind="released", gallery=300),
+                Question(kind="as_if_released", per_class=profile.per_class),
             ]
-        redrawn = Request(kind="resampled_clients", count=profile.clients, records=profile.holding)
+        redrawn = Question(kind="resampled_clients", count=profile.clients, records=profile.holding)
         if not facts.pooled:
             return [redrawn]
         lacking = sorted({"client sizes", "victim domains"} - facts.knows)
@@ -122,32 +122,36 @@ class StyleInversion:
             needed = " and ".join(lacking)
             raise UsageError(f"reads differences of pooled releases, for which the adversary must know {needed}")
         single = profile.records if "StyleStatistics" in facts.artifact_kinds else profile.distributions
-        return [Request(kind="add_one_record", count=single), redrawn]
+        return [Question(kind="add_one_record", count=single), redrawn]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every case once per prior and loss that can be had; `missing` says which cannot, and why."""
-        workshop, answers = self.workshop(knowledge, rng), list[Answer]()
+        inverter_cache, answers = self.inverter_cache(knowledge, rng), list[Answer]()
         for rows in populations(cases, knowledge):
-            answers += self._inverted(rows, cases, workshop, sets=rows.kind in SETS)
-            unconditional = workshop.baseline(rows.domain) if rows.kind in SETS and self._with_baseline() else None
+            answers += self._inverted(rows, cases, inverter_cache, sets=rows.kind in SETS)
+            unconditional = (
+                inverter_cache.baseline(rows.domain) if rows.kind in SETS and self._with_baseline() else None
+            )
             if unconditional is not None:
                 pictures = unconditional(len(rows.features), child(rng, BASELINE, rows.kind, str(rows.domain)))
                 answers += generated(rows, pictures, BASELINE, {"rows": rows.kind})
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every row with another row of its domain, by the first loss alone: one generator shows it.
 
         The interpolation style is everybody's, and cannot be exchanged."""
         alone = replace(self, losses=self._losses()[:1])
-        workshop, answers = alone.workshop(knowledge, rng), list[Answer]()
+        inverter_cache, answers = alone.inverter_cache(knowledge, rng), list[Answer]()
         for rows in populations(cases, knowledge):
             if rows.kind != "interpolation" and len(rows.features) > 1:
                 order = derangement(len(rows.features), child(rng, "exchange", rows.kind, str(rows.domain)))
-                answers += alone._inverted(replace(rows, features=rows.features[order]), cases, workshop, sets=False)
+                answers += alone._inverted(
+                    replace(rows, features=rows.features[order]), cases, inverter_cache, sets=False
+                )
         return answers
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Images of 16 px whose "style" is their 8x8 thumbnail: 192 numbers that hold nearly all of the picture."""
         public, asked = 100, 40
         field = torch.randn(public + asked, 3, 5, 5, generator=rng)
@@ -162,7 +166,7 @@ class StyleInversion:
         order = torch.randperm(asked, generator=rng)
         mean, std = _thumbnail(victims).style(unbiased=True)
         case = Case(
-            request="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
+            question="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
             victim="client:0", domain="planted", slice={"domain": "planted"}, candidates=victims.subset(order),
         )  # fmt: skip
         truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
@@ -170,7 +174,7 @@ class StyleInversion:
             knowledge, statistics=_thumbnail, auxiliary=images.subset(torch.arange(public)), unseen=None, own=None,
             domain_names=("planted",), class_names=("any",),
         )  # fmt: skip
-        return Plant(cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=0.0)
+        return PositiveControl(cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=0.0)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for all that is not answered, with the reason.
@@ -214,26 +218,28 @@ class StyleInversion:
     def _with_baseline(self) -> bool:
         return self.PROFILES[self.profile].baseline if self.baseline is None else self.baseline
 
-    def workshop(self, knowledge: Knowledge, rng: torch.Generator) -> Workshop:
+    def inverter_cache(self, knowledge: Knowledge, rng: torch.Generator) -> InverterCache:
         """Where this attack trains its generators, on what its adversary knows."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
-        return Workshop(
+        return InverterCache(
             knowledge=knowledge, effort=self.PROFILES[self.profile].effort, losses=self._losses(), size=self.size,
             published_widths=self.published_widths, device=torch.device(device), rng=rng,
         )  # fmt: skip
 
-    def _inverted(self, rows: Rows, cases: Sequence[Case], workshop: Workshop, *, sets: bool) -> list[Answer]:
+    def _inverted(
+        self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool
+    ) -> list[Answer]:
         """Answer one population with every prior and loss."""
         answers: list[Answer] = []
         for kind in self.priors:
-            prior = workshop.prior(kind, rows.domain, single=rows.kind in ALONE)
+            prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in ALONE)
             if prior is None:
                 continue
             named = "own" if kind == "inter" and rows.domain is None else kind
-            trained = {loss: workshop.drawer(prior, loss) for loss in self._losses()}
+            trained = {loss: inverter_cache.drawer(prior, loss) for loss in self._losses()}
             drawers = {loss: drawer for loss, drawer in trained.items() if drawer is not None}
             for number, (loss, drawer) in enumerate(drawers.items()):
-                coins = child(workshop.rng, "controls", rows.kind, str(rows.domain), kind, loss)
+                coins = child(inverter_cache.rng, "controls", rows.kind, str(rows.domain), kind, loss)
                 drawn = drawing(rows, prior, drawer, coins)
                 where = {"prior": named, "loss": loss, "rows": rows.kind}
                 if not rows.pooled:

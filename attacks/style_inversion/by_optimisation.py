@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import RowBlur, blur_of_styles
+from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
 from fdgsec.attacks.style_inversion.answers import Drawing, parts
 from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.style_matching import Matched, Matching, match, seen_side
@@ -35,7 +35,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Answer, Case, Guess, Plant, Prediction, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Answers, Case, PositiveControl, Prediction, Question, TargetFacts, Truth
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.planted import upload
 
@@ -92,7 +92,7 @@ class OptimisationInversion:
                 f"profile's; got {self.restarts}, {self.steps}, {self.side}."
             )
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for one row per image where images are released singly, else for pairs of runs one record apart.
 
         Raises UsageError where pooled styles would have to be parted without knowing how many images they pool, or of
@@ -105,13 +105,13 @@ class OptimisationInversion:
             if lacking:
                 needed = " and ".join(lacking)
                 raise UsageError(f"reads differences of pooled releases, for which the adversary must know {needed}")
-            return [Request(kind="add_one_record", count=profile.records)]
+            return [Question(kind="add_one_record", count=profile.records)]
         return [
-            Request(kind="released", gallery=300),
-            Request(kind="as_if_released", per_class=max(1, profile.images // facts.classes)),
+            Question(kind="released", gallery=300),
+            Question(kind="as_if_released", per_class=max(1, profile.images // facts.classes)),
         ]
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Draw every row's pictures and their controls, and say how far statistics were matched and pixels fixed."""
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
@@ -119,7 +119,7 @@ class OptimisationInversion:
             answers += self._drawn(rows, ground, coins)
         return answers
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every row with another row of its domain, from one start and without controls: pictures alone count."""
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
@@ -131,7 +131,7 @@ class OptimisationInversion:
                 answers += alone.reconstructions({"rows": rows.kind, "restarts": "best"})
         return answers
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Images of 32 px of one colour each, with faint grain: the only ones that statistics without positions fix.
 
         They go through the adversary's own encoder, so that what must win is all of the attack."""
@@ -150,7 +150,7 @@ class OptimisationInversion:
         order = torch.randperm(asked, generator=rng)
         mean, std = statistics(knowledge.encoder, victims).style(unbiased=True)
         case = Case(
-            request="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
+            question="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
             victim="client:0", domain="planted", slice={"domain": "planted"}, candidates=victims.subset(order),
         )  # fmt: skip
         truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
@@ -159,14 +159,14 @@ class OptimisationInversion:
             auxiliary=images.subset(torch.arange(public)), unseen=None, own=None, domain_names=("planted",),
             class_names=("any",),
         )  # fmt: skip
-        return Plant(cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=0.0)
+        return PositiveControl(cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=0.0)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row per kind of request in which some client released more rows than are drawn."""
         most, found = self._most(knowledge), dict[str, int]()
         for case in cases:
-            if case.request in ("released", "as_if_released"):
-                found[case.request] = max(found.get(case.request, 0), len(case.released()[0]))
+            if case.question in ("released", "as_if_released"):
+                found[case.question] = max(found.get(case.question, 0), len(case.released()[0]))
         return [
             row
             for kind, count in found.items()
@@ -234,15 +234,15 @@ class _Ground:
     spread: Tensor
     images: Tensor
     features: Tensor
-    blur: RowBlur | None
+    defense_noise: RowDefenseNoise | None
 
     def likely(self, rows: Rows) -> Tensor:
         """The styles (R, 2C) that are aimed at: behind a defense what single images' rows probably were before it."""
         targets = _plain(rows.features)
-        if self.blur is None:
+        if self.defense_noise is None:
             return targets
         known = _plain(self.features)
-        return self.blur.likely(targets, known.mean(0), known.var(0, correction=0))
+        return self.defense_noise.likely(targets, known.mean(0), known.var(0, correction=0))
 
     def noise(self, rng: torch.Generator) -> Tensor:
         """Styles drawn statistic by statistic from the public ones' mean and spread: no image's."""
@@ -274,8 +274,8 @@ def _ground(knowledge: Knowledge, rows: Rows, side: int) -> _Ground:
     seen = seen_side(encoder, int(knowledge.statistics(public.subset(own[:1])).count[0]))
     size = min(side or seen, seen)
     images = shrunk(public.subset(own), (size, size))
-    blur = blur_of_styles(knowledge, public) if rows.kind in ALONE else None
-    return _Ground(encoder=encoder, spread=spread, images=images, features=features[own], blur=blur)
+    defense_noise = defense_noise_of_styles(knowledge, public) if rows.kind in ALONE else None
+    return _Ground(encoder=encoder, spread=spread, images=images, features=features[own], defense_noise=defense_noise)
 
 
 def _plain(features: Tensor) -> Tensor:

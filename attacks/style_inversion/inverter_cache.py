@@ -37,7 +37,7 @@ class Effort:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Workshop:
+class InverterCache:
     """Trains on what one adversary knows; networks and their training sets lie on `device`, pictures on the CPU.
 
     `losses` are in the order in which they are trained: every regression after the first starts from the first's end."""

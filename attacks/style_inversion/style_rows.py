@@ -16,10 +16,10 @@ from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, unbiased_to_biased
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Case, RequestKind
+from fdgsec.threats.attack import Case, QuestionKind
 
 Kind = Literal["released", "as_if_released", "difference", "pooled", "interpolation"]
-KINDS: Mapping[RequestKind, tuple[Kind, ...]] = {
+KINDS: Mapping[QuestionKind, tuple[Kind, ...]] = {
     "released": ("released",),
     "as_if_released": ("as_if_released",),
     "add_one_record": ("difference",),
@@ -55,7 +55,7 @@ def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
     Of what an adversary did not see there are no pooled rows."""
     groups: dict[tuple[Kind, str | None, int], list[int]] = {}
     for number, case in enumerate(cases):
-        for kind in KINDS.get(case.request, ()):
+        for kind in KINDS.get(case.question, ()):
             groups.setdefault((kind, case.domain, number if kind in ALONE else -1), []).append(number)
     result = []
     for (kind, domain, _), numbers in groups.items():
@@ -65,7 +65,7 @@ def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
             result.append(
                 Rows(
                     kind=kind, domain=domain, cases=tuple(parts), sizes=tuple(len(part) for part in parts.values()),
-                    features=torch.cat(list(parts.values())), averaged=isinstance(knowledge.reading, StyleDistributions),
+                    features=torch.cat(list(parts.values())), averaged=isinstance(knowledge.released_statistic, StyleDistributions),
                 )
             )  # fmt: skip
     return result
@@ -116,8 +116,12 @@ def _centre(case: Case, knowledge: Knowledge, run: int) -> Tensor | None:
 def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Give mean and std, (1, C) each, of a centre: the std that divides by the pixels and holds our epsilon."""
     mean, std = statistic.chunk(2, dim=1)
-    reading = knowledge.reading
-    eps, unbiased = (reading.eps, reading.unbiased) if isinstance(reading, StyleDistributions) else (EPS, True)
+    released_statistic = knowledge.released_statistic
+    eps, unbiased = (
+        (released_statistic.eps, released_statistic.unbiased)
+        if isinstance(released_statistic, StyleDistributions)
+        else (EPS, True)
+    )
     pixels = _pixels(case, mean.shape[1], knowledge)
     variance = (std.clamp_min(0).square() - eps).clamp_min(0) * ((pixels - 1) / pixels if unbiased else 1.0)
     return mean, (variance + EPS).sqrt()

@@ -22,10 +22,10 @@ def _spoil() -> None:
         object.__setattr__(spoiled, "state", tensors)
         return replace(reply, artifacts={**reply.artifacts, "model": spoiled})
 
-    def dishonest(method, client, step, request, state, seed, shield):  # type: ignore[no-untyped-def]
+    def dishonest(method, client, step, request, state, seed, defense_stack):  # type: ignore[no-untyped-def]
         fault = Path(os.environ["FDGSEC_FAULT"]).read_text().strip()
         if step != "fit" or not fault:
-            return honest(method, client, step, request, state, seed, shield)
+            return honest(method, client, step, request, state, seed, defense_stack)
         if fault == "exception":
             raise RuntimeError("the disk is full")
         if fault == "sleep":
@@ -33,7 +33,7 @@ def _spoil() -> None:
         if fault == "sigkill":
             os.kill(int(Path(os.environ["FDGSEC_FAULT"] + ".pid").read_text()), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        reply, after = honest(method, client, step, request, state, seed, shield)
+        reply, after = honest(method, client, step, request, state, seed, defense_stack)
         tensors = dict(reply.artifacts["model"].tensors())
         first = next(name for name, value in tensors.items() if value.is_floating_point())
         if fault == "nan":

@@ -15,7 +15,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
 if TYPE_CHECKING:
-    from fdgsec.experiments.flower.engine_choice import Reach
+    from fdgsec.experiments.flower.engine_choice import EngineChoice
 
 Target = Annotated[
     str | None,
@@ -84,9 +84,11 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and chance."""
-    from fdgsec.experiments.flower.engine_choice import Reach
+    from fdgsec.experiments.flower.engine_choice import EngineChoice
 
-    reach = Reach(engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait)
+    reach = EngineChoice(
+        engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait
+    )
     if (run is not None or artifacts is not None) and engine != "local":
         raise UsageError("--engine says where a target runs; --run and --artifacts attack what is there already.")
     chosen = _Chosen(
@@ -164,7 +166,7 @@ class _Images:
 
 
 def _on_target(
-    target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "Reach"
+    target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "EngineChoice"
 ) -> int:
     from fdgsec.experiments.attack import verb as experiment
     from fdgsec.experiments.flower.engine_choice import flower_federation

@@ -66,9 +66,9 @@ def command(
         return 0
     if server is None or partition is None or clients is None:
         raise UsageError("join needs --server HOST:PORT, --partition N and --of M (or --new-key FILE alone).")
-    from fdgsec.experiments.flower.join import Joining, join, join_commands
+    from fdgsec.experiments.flower.join import JoinSettings, join, join_commands
 
-    joining = Joining(
+    joining = JoinSettings(
         server=server, partition=partition, clients=clients, state=state or Path(f"fdgsec-node-{partition}"), ca=ca,
         key=key, data_root=data_root, own_data=own_data, required=require_defense or (), secret=secret,
         reproducible=reproducible, port=port, insecure=insecure, patience=patience,

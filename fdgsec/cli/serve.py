@@ -37,9 +37,9 @@ def command(
 ) -> int:
     """Serve a federation with TLS and node authentication, until interrupted."""
     require_flower(simulation=False)
-    from fdgsec.experiments.flower.serve import Serving, serve, serve_commands
+    from fdgsec.experiments.flower.serve import ServeSettings, serve, serve_commands
 
-    serving = Serving(
+    serving = ServeSettings(
         folder=folder, host=host, port=port, names=name or (), allowed=[*(register or ()), *(allow or ())], renew=renew,
         insecure=insecure,
     )  # fmt: skip

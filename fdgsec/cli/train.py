@@ -73,7 +73,7 @@ def command(
     """Train a method's rounds and measure accuracy on the domain that no client has."""
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds
-    from fdgsec.experiments.flower.engine_choice import Reach, federation_of, flower_federation
+    from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
     from fdgsec.experiments.flower.train_remote import lead
 
     config = resolve_settings(
@@ -88,7 +88,7 @@ def command(
         preset=preset, assignments=set_ or (), defaults={"method": method, "rounds": 10, "profile": "full"},
     )  # fmt: skip
     folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
-    reach = Reach(
+    reach = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
     )
     if engine == "flower":

@@ -15,7 +15,7 @@ from fdgsec.federation.wire import Filter
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.registry import TARGETS, Target, names, resolve
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Observer, TargetFacts
+from fdgsec.threats.attack import Attack, TargetFacts
 
 PICTURES = (
     "psnr", "psnr_gain", "ssim", "ssim_gain", "perceptual_mini", "perceptual_mini_gain",
@@ -89,7 +89,7 @@ def explain(name: str) -> Explanation:
 
 
 def _attack(name: str) -> Explanation:
-    cls = cast(type[Observer], resolve("attacks", name))
+    cls = cast(type[Attack], resolve("attacks", name))
     title, *rest = _paragraphs(_module_doc(cls))
     by_target = {target: _asked(cls, TARGETS[target]) for target in TARGETS if cls.reads & TARGETS[target].releases}
     lines = [f"{target}: {said}" for target, (_, said) in by_target.items()]
@@ -98,8 +98,8 @@ def _attack(name: str) -> Explanation:
         ("reads", f"{_listed(cls.reads)}: one of them must be released"),
         ("needs", _listed(cls.needs) or "nothing beside what it sees"),
         ("targets, and the adversaries who can", "\n".join(lines) or "none of those that are built in"),
-        ("planted control, which it must win", _doc(cls.plant)),
-        ("shuffled control, in which it must find nothing", _doc(cls.shuffled)),
+        ("planted control, which it must win", _doc(cls.positive_control)),
+        ("shuffled control, in which it must find nothing", _doc(cls.negative_control)),
         ("measurements", ", ".join(MEASUREMENTS[name]) if name in MEASUREMENTS else "as its reports name them"),
         (f"options (--set attacks.{name}.OPTION=VALUE)", _options(cls)),
         ("run it", _command(name, {target: able for target, (able, _) in by_target.items() if able})),
@@ -107,7 +107,7 @@ def _attack(name: str) -> Explanation:
     return Explanation(name=name, kind="attack", title=title, sections=[*rows, *_page(name)])
 
 
-def _asked(cls: type[Observer], target: Target) -> tuple[list[str], str]:
+def _asked(cls: type[Attack], target: Target) -> tuple[list[str], str]:
     """The adversaries by whom an attack on `target` can be asked, and that in words, or why by none."""
     able, reasons = [], list[str]()
     for name, adversary in ADVERSARIES.items():

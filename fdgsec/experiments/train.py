@@ -12,7 +12,7 @@ from fdgsec.data.official_splits import official, require_official
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.defenses import defense_documents, shield_of
+from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document, adapted_document
 from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
 from fdgsec.experiments.setup.world import (
@@ -121,10 +121,10 @@ def train(
     clients, validation = split_sources(world, config)
     unseen = unseen_images(world, config)
     method.check(len(clients))
-    shield = shield_of(config, method)
+    defense_stack = defense_stack_of(config, method)
     model = model_of(config, method, len(world.dataset.class_names))
     adaptation = _adaptation(config, model)
-    trained = federation(method, clients, model, config, progress, shield=shield)
+    trained = federation(method, clients, model, config, progress, defense_stack=defense_stack)
     accuracy: dict[str, object] | None = None
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())

@@ -2,41 +2,55 @@
 
 import torch
 
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.malicious_client import forged
-from fdgsec.federation.method import Client, Method, Reply, Request, State, Step
+from fdgsec.federation.method import Client, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.random_streams import stream
 
-UNDEFENDED = Shield()
+UNDEFENDED = DefenseStack()
 
 
 def handle(
-    method: Method, client: Client, step: Step, request: Request, state: State, seed: int, shield: Shield = UNDEFENDED
+    method: Method,
+    client: Client,
+    step: Step,
+    request: StepRequest,
+    state: State,
+    seed: int,
+    defense_stack: DefenseStack = UNDEFENDED,
 ) -> tuple[Reply, State]:
     """Do one step for one client; what is handed back has passed its defenses, or is what an intruder forged."""
-    reply, state = _defended(method, client, step, request, state, seed, shield)
-    intruder = shield.intruders.get(client.name)
-    if intruder is None:
+    reply, state = _defended(method, client, step, request, state, seed, defense_stack)
+    malicious_client = defense_stack.malicious_clients.get(client.name)
+    if malicious_client is None:
         return reply, state
     rng = stream(seed, "attack", "forgery", step, request.clock.round, client.name)
-    return forged(intruder, step, request, reply, sender=client.name, rng=rng), state
+    return forged(malicious_client, step, request, reply, sender=client.name, rng=rng), state
 
 
 def _defended(
-    method: Method, client: Client, step: Step, request: Request, state: State, seed: int, shield: Shield
+    method: Method,
+    client: Client,
+    step: Step,
+    request: StepRequest,
+    state: State,
+    seed: int,
+    defense_stack: DefenseStack,
 ) -> tuple[Reply, State]:
     rng = stream(seed, "world", step, request.clock.round, client.name)
-    if not shield.defenses:
+    if not defense_stack.defenses:
         return _answered(method, client, step, request, state, rng)
     # Only training is given a private trainer: its noise is one stream a round, which two steps must not share.
-    dressed, trainer = shield.dressed(client, method, request.clock) if step == "fit" else (client, None)
-    reply, state = _answered(method, dressed, step, request, state, rng)
-    sender = shield.sender(client, method, request, state, trainer)
-    return shield.sent(step, reply, sender), state
+    with_trainer, trainer = (
+        defense_stack.with_trainer(client, method, request.clock) if step == "fit" else (client, None)
+    )
+    reply, state = _answered(method, with_trainer, step, request, state, rng)
+    sender = defense_stack.sender(client, method, request, state, trainer)
+    return defense_stack.sent(step, reply, sender), state
 
 
 def _answered(
-    method: Method, client: Client, step: Step, request: Request, state: State, rng: torch.Generator
+    method: Method, client: Client, step: Step, request: StepRequest, state: State, rng: torch.Generator
 ) -> tuple[Reply, State]:
     clock = request.clock
     if step == "share":

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.malicious_client import Intruder
-from fdgsec.federation.method import NUMBERS, Client, Clock, GlobalModel, Method, Reply, Request, State, Step
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.method import NUMBERS, Client, Clock, GlobalModel, Method, Reply, State, Step, StepRequest
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.server_view import NeedsEveryone
 from fdgsec.federation.wire import Filter, Guard, Message, Policy
 from fdgsec.nn.training.loop import Trainer
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.guarantees import Mixing, Promise, check_composable
+from fdgsec.privacy.guarantees import Mixing, PlannedGuarantee, check_composable
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
@@ -29,11 +29,11 @@ Uses = tuple[Use, ...] | None
 """What a release cost the records behind it: nothing more than was paid before (), or no guarantee at all (None)."""
 
 
-class Lens(Protocol):
+class RecordStatistic(Protocol):
     """How a method's releases are read: the statistic t(x) of images under the model that a client received."""
 
     @property
-    def reading(self) -> Reading:
+    def released_statistic(self) -> ReleasedStatistic:
         """Of which t a release is the mean, and how."""
         ...
 
@@ -42,7 +42,7 @@ class Lens(Protocol):
         ...
 
 
-Look = Callable[[DomainDataset, GlobalModel | None], Lens]
+StatisticSource = Callable[[DomainDataset, GlobalModel | None], RecordStatistic]
 """Gives a client's lens, from its images and the model that it received."""
 
 
@@ -57,7 +57,7 @@ class Sender:
     clock: Clock
     model: GlobalModel | None
     state: State
-    look: Look | None
+    statistic_source: StatisticSource | None
     trained: Uses = None
 
     @property
@@ -66,16 +66,16 @@ class Sender:
         return self.client.name
 
     @cached_property
-    def lens(self) -> Lens:
+    def record_statistic(self) -> RecordStatistic:
         """How this step's releases are read. Raises UsageError where this run gave its clients no lens."""
-        if self.look is None:
+        if self.statistic_source is None:
             raise UsageError("a defense that clips records needs to know of which statistic releases are means.")
-        return self.look(self.client.data, self.model)
+        return self.statistic_source(self.client.data, self.model)
 
     @cached_property
     def records(self) -> Tensor:
         """t(x) of each of the client's training images, (n, D) float64."""
-        return self.lens.records(self.client.data)
+        return self.record_statistic.records(self.client.data)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,11 +130,11 @@ class Defense(Protocol):
 
 
 @runtime_checkable
-class Promises(Protocol):
+class PlansGuarantee(Protocol):
     """The half of a defense that says beforehand what it will pay, in which unit and between which neighbours."""
 
     @property
-    def promise(self) -> Promise | Mixing | None:
+    def promise(self) -> PlannedGuarantee | Mixing | None:
         """None where its options leave it without noise; or that it mixes records, for which others then cannot pay."""
         ...
 
@@ -176,7 +176,7 @@ class PartlyUndone(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shield:
+class DefenseStack:
     """A client's defenses, in order. `secret` roots their noise; `name` keeps runs of one seed apart.
 
     `look` gives the lens for the images that a client holds and the model that it received. `usual` is what receivers
@@ -186,9 +186,9 @@ class Shield:
     defenses: Sequence[Defense] = ()
     seed: int = 0
     name: str = "run"
-    look: Look | None = None
+    statistic_source: StatisticSource | None = None
     usual: Defense | None = None
-    intruders: Mapping[str, Intruder] = field(default_factory=dict)
+    malicious_clients: Mapping[str, MaliciousClient] = field(default_factory=dict)
 
     def check(self, method: Method) -> None:
         """Raise UsageError where a defense does not work with `method`, two would train, or promises do not compose."""
@@ -196,7 +196,7 @@ class Shield:
             defense.check(method)
         if len(self._trainers()) > 1:
             raise UsageError("one defense can train in a client's place, not two.")
-        check_composable([defense.promise for defense in self.defenses if isinstance(defense, Promises)])
+        check_composable([defense.promise for defense in self.defenses if isinstance(defense, PlansGuarantee)])
 
     def check_quorum(self, quorum: float) -> None:
         """Raise UsageError where a client may be missing whose share of the noise a guarantee counts on."""
@@ -229,7 +229,7 @@ class Shield:
                 artifact = defense.undone(artifact)
         return artifact
 
-    def dressed(self, client: Client, method: Method, clock: Clock) -> tuple[Client, PrivateTrainer | None]:
+    def with_trainer(self, client: Client, method: Method, clock: Clock) -> tuple[Client, PrivateTrainer | None]:
         """The client with the trainer that a defense puts in place of the plain one."""
         for defense in self._trainers():
             trainer = defense.trainer(client, method, clock, self._noise(client.name, clock, "training", ""))
@@ -237,12 +237,12 @@ class Shield:
         return client, None
 
     def sender(
-        self, client: Client, method: Method, request: Request, state: State, trainer: PrivateTrainer | None
+        self, client: Client, method: Method, request: StepRequest, state: State, trainer: PrivateTrainer | None
     ) -> Sender:
         """The client as its defenses see it after a step. Raises UsageError where releases of this run cannot be read."""
         return Sender(
             client=client, method=method, clock=request.clock, model=request.model, state=state,
-            look=self.look, trained=None if trainer is None else trainer.uses,
+            statistic_source=self.statistic_source, trained=None if trainer is None else trainer.uses,
         )  # fmt: skip
 
     def sent(self, step: Step, reply: Reply, sender: Sender) -> Reply:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fdgsec.federation.method import Clock
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, refuse, uses_of
 from fdgsec.runtime.errors import UsageError
@@ -60,7 +60,7 @@ def joint_training(
     optimisers: Sequence[torch.optim.Optimizer],
     data: TrainingSet,
     gradients: Callable[[Batch], Gradients],
-    plan: Plan,
+    plan: TrainingPlan,
     *,
     device: torch.device,
     layout: torch.memory_format,

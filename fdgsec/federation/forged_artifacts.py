@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.malicious_client import Leaving
-from fdgsec.federation.method import NUMBERS, Request
+from fdgsec.federation.method import NUMBERS, StepRequest
 
 MODEL = "model"
 """The slot of the model that is aggregated; others of its kind (FedDAG's perturbed one) are left alone."""
@@ -54,7 +54,7 @@ class Honest:
     kind: str = "everything"
     once: bool = True
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         """Copy the artifact."""
         return changed(leaving.artifact, lambda name, value: value)
 
@@ -66,7 +66,7 @@ class OfKind(ABC):
     kind: str
     once: bool = False
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         """Forge the artifacts of the kind, and leave all others as they are."""
         other = leaving.artifact.kind != self.kind or leaving.slot == NUMBERS
         if other or (self.kind == ModelState.kind and leaving.slot != MODEL):
@@ -74,7 +74,7 @@ class OfKind(ABC):
         return self.forged(leaving, seen)
 
     @abstractmethod
-    def forged(self, leaving: Leaving, seen: Request) -> Artifact | None:
+    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
         """Give what leaves in place of an artifact of the kind."""
 
 
@@ -93,7 +93,7 @@ class Flawed(OfKind):
         """As "nan"."""
         return self.flaw
 
-    def forged(self, leaving: Leaving, seen: Request) -> Artifact | None:
+    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
         """Break it."""
         artifact = leaving.artifact
         if self.flaw == "missing":
@@ -123,7 +123,7 @@ class Scaled(OfKind):
         scaled = f"{what} x{self.factor:g}".strip()
         return scaled if self.rows is None else f"{self.rows} row's {scaled}"
 
-    def forged(self, leaving: Leaving, seen: Request) -> Artifact | None:
+    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
         """Scale."""
 
         def scale(name: str, value: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class ScaledUpdate(OfKind):
         """As "update x10"."""
         return f"update x{self.factor:g}"
 
-    def forged(self, leaving: Leaving, seen: Request) -> Artifact | None:
+    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
         """Move away from the received model, entry by entry; entries that it lacks are scaled from zero."""
         received: Mapping[str, Tensor] = {} if seen.model is None else seen.model.state.state
 
@@ -170,7 +170,7 @@ class Heavy:
         """As "weight 1e+12"."""
         return f"weight {self.weight:g}"
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         """Put the weight in the first of an update's numbers."""
         if leaving.slot != NUMBERS:
             return leaving.artifact
@@ -193,7 +193,7 @@ class Judging:
         """As "peers' losses 1e+09, own 0"."""
         return f"peers' losses {self.peers:g}" + ("" if self.own is None else f", own {self.own:g}")
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         """Judge as it pleases."""
         if leaving.step == "review":
             return changed(leaving.artifact, lambda name, value: torch.full_like(value, self.peers))

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.method import NUMBERS, Reply, Request, Step
+from fdgsec.federation.method import NUMBERS, Reply, Step, StepRequest
 
 
 class ForgeryError(Exception):
@@ -30,7 +30,7 @@ class Leaving:
     metrics: tuple[str, ...] = ()
 
 
-class Intruder(Protocol):
+class MaliciousClient(Protocol):
     """One way to forge: a frozen dataclass of options, equal ones forging alike."""
 
     @property
@@ -48,7 +48,7 @@ class Intruder(Protocol):
         """Whether one run is enough, where that run is refused or nothing comes of the forgery."""
         ...
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         """Give what leaves instead, `leaving.artifact` itself where that is not forged, None where nothing is sent.
 
         `seen` is what the server asked: the model that the client received, and its inbox."""
@@ -59,34 +59,38 @@ class Intruder(Protocol):
 class Forges(Protocol):
     """An attack that sends something: its adversary must be a client of the federation."""
 
-    def intruders(self, kinds: frozenset[str]) -> tuple[Intruder, ...]:
+    def malicious_clients(self, kinds: frozenset[str]) -> tuple[MaliciousClient, ...]:
         """The forgeries for a target whose clients send artifacts of these kinds."""
         ...
 
 
-def forged(intruder: Intruder, step: Step, seen: Request, reply: Reply, *, sender: str, rng: torch.Generator) -> Reply:
+def forged(
+    malicious_client: MaliciousClient, step: Step, seen: StepRequest, reply: Reply, *, sender: str, rng: torch.Generator
+) -> Reply:
     """Let an intruder have its way with everything in a reply, its weight and metrics included.
 
     Numbers cannot be left out: where it drops them they stay as they were. Raises ForgeryError where it fails."""
     artifacts = dict[str, Artifact]()
     for slot, artifact in reply.artifacts.items():
         leaving = Leaving(step=step, slot=slot, artifact=artifact, sender=sender)
-        instead = _instead(intruder, leaving, seen, rng)
+        instead = _instead(malicious_client, leaving, seen, rng)
         if instead is not None:
             artifacts[slot] = instead
     weight, told = reply.weight, reply.metrics
     if step == "fit":
         numbers, names = reply.numbers(), tuple(sorted(reply.metrics))
         leaving = Leaving(step=step, slot=NUMBERS, artifact=numbers, sender=sender, metrics=names)
-        instead = _instead(intruder, leaving, seen, rng)
+        instead = _instead(malicious_client, leaving, seen, rng)
         if instead is not None and instead is not numbers:
             weight, told = reply.told(instead)
     return replace(reply, artifacts=artifacts, weight=weight, metrics=told)
 
 
-def _instead(intruder: Intruder, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+def _instead(
+    malicious_client: MaliciousClient, leaving: Leaving, seen: StepRequest, rng: torch.Generator
+) -> Artifact | None:
     try:
-        return intruder.forge(leaving, seen, rng)
+        return malicious_client.forge(leaving, seen, rng)
     except Exception as error:
-        what = f"{intruder.name} of {leaving.artifact.kind} in {leaving.slot!r}"
+        what = f"{malicious_client.name} of {leaving.artifact.kind} in {leaving.slot!r}"
         raise ForgeryError(f"{what} could not be forged: {type(error).__name__}: {error}") from error

@@ -15,7 +15,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.loop import Trainer, epochs
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.random_streams import stream
 
@@ -142,7 +142,7 @@ class TrainsByPlan(Protocol):
     """What is public of a method whose clients train by one plan; moments may outlive the rounds."""
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingPlan:
         """How a client trains."""
         ...
 
@@ -244,7 +244,7 @@ Step = Literal["share", "fit", "review"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Request:
+class StepRequest:
     """What the server asks of one client in one step."""
 
     clock: Clock
@@ -281,6 +281,6 @@ class Engine(Protocol):
         """The names of the reachable clients."""
         ...
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Have each named client do `step`; give replies and, for those that failed, the reason."""
         ...

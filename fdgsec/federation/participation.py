@@ -26,7 +26,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attendance:
+class RoundParticipation:
     """How many clients a round began with, who failed in it, and (the participants of `clock`) who is still in it."""
 
     clock: Clock
@@ -34,7 +34,7 @@ class Attendance:
     failures: tuple[Failure, ...] = ()
 
     @classmethod
-    def of(cls, clock: Clock) -> "Attendance":
+    def of(cls, clock: Clock) -> "RoundParticipation":
         """All participants of `clock`, at the beginning."""
         return cls(clock=clock, asked=len(clock.participants))
 
@@ -45,7 +45,7 @@ class Attendance:
 
     def without(
         self, fresh: Sequence[Failure], *, quorum: float, check: Callable[[int], None] | None = None
-    ) -> "Attendance":
+    ) -> "RoundParticipation":
         """Go on without the clients that failed just now.
 
         Raises ClientFailedError, with every reason of the round: at quorum 1 always, below it where fewer are left than
@@ -64,7 +64,7 @@ class Attendance:
             raise ClientFailedError(
                 f"round {self.clock.round}: {len(left)} of {self.asked} clients answered, {why}; {told}"
             )
-        return Attendance(clock=replace(self.clock, participants=left), asked=self.asked, failures=failures)
+        return RoundParticipation(clock=replace(self.clock, participants=left), asked=self.asked, failures=failures)
 
 
 def _refusing(check: Callable[[int], None], clients: int) -> str | None:

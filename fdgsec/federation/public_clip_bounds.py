@@ -14,10 +14,10 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.defense import Lens, Sender
+from fdgsec.federation.defense import RecordStatistic, Sender
 from fdgsec.federation.local_methods import PREFIX
 from fdgsec.federation.method import SHARED_ROWS, Client, Method, State
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.privacy.clipping import Ball, HalfDiscs, Region, ball_of
@@ -51,18 +51,18 @@ class Reference:
 class Frame:
     """The coordinates of one pooled statistic: t by `reading`, its squares taken `about` (D,), in a `region`."""
 
-    reading: Reading
+    released_statistic: ReleasedStatistic
     about: Tensor
     region: Region
 
     def coordinates(self, records: Tensor) -> Tensor:
         """Give the clipped coordinates (n, D) of t of images (n, D)."""
-        return self.region.inside(self.reading.about(records, self.about))
+        return self.region.inside(self.released_statistic.about(records, self.about))
 
     def artifact(self, mean: Tensor, *, like: Artifact, images: int) -> Artifact:
         """Turn a mean of coordinates (D,) into what the method sends."""
-        statistics = self.reading.from_about(self.region.values(mean), self.about)
-        return self.reading.artifact(statistics.unsqueeze(0), like=like, images=images)
+        statistics = self.released_statistic.from_about(self.region.values(mean), self.about)
+        return self.released_statistic.artifact(statistics.unsqueeze(0), like=like, images=images)
 
 
 @lru_cache(maxsize=4)
@@ -81,10 +81,12 @@ def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
 
     Raises UsageError where what the method would send of public images is not the mean of their t."""
     images = public_images(sender.client.data.image_size)
-    lens = _lens(sender, images)
-    records = lens.records(images)
+    record_statistic = _record_statistic(sender, images)
+    records = record_statistic.records(images)
     sent, _ = _rehearsed(sender.method, images, sender, slot)
-    expected = lens.reading.artifact(records.mean(0, keepdim=True), like=sent, images=len(images))
+    expected = record_statistic.released_statistic.artifact(
+        records.mean(0, keepdim=True), like=sent, images=len(images)
+    )
     ours, theirs = rows_of(expected), rows_of(sent)
     if float((ours - theirs).norm()) > AGREEMENT * float(theirs.norm()):
         raise UsageError(
@@ -94,8 +96,8 @@ def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
         )
     shifted = reference.centred and reference.scaled  # else t is clipped as it is
     about = records.mean(0) if shifted else torch.zeros_like(records[0])
-    region = reference.ball(lens.reading.about(records, about))
-    return Frame(reading=lens.reading, about=about, region=region)
+    region = reference.ball(record_statistic.released_statistic.about(records, about))
+    return Frame(released_statistic=record_statistic.released_statistic, about=about, region=region)
 
 
 def row_region(sender: Sender, slot: str, reference: Reference) -> Region:
@@ -165,10 +167,10 @@ def with_rows(artifact: Artifact, rows: Tensor) -> Artifact:
     raise UsageError(f"private-styles makes styles and spectra; got {artifact.kind}.")
 
 
-def _lens(sender: Sender, images: DomainDataset) -> Lens:
-    if sender.look is None:
+def _record_statistic(sender: Sender, images: DomainDataset) -> RecordStatistic:
+    if sender.statistic_source is None:
         raise UsageError("private-styles needs to know of which statistic releases are means; this run gives no lens.")
-    return sender.look(images, sender.model)
+    return sender.statistic_source(images, sender.model)
 
 
 def _rehearsed(method: Method, images: DomainDataset, sender: Sender, slot: str) -> tuple[Artifact, State]:

@@ -15,7 +15,7 @@ from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, 
 from fdgsec.runtime.errors import UsageError
 
 
-class Reading(Protocol):
+class ReleasedStatistic(Protocol):
     """A per-image statistic (n, D), and how an artifact gives its mean over the images behind it."""
 
     def records(self, found: Moments) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.method import NUMBERS, Inbox, Method, Reply, Request, Step
+from fdgsec.federation.method import NUMBERS, Inbox, Method, Reply, Step, StepRequest
 from fdgsec.federation.reply_slots import ROWS
 from fdgsec.nn.networks.classifiers import Classifier
 
@@ -70,7 +70,7 @@ def kept_entries(method: Method, network: Classifier) -> frozenset[str]:
     return kept if base is None else kept | kept_entries(base, network)
 
 
-def objection(step: Step, request: Request, reply: Reply, *, kept: frozenset[str] = frozenset()) -> str | None:
+def objection(step: Step, request: StepRequest, reply: Reply, *, kept: frozenset[str] = frozenset()) -> str | None:
     """Say in one line what is wrong with the reply to a request, None where it can be used.
 
     `kept` are the entries of the model that stay with clients, so that a fit's answer holds all others and none of these."""
@@ -92,7 +92,7 @@ def _weighed(step: Step, reply: Reply) -> str | None:
     return f"its metric {bad[0]} is {reply.metrics[bad[0]]:g}; it must be finite" if bad else None
 
 
-def _trained(request: Request, reply: Reply, kept: frozenset[str]) -> str | None:
+def _trained(request: StepRequest, reply: Reply, kept: frozenset[str]) -> str | None:
     """What is wrong with an update's networks: those whose form the client was told must come back in it."""
     if NUMBERS in reply.artifacts:
         return f"it holds an artifact {NUMBERS!r}, which is where weight and metrics go"
@@ -110,7 +110,7 @@ def _trained(request: Request, reply: Reply, kept: frozenset[str]) -> str | None
     return None
 
 
-def _expected(slot: str, artifact: Artifact, request: Request, kept: frozenset[str]) -> Form | None:
+def _expected(slot: str, artifact: Artifact, request: StepRequest, kept: frozenset[str]) -> Form | None:
     """The form that a network must come back in, None where the client was sent none like it."""
     known = {} if request.model is None else dict(request.model.state.state)
     received = request.inbox.get(slot)
@@ -153,7 +153,7 @@ def _infinite(artifacts: Inbox) -> str | None:
     return None
 
 
-def differing(requests: Mapping[str, Request], replies: Mapping[str, Reply]) -> Mapping[str, str]:
+def differing(requests: Mapping[str, StepRequest], replies: Mapping[str, Reply]) -> Mapping[str, str]:
     """Say by name which replies to one step are not formed as the most frequent are, and where.
 
     Slots, kinds, entries, dtypes, shapes and names of metrics are compared; how many rows there are, where a kind has one
@@ -172,7 +172,7 @@ def differing(requests: Mapping[str, Request], replies: Mapping[str, Reply]) -> 
     return found
 
 
-def _form(request: Request, reply: Reply) -> Form:
+def _form(request: StepRequest, reply: Reply) -> Form:
     parts = {"the list of metrics": ", ".join(sorted(reply.metrics)) or "empty"}
     for slot, artifact in sorted(reply.artifacts.items()):
         parts[slot] = f"a {artifact.kind}"

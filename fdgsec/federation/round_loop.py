@@ -16,18 +16,18 @@ from fdgsec.federation.method import (
     Inbox,
     Method,
     Reply,
-    Request,
     State,
     Step,
+    StepRequest,
     Update,
 )
-from fdgsec.federation.participation import Attendance, ClientFailedError, Failure
+from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
 from fdgsec.federation.reply_checks import SCORES, counts_alike, differing, kept_entries, narrowed, objection
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
 
-__all__ = ["ClientFailedError", "Driver", "Failure", "RoundReport"]
+__all__ = ["ClientFailedError", "Failure", "RoundLoop", "RoundReport"]
 
 STAGES: Mapping[Step, str] = {"share": "share", "fit": "update", "review": "review"}
 """What the transcript calls the replies to a step."""
@@ -44,7 +44,7 @@ class RoundReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class RoundLoop:
     """The server's side of the round loop; it never knows which engine it drives.
 
     `quorum` is the share of a round's participants that must do every step validly. At 1 the first failure ends the run.
@@ -82,12 +82,12 @@ class Driver:
         inboxes: Mapping[str, Inbox] = {}
         for number in range(max(self.rounds, 1)):
             if self.method.shares == "once" and number == 0:
-                everyone = Attendance.of(Clock(round=0, rounds=self.rounds, participants=names))
+                everyone = RoundParticipation.of(Clock(round=0, rounds=self.rounds, participants=names))
                 inboxes, server, everyone = self._exchange(everyone, {}, server)
                 names = everyone.present  # who sent nothing has received nothing to train with
             clock = Clock(round=number, rounds=self.rounds, participants=self._participants([*names], number))
             received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
-            attendance = Attendance.of(clock)
+            attendance = RoundParticipation.of(clock)
             if self.method.shares == "every":
                 inboxes, server, attendance = self._exchange(attendance, received, server)
             if self.rounds and model is not None:
@@ -100,8 +100,13 @@ class Driver:
         return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
 
     def _done(
-        self, step: Step, requests: Mapping[str, Request], attendance: Attendance, *, model: GlobalModel | None = None
-    ) -> tuple[Mapping[str, Upload], Attendance]:
+        self,
+        step: Step,
+        requests: Mapping[str, StepRequest],
+        attendance: RoundParticipation,
+        *,
+        model: GlobalModel | None = None,
+    ) -> tuple[Mapping[str, Upload], RoundParticipation]:
         """Have clients do a step; carry the valid replies to the server, and leave out who gave none.
 
         Replies are taken in the order of the participants, in whatever order they came. What a refused reply cost its client
@@ -120,7 +125,7 @@ class Driver:
         return uploads, attendance
 
     def _refusals(
-        self, step: Step, requests: Mapping[str, Request], replies: Mapping[str, Reply], clock: Clock
+        self, step: Step, requests: Mapping[str, StepRequest], replies: Mapping[str, Reply], clock: Clock
     ) -> dict[str, str]:
         """Say which replies cannot be used, and why: by themselves, to a guard, or beside those of the others."""
         kept = frozenset[str]()
@@ -148,7 +153,7 @@ class Driver:
             return str(error)
         return None
 
-    def _without(self, attendance: Attendance, step: Step, reasons: Mapping[str, str]) -> Attendance:
+    def _without(self, attendance: RoundParticipation, step: Step, reasons: Mapping[str, str]) -> RoundParticipation:
         """Note failures, and go on without these clients. Raises ClientFailedError where those left are too few."""
         if not reasons:
             return attendance
@@ -218,12 +223,14 @@ class Driver:
         return {name: model.with_state(inbox["model"].tensors()) for name, inbox in sent.items()}
 
     def _exchange(
-        self, attendance: Attendance, received: Mapping[str, GlobalModel], server: State
-    ) -> tuple[Mapping[str, Inbox], State, Attendance]:
+        self, attendance: RoundParticipation, received: Mapping[str, GlobalModel], server: State
+    ) -> tuple[Mapping[str, Inbox], State, RoundParticipation]:
         clock = attendance.clock
         shared: Mapping[str, Inbox] = {name: {} for name in clock.participants}
         if self.method.asks_for_shares:
-            requests = {name: Request(clock=clock, model=received.get(name), inbox={}) for name in clock.participants}
+            requests = {
+                name: StepRequest(clock=clock, model=received.get(name), inbox={}) for name in clock.participants
+            }
             uploads, attendance = self._done("share", requests, attendance)
             shared = {name: upload.artifacts for name, upload in uploads.items()}
         rng = stream(self.seed, "secret", "combine", clock.round)
@@ -232,7 +239,7 @@ class Driver:
 
     def _train(
         self,
-        attendance: Attendance,
+        attendance: RoundParticipation,
         model: GlobalModel,
         received: Mapping[str, GlobalModel],
         inboxes: Mapping[str, Inbox],
@@ -240,7 +247,8 @@ class Driver:
     ) -> tuple[GlobalModel, State]:
         clock = attendance.clock
         requests = {
-            name: Request(clock=clock, model=received[name], inbox=inboxes.get(name, {})) for name in clock.participants
+            name: StepRequest(clock=clock, model=received[name], inbox=inboxes.get(name, {}))
+            for name in clock.participants
         }
         uploads, attendance = self._done("fit", requests, attendance, model=model)
         updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
@@ -259,7 +267,7 @@ class Driver:
         return model, server
 
     def _judged(
-        self, attendance: Attendance, updates: Mapping[str, Update], model: GlobalModel, server: State
+        self, attendance: RoundParticipation, updates: Mapping[str, Update], model: GlobalModel, server: State
     ) -> tuple[Mapping[str, Update], Mapping[str, Scores]]:
         """Have clients judge each other; whoever does not is left out with its own update and what others said of that.
 
@@ -279,12 +287,18 @@ class Driver:
             raise ClientFailedError(f"round {number} cannot be aggregated, for {error}; {told}") from error
 
     def _review(
-        self, among: Attendance, updates: Mapping[str, Update], model: GlobalModel, server: State, *, held: GlobalModel
-    ) -> tuple[Mapping[str, Scores], Mapping[str, Inbox], Attendance]:
+        self,
+        among: RoundParticipation,
+        updates: Mapping[str, Update],
+        model: GlobalModel,
+        server: State,
+        *,
+        held: GlobalModel,
+    ) -> tuple[Mapping[str, Scores], Mapping[str, Inbox], RoundParticipation]:
         rng = stream(self.seed, "secret", "exhibits", among.clock.round)
         exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
         shown = self._deliver(among.clock, "exhibit", exhibits)
-        requests = {name: Request(clock=among.clock, model=held, inbox=inbox) for name, inbox in shown.items()}
+        requests = {name: StepRequest(clock=among.clock, model=held, inbox=inbox) for name, inbox in shown.items()}
         uploads, among = self._done("review", requests, among)
         scores: dict[str, Scores] = {}
         for name, upload in uploads.items():

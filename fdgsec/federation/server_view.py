@@ -20,7 +20,7 @@ class ServerNeeds:
 
 
 @runtime_checkable
-class SaysItsNeeds(Protocol):
+class StatesServerNeeds(Protocol):
     """A method that says how closely its server looks; a class that changes a step of the server must say it anew."""
 
     @property
@@ -35,7 +35,7 @@ SERVER_STEPS = ("combine", "exhibits", "aggregate", "weigh")
 def needs_of(method: Method) -> ServerNeeds:
     """What `method` says that its server needs; names, where a class that changes a server's step says nothing."""
     for cls in type(method).__mro__:
-        if "server_needs" in vars(cls) and isinstance(method, SaysItsNeeds):
+        if "server_needs" in vars(cls) and isinstance(method, StatesServerNeeds):
             return method.server_needs
         if any(step in vars(cls) for step in SERVER_STEPS):
             break

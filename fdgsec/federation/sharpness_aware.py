@@ -16,7 +16,7 @@ from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
 from fdgsec.nn.training.loop import Objective, logits, prepared
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import autocast
 from fdgsec.runtime.errors import UsageError
 
@@ -31,7 +31,7 @@ def gradient_of(network: nn.Module) -> dict[str, Tensor]:
 
 
 def batch_gradient(
-    network: Classifier, data: TrainingSet, objective: Objective, plan: Plan, rng: torch.Generator
+    network: Classifier, data: TrainingSet, objective: Objective, plan: TrainingPlan, rng: torch.Generator
 ) -> dict[str, Tensor]:
     """Give the gradient of the mean loss of one batch of `data`, by parameter, on the CPU.
 

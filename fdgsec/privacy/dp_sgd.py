@@ -21,7 +21,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.loop import Objective, prepared
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
-from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
 from fdgsec.runtime.errors import UsageError
@@ -31,21 +31,21 @@ CHECKED = 8  # records on which independence is measured
 GRADIENT_BYTES = 2**28  # of per-record gradients that are held at once, unless told otherwise
 
 
-def sampling_rate(records: int, plan: Plan) -> float:
+def sampling_rate(records: int, plan: TrainingPlan) -> float:
     """With what probability q a step draws each of `records`: such that `plan.batch_size` are expected."""
     return min(1.0, plan.batch_size / records)
 
 
-def private_steps(records: int, plan: Plan) -> int:
+def private_steps(records: int, plan: TrainingPlan) -> int:
     """How many steps a call takes: `plan.steps`, or epochs of round(1 / q), which nothing but public numbers decides."""
     return plan.steps if plan.steps is not None else plan.epochs * _per_epoch(records, plan)
 
 
-def _per_epoch(records: int, plan: Plan) -> int:
+def _per_epoch(records: int, plan: TrainingPlan) -> int:
     return round(1 / sampling_rate(records, plan))
 
 
-def uses_of(records: int, plan: Plan, *, noise_multiplier: float, max_grad_norm: float) -> Use:
+def uses_of(records: int, plan: TrainingPlan, *, noise_multiplier: float, max_grad_norm: float) -> Use:
     """What one call costs each of the `records`: q-sampled Gaussian mechanisms, whose sum a record moves by C at most.
 
     Known where a record is replaced by one that adds nothing (n is public), or joins a sum with a fixed divisor; in no
@@ -147,7 +147,7 @@ class PrivateTrainer:
         model: Classifier,
         data: TrainingSet,
         objective: Objective,
-        plan: Plan,
+        plan: TrainingPlan,
         rng: torch.Generator,
         *,
         round: int = 0,
@@ -196,7 +196,7 @@ class _Session:
     data: TrainingSet
     versions: Versions
     objective: Objective
-    plan: Plan
+    plan: TrainingPlan
     optimiser: torch.optim.Optimizer
     device: torch.device
     layout: torch.memory_format
@@ -275,7 +275,7 @@ def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:
     return total / counts.view(-1, *[1] * (gradient.ndim - 1))
 
 
-def refuse(model: nn.Module, plan: Plan, beside: Sequence[nn.Parameter]) -> None:
+def refuse(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Parameter]) -> None:
     """Raise PrivateTrainingError for a network or plan whose training DP-SGD cannot bound, saying what to set instead."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

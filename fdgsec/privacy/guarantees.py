@@ -15,7 +15,7 @@ Stage = Literal["share", "update", "review"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class PlannedGuarantee:
     """What the defense named `by` (with the options that decide it) pays for what leaves in `stage`.
 
     It protects one `unit` between neighbours under each of `relations`. `first` says that nobody may pay before it."""
@@ -34,17 +34,17 @@ class Mixing:
     by: str
 
 
-def check_composable(said: Sequence[Promise | Mixing | None]) -> None:
+def check_composable(said: Sequence[PlannedGuarantee | Mixing | None]) -> None:
     """Raise AdjacencyError where two promises have no unit or no relation in common, naming both and what to choose.
 
     What defenses have `said` is in the order in which they act: the first one pays for a stage, what comes behind it acts
     on what has been paid for. Raises UsageError for one that must be the first and is not, and for rows mixed before."""
-    paying: dict[Stage, Promise] = {}
+    paying: dict[Stage, PlannedGuarantee] = {}
     mixing = ""
     for promise in said:
         if isinstance(promise, Mixing):
             mixing = promise.by
-        if not isinstance(promise, Promise):
+        if not isinstance(promise, PlannedGuarantee):
             continue
         if mixing and (promise.stage, promise.unit) == ("share", "record"):
             raise UsageError(
@@ -61,7 +61,7 @@ def check_composable(said: Sequence[Promise | Mixing | None]) -> None:
         _check_pair(one, other)
 
 
-def _check_pair(one: Promise, other: Promise) -> None:
+def _check_pair(one: PlannedGuarantee, other: PlannedGuarantee) -> None:
     if one.unit != other.unit:
         raise AdjacencyError(
             f"{one.by} protects {one.unit}s and {other.by} {other.unit}s, which do not compose; let both protect records "
@@ -74,5 +74,5 @@ def _check_pair(one: Promise, other: Promise) -> None:
         )
 
 
-def _listed(promise: Promise) -> str:
+def _listed(promise: PlannedGuarantee) -> str:
     return " and ".join(sorted(promise.relations))

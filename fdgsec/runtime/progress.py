@@ -19,7 +19,7 @@ class Progressive(Protocol):
 
 
 @dataclass(frozen=True)
-class Silent:
+class NoProgress:
     """Shows nothing."""
 
     def update(self, description: str, done: int, total: int) -> None:
@@ -45,7 +45,7 @@ def progress_bars() -> Iterator[Progressive]:
     """Give bars where stderr is a terminal, silence elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Silent()
+        yield NoProgress()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

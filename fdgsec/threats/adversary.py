@@ -18,11 +18,11 @@ from fdgsec.federation.artifacts import (
     StyleBank,
     StyleStatistics,
 )
-from fdgsec.federation.released_statistics import PooledStyles, Reading
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 
 A = TypeVar("A", bound=Artifact)
@@ -156,10 +156,10 @@ class Knowledge:
     auxiliary: DomainDataset | None
     unseen: DomainDataset | None
     own: DomainDataset | None
-    reading: Reading = field(default_factory=PooledStyles)
+    released_statistic: ReleasedStatistic = field(default_factory=PooledStyles)
     simulate: Simulate | None = None
     network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
-    plan: Plan | None = None
+    plan: TrainingPlan | None = None
     keeps_moments: bool = False
     defended: Defended | None = None
     shared: Shared | None = None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Goal, Measurement
 from fdgsec.runtime.errors import UnseenError, UsageError
 from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
@@ -31,19 +31,41 @@ from fdgsec.threats.answers import (
 )
 
 __all__ = [
-    "ADVERSARIES", "KNOWLEDGE", "Adversary", "Answer", "Case", "GeneratedSets", "Guess", "Incomplete", "Knowledge", "Labels",
-    "Membership", "Observer", "Plant", "Prediction", "Presence", "Proportions", "Ranking", "ReadsModels", "Reconstructions",
-    "Recovered", "Request", "RequestKind", "TargetFacts", "Truth", "View",
+    "ADVERSARIES",
+    "KNOWLEDGE",
+    "Adversary",
+    "Answer",
+    "Answers",
+    "Attack",
+    "Case",
+    "GeneratedSets",
+    "Incomplete",
+    "Knowledge",
+    "Labels",
+    "Membership",
+    "PositiveControl",
+    "Prediction",
+    "Presence",
+    "Proportions",
+    "Question",
+    "QuestionKind",
+    "Ranking",
+    "ReadsModels",
+    "Reconstructions",
+    "Recovered",
+    "TargetFacts",
+    "Truth",
+    "View",
 ]  # fmt: skip
 
-RequestKind = Literal[
+QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
     "trained", "single_step", "hostile", "breakdown",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class Question:
     """Observed runs of the target that an attack asks for; the laboratory executes and caches them.
 
     released: the run as it is, per client, with a gallery of `gallery` candidate images that contains every released one.
@@ -64,7 +86,7 @@ class Request:
     what the adversary's client sends; `rounds` of training at most, on at most `records` images of each client (0: all).
     breakdown: `count` exchanges of `clients` clients of `records` images, of which `hostile` many forge alike."""
 
-    kind: RequestKind
+    kind: QuestionKind
     count: int = 0
     records: int = 0
     gallery: int = 0
@@ -72,7 +94,7 @@ class Request:
     clients: int = 0
     rounds: int = 0
     scheme: str = ""
-    intruders: tuple[Intruder, ...] = ()
+    malicious_clients: tuple[MaliciousClient, ...] = ()
     hostile: tuple[int, ...] = ()
 
 
@@ -86,7 +108,7 @@ class Case:
     what it names. Candidates carry pixels, but neither label nor domain nor telling name, and come in an order that says
     nothing; `groups` (candidates,) numbers the candidate clients that they belong to, where clients are asked about."""
 
-    request: RequestKind
+    question: QuestionKind
     views: tuple[View, ...]
     victim: str
     slice: Mapping[str, str | int]
@@ -135,7 +157,7 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plant:
+class PositiveControl:
     """A positive control: cases on which information was planted, their truth, and what the attack must reach (`also`: too)."""
 
     cases: Sequence[Case]
@@ -146,7 +168,7 @@ class Plant:
     also: Sequence[Goal] = ()
 
 
-Guess = Sequence[Answer]
+Answers = Sequence[Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +197,7 @@ class TargetFacts:
             raise UsageError("needs auxiliary or own data to learn from; the adversary knows neither")
 
 
-class Observer(Protocol):
+class Attack(Protocol):
     """An attack that reads. Options are its own frozen fields; nothing is kept between calls."""
 
     name: ClassVar[str]
@@ -184,21 +206,21 @@ class Observer(Protocol):
     needs: ClassVar[frozenset[str]]
     """Entries of KNOWLEDGE that it cannot do without."""
 
-    def plan(self, facts: TargetFacts) -> Sequence[Request]:
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Name the observed runs that the attack wants.
 
         Raises UsageError, saying what is missing, where its adversary knows too little for this very target."""
         ...
 
-    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer the cases from views and knowledge alone."""
         ...
 
-    def shuffled(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Guess:
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer once more with every artifact exchanged for another of the same slice: the negative control."""
         ...
 
-    def plant(self, knowledge: Knowledge, rng: torch.Generator) -> Plant:
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Make cases with planted information on which the attack must win: the positive control."""
         ...
 

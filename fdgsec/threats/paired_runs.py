@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores, StyleBank, StyleStatistics
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.malicious_client import ForgeryError, Intruder
+from fdgsec.federation.malicious_client import ForgeryError, MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel, Method, State
 from fdgsec.federation.peer_review import KEPT
 from fdgsec.federation.reply_checks import counts_alike
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import SERVER, Guard, Message, Wire
 from fdgsec.metrics.roc import majority_share
 from fdgsec.nn.training.loop import predictions
@@ -62,7 +62,7 @@ class Setting:
 
     method: Method
     members: Sequence[Client]
-    shield: Shield
+    defense_stack: DefenseStack
     guards: Sequence[Guard] = ()
     measured: Mapping[str, DomainDataset] = field(default_factory=dict)
 
@@ -83,13 +83,18 @@ def honest_run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel |
 
 
 def hostile_run(
-    setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, intruders: Mapping[str, Intruder]
+    setting: Setting,
+    *,
+    seed: int,
+    rounds: int,
+    model: GlobalModel | None,
+    malicious_clients: Mapping[str, MaliciousClient],
 ) -> Run:
     """Run the same with `intruders` in the place of clients; whatever ends it is its outcome.
 
     A run that came to no end has sent nothing that counts: only why is known."""
-    hostile = replace(setting, shield=replace(setting.shield, intruders=intruders))
-    forger = next(iter(intruders))
+    hostile = replace(setting, defense_stack=replace(setting.defense_stack, malicious_clients=malicious_clients))
+    forger = next(iter(malicious_clients))
     try:
         return _run(hostile, seed=seed, rounds=rounds, model=model, forger=forger)
     except ForgeryError:
@@ -97,24 +102,24 @@ def hostile_run(
     except Exception as error:  # noqa: BLE001 (a forgery may break anything: that, and how, is what is measured)
         said = " ".join(str(error).split())
         first = re.search(r"client:\d+", said)
-        blamed = isinstance(error, ArtifactError) and first is not None and first.group() in intruders
+        blamed = isinstance(error, ArtifactError) and first is not None and first.group() in malicious_clients
         ended = said if isinstance(error, ArtifactError) else f"{type(error).__name__}: {said}"
         return Run(outcome=Outcome(ended=ended, refused=blamed))
 
 
 def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
-    shield = replace(setting.shield, seed=seed, name="paired")
+    defense_stack = replace(setting.defense_stack, seed=seed, name="paired")
     wire = Wire(
         secret=lambda upload, number: stream(seed, "secret", "policy", upload.round, upload.stage, upload.sender, number),
-        guards=(*setting.guards, *shield.guards), policies=shield.policies, filters=shield.filters, keep=_looked_at,
+        guards=(*setting.guards, *defense_stack.guards), policies=defense_stack.policies, filters=defense_stack.filters, keep=_looked_at,
     )  # fmt: skip
-    engine = LocalEngine(members=setting.members, method=setting.method, seed=seed, shield=shield)
+    engine = LocalEngine(members=setting.members, method=setting.method, seed=seed, defense_stack=defense_stack)
     memory: dict[str, State] = {}
 
     def note(report: RoundReport, current: GlobalModel) -> None:
         memory["server"] = report.server
 
-    driver = Driver(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
+    driver = RoundLoop(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
     ran = driver.run(model)
     last = ran if rounds else None
     messages = list(wire.transcript.messages())

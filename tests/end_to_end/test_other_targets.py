@@ -84,13 +84,16 @@ def test_an_image_in_hand_is_found_by_its_colours_in_fedaligns_pool(tmp_path: Pa
 
 
 def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_path: Path):
-    parting, reading = ("differencing", "optimisation-inversion"), ("membership", "linkage", "domain-inference")
+    parting, released_statistic = (
+        ("differencing", "optimisation-inversion"),
+        ("membership", "linkage", "domain-inference"),
+    )
 
-    asked = [word for name in parting + reading for word in ("--attack", name)]
+    asked = [word for name in parting + released_statistic for word in ("--attack", name)]
     report = report_of("fisc", tmp_path / "run", *asked)
 
     told = {attack["name"]: (attack["status"], attack["reason"]) for attack in report["attacks"]}
-    assert all(told[name][0] == "done" for name in reading)
+    assert all(told[name][0] == "done" for name in released_statistic)
     assert all("those of this target are not" in told[name][1] for name in parting)
     (membership,) = [attack for attack in report["attacks"] if attack["name"] == "membership"]
     assert {row["slice"].get("cluster_size") for row in membership["measurements"]} > {None, "2-3"}

@@ -8,7 +8,7 @@ import pytest
 from fdgsec.cli import main
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.train import train
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 SMALL = ["--dataset", "shapes", "--per-domain", "14", "--image-size", "32", "--rounds", "1"]
 
@@ -35,7 +35,7 @@ def test_ccst_with_mixstyle_and_tent_reports_both_names_and_both_accuracies(
 def test_adapting_changes_neither_the_run_nor_the_plain_accuracy():
     plain, adapted = (
         train(RunConfig(method="fedavg", image_size=32, per_domain=14, rounds=1, adapt=adapt), data_root=None, out=None,
-              progress=Silent())
+              progress=NoProgress())
         for adapt in ("", "tent-ccst")
     )  # fmt: skip
 

@@ -147,13 +147,13 @@ def test_released_single_mode_divides_by_hw_and_uses_one_style_per_batch(clients
 
 
 def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Client]):
-    from fdgsec.federation.round_loop import Driver
+    from fdgsec.federation.round_loop import RoundLoop
     from fdgsec.federation.wire import Wire
 
     def exchanged(recode: bool) -> str:
         wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
         engine = LocalEngine(members=clients, method=CCST(), seed=0, recode=recode)
-        Driver(method=CCST(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
+        RoundLoop(method=CCST(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
         return wire.transcript.sha256
 
     assert exchanged(recode=True) == exchanged(recode=False)

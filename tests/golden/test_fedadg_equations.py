@@ -19,14 +19,14 @@ from fdgsec.methods.fedadg import (
 )
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CLASSES, NOISE, HIDDEN, PROJECTED = 4, 5, 16, 12
 RATE = 0.5
 METHOD = FedADG(
     alpha=0.3, label_smoothing=0.2, label_value=0.6, noise=NOISE, hidden=HIDDEN, projected=PROJECTED,
-    game=Plan(learning_rate=RATE),
+    game=TrainingPlan(learning_rate=RATE),
 )  # fmt: skip
 State = Mapping[str, Tensor]
 
@@ -114,7 +114,7 @@ def test_one_batch_moves_discriminator_and_generator_and_gives_the_extractors_lo
 def test_the_extractor_learns_from_both_terms():
     model, given, pair = classifier(), batch(), players()
     frozen = [value.clone() for player in pair for value in player.parameters()]
-    aligned = replace(METHOD, game=Plan(learning_rate=1e-12)).alignment(
+    aligned = replace(METHOD, game=TrainingPlan(learning_rate=1e-12)).alignment(
         pair, error=SmoothedCrossEntropy(0.0), rng=stream(0, "world", "noise")
     )
 

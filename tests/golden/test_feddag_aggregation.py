@@ -13,12 +13,12 @@ from fdgsec.federation.method import Client
 from fdgsec.federation.peer_review import score_of, weights_of
 from fdgsec.federation.sharpness_aware import perturbed
 from fdgsec.methods.feddag import FedDAG
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import Watched, largest_gap, run, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9, a=0.3, margin=0.03)
 
 

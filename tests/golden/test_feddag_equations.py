@@ -16,13 +16,13 @@ from fdgsec.methods.feddag import FedDAG, Networks, discrepancy, generated_image
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import largest_gap, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9, a=0.3, margin=0.03)
 STD = torch.tensor([0.229, 0.224, 0.225]).reshape(3, 1, 1)  # ImageNet's, which the classifier normalises with
 MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(3, 1, 1)

@@ -15,11 +15,11 @@ from fdgsec.federation.wire import Message
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.feddg_ga import FedDGGA, adjusted
 from fdgsec.nn.training.loop import logits
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import ROUNDS, Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 State = Mapping[str, Tensor]
 
 
@@ -118,7 +118,7 @@ def same(first: State, second: State) -> bool:
 def test_the_papers_rule_weighs_by_the_gap_between_aggregated_and_own_model(
     members: list[Client], metric: str, sign: int
 ):
-    plan = Plan(batch_size=8, learning_rate=0.05, epochs=4)
+    plan = TrainingPlan(batch_size=8, learning_rate=0.05, epochs=4)
     outcome = federated(
         FedDGGA(plan=plan, metric="loss" if metric == "loss" else "accuracy", step=0.6), members, recode=False
     )

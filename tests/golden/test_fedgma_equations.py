@@ -11,12 +11,12 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedgma import FedGMA, agreement, mask
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 WEIGHTS = (3.0, 1.0, 4.0, 2.0, 10.0)
 State = Mapping[str, Tensor]
 

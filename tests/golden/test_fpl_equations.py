@@ -11,7 +11,7 @@ from fdgsec.federation.artifacts import Prototypes
 from fdgsec.methods.fpl import ClassMeans, PrototypeLoss, cluster_prototypes
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.slow_finch import slow_finch
 
@@ -102,7 +102,7 @@ def test_no_gradient_is_lost_or_undefined_where_a_class_has_no_prototype():
 
 
 def test_class_means_are_those_of_the_last_pass():
-    model, plan = classifier(records=12), Plan(batch_size=5, crop=None, flip=0.0)
+    model, plan = classifier(records=12), TrainingPlan(batch_size=5, crop=None, flip=0.0)
     data = TrainingSet(images=(images(12, "set") * 255).to(torch.uint8), labels=torch.arange(12) % 3)
     loss, rng = PrototypeLoss(None, T), stream(0, "world", "epochs")
 

@@ -16,7 +16,7 @@ from fdgsec.methods.fedsr import FedSR, SimpleRepresentation, StochasticClassifi
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
 from fdgsec.methods.rsc import MapsChallenge, PooledChallenge
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.styles.feature_styles import BetweenStages, mixed_styles
+from fdgsec.nn.styles.feature_styles import StageStyleObjective, mixed_styles
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import CrossEntropy
 from fdgsec.runtime.random_streams import stream
@@ -55,7 +55,7 @@ def test_fedproxs_gradient_is_the_losss_plus_mu_times_the_distance():
 
 def test_mixstyle_gives_every_image_a_style_between_its_own_and_one_others():
     maps = torch.randn(6, 5, 7, 7, generator=rng("maps"), dtype=torch.float64) * torch.rand(6, 5, 1, 1).add(0.5)
-    step = BetweenStages(("stage1",), 1.0, partial(mixed_styles, alpha=0.4), rng("mix"))
+    step = StageStyleObjective(("stage1",), 1.0, partial(mixed_styles, alpha=0.4), rng("mix"))
     draws = rng("mix")
     torch.rand((), generator=draws)  # the coin
     partner = torch.randperm(6, generator=draws).tolist()
@@ -82,7 +82,7 @@ def test_mixstyles_step_draws_lambda_by_its_alpha_and_passes_no_gradient_through
     draws = rng("mix")
     torch.rand((), generator=draws)  # the coin
 
-    made = BetweenStages(("stage1",), 1.0, partial(mixed_styles, alpha=2.5), rng("mix")).acted(maps)
+    made = StageStyleObjective(("stage1",), 1.0, partial(mixed_styles, alpha=2.5), rng("mix")).acted(maps)
     made[:, :, 0, 0].sum().backward()
 
     assert torch.equal(made, mixed_styles(maps, draws, alpha=2.5))
@@ -95,7 +95,7 @@ def test_dsus_step_scales_its_noise_by_its_factor():
     draws = rng("noise")
     torch.rand((), generator=draws)
 
-    made = BetweenStages(("stage1",), 1.0, partial(perturbed, factor=0.3), rng("noise")).acted(maps)
+    made = StageStyleObjective(("stage1",), 1.0, partial(perturbed, factor=0.3), rng("noise")).acted(maps)
 
     assert torch.equal(made, perturbed(maps, draws, factor=0.3))
 

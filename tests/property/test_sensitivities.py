@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdgsec.federation.public_clip_bounds import Frame, Reference, colour_spaces
-from fdgsec.federation.released_statistics import PooledStyles, Reading, StyleDistributions
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.privacy.clipping import (
     Ball,
     HalfDiscs,
@@ -184,13 +184,13 @@ def test_the_bound_on_colours_holds_for_rows_that_are_of_no_image(
 def test_a_distribution_of_styles_moves_by_no_more_than_its_sensitivity(
     seed: int, data: st.DataObject, count: int, released: bool, scaled: bool
 ):
-    channels, reading = 5, StyleDistributions(released=released)
-    public = statistics(reading, drawn(seed, 40, 2 * channels))
+    channels, released_statistic = 5, StyleDistributions(released=released)
+    public = statistics(released_statistic, drawn(seed, 40, 2 * channels))
     about = public.mean(0)
-    region = Reference(scaled=scaled).ball(reading.about(public, about))
-    frame = Frame(reading=reading, about=about, region=region)
-    was, becomes = (statistics(reading, rows) for rows in data.draw(neighbours(2 * channels)))
-    rest = frame.coordinates(statistics(reading, drawn(seed + 1, count - 1, 2 * channels))).sum(0)
+    region = Reference(scaled=scaled).ball(released_statistic.about(public, about))
+    frame = Frame(released_statistic=released_statistic, about=about, region=region)
+    was, becomes = (statistics(released_statistic, rows) for rows in data.draw(neighbours(2 * channels)))
+    rest = frame.coordinates(statistics(released_statistic, drawn(seed + 1, count - 1, 2 * channels))).sum(0)
     known = sensitivity_of_mean(region, count)
 
     before, after = ((frame.coordinates(rows) + rest) / count for rows in (was, becomes))
@@ -199,11 +199,11 @@ def test_a_distribution_of_styles_moves_by_no_more_than_its_sensitivity(
     worst(distance(before, (rest / count).expand_as(before)), known["zero-out"], "distribution, zero-out")
 
 
-def statistics(reading: Reading, styles: Tensor) -> Tensor:
+def statistics(released_statistic: ReleasedStatistic, styles: Tensor) -> Tensor:
     """t of images whose (mu, sigma) are `styles` (n, 2C), sigma of either sign folded to one."""
     mean, std = styles.chunk(2, dim=1)
     both = torch.cat([mean, std.abs()], dim=1)
-    if isinstance(reading, PooledStyles):
+    if isinstance(released_statistic, PooledStyles):
         return torch.cat([mean, std.square() + mean.square()], dim=1)
     return torch.cat([both, both.square()], dim=1)
 

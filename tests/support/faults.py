@@ -17,12 +17,12 @@ from fdgsec.federation.method import (
     Inbox,
     Method,
     Reply,
-    Request,
     State,
     Step,
+    StepRequest,
     Update,
 )
-from fdgsec.federation.round_loop import Driver, Failure, RoundReport
+from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
@@ -147,7 +147,7 @@ class Altering:
         """All."""
         return self.engine.clients()
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Ask, write down who was asked and who the participants were said to be, and change."""
         for clock in {request.clock for request in requests.values()}:
             self.asked.append((step, clock.round, tuple(requests), clock.participants))
@@ -179,7 +179,7 @@ def driven(
     heard: list[Failure] = []
     reports: list[RoundReport] = []
     wire = wire or Wire(secret=lambda upload, number: stream(0, "secret", upload.sender, number))
-    driver = Driver(
+    driver = RoundLoop(
         method=method, engine=engine, wire=wire, seed=0, rounds=rounds, quorum=quorum, participation=participation,
         checked=checked, on_failure=heard.append, on_round=lambda report, made: reports.append(report),
     )  # fmt: skip

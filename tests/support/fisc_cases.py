@@ -8,10 +8,10 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import InterpolationStyle, ModelState, StyleStatistics
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
-STILL = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
+STILL = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
 NAMES = ("client:0", "client:1", "client:2")
 CLOCK = Clock(round=0, rounds=1, participants=NAMES)
 

@@ -10,12 +10,12 @@ from fdgsec.threats.judging.judge import Judge
 
 
 def case(**changes: object) -> Case:
-    blank = Case(request="released", views=(), victim="client:1", slice={"domain": "photo"})
+    blank = Case(question="released", views=(), victim="client:1", slice={"domain": "photo"})
     return replace(blank, **changes)  # type: ignore[arg-type]
 
 
 def judged(
-    guess: Sequence[Answer], cases: Sequence[Case], truths: Sequence[Truth], judge: Judge | None = None
+    answers: Sequence[Answer], cases: Sequence[Case], truths: Sequence[Truth], judge: Judge | None = None
 ) -> dict[tuple[str, ...], Measurement]:
-    rows = (judge or Judge(bootstrap_repeats=300)).measure(guess, cases, truths, stream(0, "attack"))
+    rows = (judge or Judge(bootstrap_repeats=300)).measure(answers, cases, truths, stream(0, "attack"))
     return {(m.name, *(str(v) for k, v in m.slice.items() if k != "domain")): m for m in rows}

@@ -12,6 +12,6 @@ def outgoing(artifact: Artifact, *, holds: int = 8, state: State | None = None) 
     clock = Clock(round=0, rounds=0, participants=("client:0",))
     sender = Sender(
         client=Client(name="client:0", data=images(holds, "c0")), method=FedAvg(), clock=clock, model=None,
-        state=state or {}, look=None,
+        state=state or {}, statistic_source=None,
     )  # fmt: skip
     return Outgoing(round=0, stage="share", name="style", artifact=artifact, sender=sender)

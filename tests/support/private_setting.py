@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
-PLAN = Plan(batch_size=8, epochs=1, learning_rate=0.1, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, epochs=1, learning_rate=0.1, crop=None, flip=0.0)
 WHOLE = replace(PLAN, batch_size=64, epochs=3)  # q = 1
 
 
@@ -48,7 +48,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def trained(
-    how: PrivateTrainer, given: TrainingSet, plan: Plan = PLAN, objective: Objective | None = None
+    how: PrivateTrainer, given: TrainingSet, plan: TrainingPlan = PLAN, objective: Objective | None = None
 ) -> Tensor:  # fmt: skip
     model = network()
     how(model, given, objective or CrossEntropy(), plan, world())

@@ -10,7 +10,7 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.defense import Outgoing, Protected, Sender
 from fdgsec.federation.method import Client, Clock, GlobalModel, Method
-from fdgsec.federation.released_statistics import PooledStyles, Reading
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.encoders import Pixels
 from fdgsec.privacy.accounting import Use
@@ -21,23 +21,23 @@ PLAIN = PooledStyles()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PixelLens:
+class PixelStatistic:
     """Reads styles of the network's input, or (`plain`) of the pixels as they are."""
 
     plain: bool = False
-    reading: Reading = PLAIN
+    released_statistic: ReleasedStatistic = PLAIN
 
     def records(self, images: DomainDataset) -> Tensor:
         pixels = as_float(images.pixels())
-        return self.reading.records(moments(pixels if self.plain else Pixels().encode(pixels)))
+        return self.released_statistic.records(moments(pixels if self.plain else Pixels().encode(pixels)))
 
 
-def network_input(images: DomainDataset, model: GlobalModel | None) -> PixelLens:
-    return PixelLens()
+def network_input(images: DomainDataset, model: GlobalModel | None) -> PixelStatistic:
+    return PixelStatistic()
 
 
-def plain_pixels(images: DomainDataset, model: GlobalModel | None) -> PixelLens:
-    return PixelLens(plain=True)
+def plain_pixels(images: DomainDataset, model: GlobalModel | None) -> PixelStatistic:
+    return PixelStatistic(plain=True)
 
 
 def outgoing(method: Method, *, count: int = 12, round: int = 0, rounds: int = 0) -> Outgoing:
@@ -46,8 +46,10 @@ def outgoing(method: Method, *, count: int = 12, round: int = 0, rounds: int = 0
     clock = Clock(round=round, rounds=rounds, participants=("client:0",))
     rng = stream(0, "world", "share", round)
     sent, state = method.share(client, model=None, state={}, clock=clock, rng=rng)
-    look = plain_pixels if isinstance(method, PixelStyles) else network_input
-    sender = Sender(client=client, method=method, clock=clock, model=None, state=state, look=look)
+    statistic_source = plain_pixels if isinstance(method, PixelStyles) else network_input
+    sender = Sender(
+        client=client, method=method, clock=clock, model=None, state=state, statistic_source=statistic_source
+    )
     (slot,) = sent
     return Outgoing(round=round, stage="share", name=slot, artifact=sent[slot], sender=sender)
 

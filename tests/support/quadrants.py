@@ -72,7 +72,7 @@ def image_rows(images: DomainDataset, domain: str) -> Case:
     mean, std = quadrant_statistics(images).style(unbiased=True)
     view = upload(ImageStyles(mean=mean.float(), std=std.float()))
     return Case(
-        request="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": domain},
+        question="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": domain},
         candidates=images,
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case
         mean, std = quadrant_statistics(WORLD.subset(rows)).pooled().style(unbiased=False)
         views.append(upload(StyleStatistics(mean=mean[0].float(), std=std[0].float())))
     return Case(
-        request="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
+        question="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
         records=len(holds),
     )  # fmt: skip
 

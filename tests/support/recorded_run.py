@@ -11,7 +11,7 @@ import fdgsec
 from fdgsec.experiments.attack_run.read import Recorded, make_again, read_record
 from fdgsec.experiments.attack_run.verb import RecordedRequest, settings_for
 from fdgsec.experiments.config import RunConfig
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 SMALL = {"per_domain": 210, "image_size": 16, "encoder": "pixels"}
 
@@ -29,7 +29,7 @@ def again(
     """The run made again, as an attack makes it."""
     record = read_record(run)
     config: RunConfig = settings_for(record, RecordedRequest(run=run, adversary=adversary, target=target))
-    return make_again(record, config, data_root=data_root, progress=Silent())
+    return make_again(record, config, data_root=data_root, progress=NoProgress())
 
 
 def edited(run: Path, file: str, **changes: Any) -> None:

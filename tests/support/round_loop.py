@@ -12,11 +12,11 @@ from fdgsec.data.partition import split_validation
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, State
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Message, Transcript, Wire
 from fdgsec.methods.fedavg import detached
 from fdgsec.runtime.random_streams import stream
@@ -59,7 +59,7 @@ def federated(
     *,
     recode: bool,
     participation: float = 1.0,
-    shield: Shield = UNDEFENDED,
+    defense_stack: DefenseStack = UNDEFENDED,
 ) -> Outcome:
     """Train `method` for two rounds from a fixed start; with `recode` every artifact goes through bytes."""
     plan = Blueprint(backbone="tiny", classes=7, remodel=method.remodel)
@@ -69,16 +69,18 @@ def federated(
     wire = Wire(
         secret=lambda upload, number: stream(0, "secret", "defense", upload.round, upload.stage, number),
         keep=_everything,
-        policies=shield.policies,
+        policies=defense_stack.policies,
     )
     states = MemoryStates()
-    engine = LocalEngine(members=members, method=method, seed=0, states=states, recode=recode, shield=shield)
+    engine = LocalEngine(
+        members=members, method=method, seed=0, states=states, recode=recode, defense_stack=defense_stack
+    )
     losses: list[float] = []
 
     def note(report: RoundReport, model: GlobalModel) -> None:
         losses.extend(metrics["loss"] for metrics in report.metrics.values())
 
-    driver = Driver(
+    driver = RoundLoop(
         method=method, engine=engine, wire=wire, seed=0, rounds=ROUNDS, participation=participation, on_round=note
     )
     method.check(len(members))

@@ -12,18 +12,18 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.loop import Objective
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
-PLAN = Plan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None, flip=0.0)
 CLASSES = 7
 NAMES = ("client:0", "client:1", "client:2")
 CLOCK = Clock(round=0, rounds=1, participants=NAMES)
@@ -140,7 +140,7 @@ def federated(method: Method, clients: Sequence[Client], *, rounds: int = 2, rec
 
     wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number), keep=lambda message: True)
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
-    driver = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, on_round=note)
+    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, on_round=note)
     model = driver.run(start(method))
     assert model is not None
     return Federated(model=model.state.tensors(), transcript=wire.transcript, losses=losses, states=states.states)

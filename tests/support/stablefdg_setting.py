@@ -12,16 +12,16 @@ from fdgsec.federation.artifacts import ModelState, StyleDistribution
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.stablefdg import LocalLearning, StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CHANNELS = 32  # of tiny's first stage
-PLAN = Plan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None)
+PLAN = TrainingPlan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None)
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1"))
 
 
@@ -64,7 +64,7 @@ def run(method: Method, clients: Sequence[Client], *, rounds: int = 2, recode: b
     states = MemoryStates()
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
     wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
-    model = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start(method))
+    model = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start(method))
     assert model is not None
     return Outcome(model=model, wire=wire, states=states.states)
 

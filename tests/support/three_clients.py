@@ -12,14 +12,14 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Method, State
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 SIZES = (14, 10, 7)
 """Images per client; of a share of .3 each uploads 4, 3 and 2 rows."""
@@ -61,7 +61,7 @@ def run(method: Method, *, recode: bool = False, rounds: int = 2, members: Seque
     wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
     states = MemoryStates()
     engine = LocalEngine(members=members or clients(), method=method, seed=0, states=states, recode=recode)
-    final = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    final = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
     assert final is not None
     return Outcome(model=final.state.tensors(), transcript=wire.transcript, states=states.states)
 

@@ -18,20 +18,20 @@ from fdgsec.federation.method import (
     Inbox,
     Method,
     Reply,
-    Request,
     State,
     Step,
+    StepRequest,
     Update,
 )
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.loop import predictions
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
-FULL_BATCH = Plan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
+FULL_BATCH = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Unreliable:
     def clients(self) -> Sequence[str]:
         return self.engine.clients()
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         if step != self.step:
             return self.engine.ask(step, requests)
         reached = {name: request for name, request in requests.items() if name != self.lost}
@@ -170,7 +170,7 @@ def run(
     engine = LocalEngine(members=clients, method=method, seed=seed, recode=recode)
     wire = Wire(secret=lambda message, number: stream(seed, "secret", message.sender, number))
     reports: list[RoundReport] = []
-    driver = Driver(
+    driver = RoundLoop(
         method=method,
         engine=engine if lost is None else Unreliable(engine=engine, lost=lost[0], step=lost[1]),
         wire=wire,

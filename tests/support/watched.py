@@ -10,7 +10,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, State
-from fdgsec.federation.round_loop import Driver, RoundReport
+from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.nn.networks.classifiers import Norm
@@ -69,7 +69,7 @@ def run(
         models.append(model.state.tensors())
 
     engine = LocalEngine(members=clients, method=method, seed=0, recode=recode, states=states)
-    driver = Driver(
+    driver = RoundLoop(
         method=method, engine=engine, wire=wire, seed=0, rounds=rounds, participation=participation, on_round=note
     )
     final = driver.run(start(method=method))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.config import RunConfig, build, load_preset
-from fdgsec.experiments.lab.scene import Scene
+from fdgsec.experiments.lab.attack_context import AttackContext
 from fdgsec.experiments.lab.simulator import Cases
 from fdgsec.experiments.report.figures import figures_of
 from fdgsec.experiments.report.schema import AttackResult
@@ -17,7 +17,7 @@ from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import names, resolve
 from fdgsec.threats.adversary import Adversary, Knowledge
-from fdgsec.threats.attack import Case, Guess, Incomplete, Observer, Request, TargetFacts, Truth
+from fdgsec.threats.attack import Answers, Attack, Case, Incomplete, Question, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.judge import Judge, NullRow
@@ -28,32 +28,32 @@ NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or h
 class Questions(Protocol):
     """Turns what an attack asks for into cases, as far as that can be had."""
 
-    def cases(self, request: Request, observer: Observer) -> Cases:
-        """Give the cases of `request` for `observer` with their truths, none where it cannot be answered."""
+    def cases(self, question: Question, attack: Attack) -> Cases:
+        """Give the cases of `question` for `attack` with their truths, none where it cannot be answered."""
         ...
 
-    def gap(self, request: Request, observer: Observer) -> str:
-        """Say why `request` is not answered to `observer`, or not in full; empty where it is."""
+    def gap(self, question: Question, attack: Attack) -> str:
+        """Say why `question` is not answered to `attack`, or not in full; empty where it is."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Freely:
+class LaboratoryQuestions:
     """Questions that a laboratory answers, whatever they are."""
 
-    scene: Scene
+    attack_context: AttackContext
 
-    def cases(self, request: Request, observer: Observer) -> Cases:
+    def cases(self, question: Question, attack: Attack) -> Cases:
         """Execute the runs that are asked for."""
-        return self.scene.laboratory.cases(request)
+        return self.attack_context.laboratory.cases(question)
 
-    def gap(self, request: Request, observer: Observer) -> str:
+    def gap(self, question: Question, attack: Attack) -> str:
         """Nothing is missing."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Bench:
+class AttackSetting:
     """Everything that the attacks of one report are put before; `seed` is that of the adversary's and the judge's coins."""
 
     target: str
@@ -65,11 +65,13 @@ class Bench:
     questions: Questions
 
     @classmethod
-    def of(cls, scene: Scene, *, questions: Questions | None = None, seed: int | None = None) -> "Bench":
+    def of(
+        cls, attack_context: AttackContext, *, questions: Questions | None = None, seed: int | None = None
+    ) -> "AttackSetting":
         """The bench of a scene, with its laboratory's answers and its run's seed unless others are given."""
         return cls(
-            target=scene.config.target, seed=scene.config.seed if seed is None else seed, adversary=scene.adversary,
-            knowledge=scene.knowledge, facts=scene.facts, judge=scene.judge, questions=questions or Freely(scene=scene),
+            target=attack_context.config.target, seed=attack_context.config.seed if seed is None else seed, adversary=attack_context.adversary,
+            knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge, questions=questions or LaboratoryQuestions(attack_context=attack_context),
         )  # fmt: skip
 
 
@@ -79,7 +81,7 @@ class Outcome:
 
     result: AttackResult
     nulls: Sequence[NullRow] = ()
-    guess: Guess = ()
+    answers: Answers = ()
     cases: Sequence[Case] = ()
 
 
@@ -92,26 +94,26 @@ class _Asked:
     gaps: dict[str, str] = field(default_factory=dict)
 
 
-def observer_named(name: str, config: RunConfig) -> Observer:
+def attack_named(name: str, config: RunConfig) -> Attack:
     """Build an attack with the options of the profile, below those that were given. Raises UsageError."""
     table: Mapping[str, Any] = load_preset(config.profile).get("attacks", {})
     options = {**table.get(name, {}), **config.attack_options.get(name, {})}
-    observer: Observer = build(resolve("attacks", name), options, where=f"attack {name}")
-    return observer
+    attack: Attack = build(resolve("attacks", name), options, where=f"attack {name}")
+    return attack
 
 
-def observers_of(config: RunConfig) -> list[Observer]:
+def attacks_of(config: RunConfig) -> list[Attack]:
     """The attacks that were named, all of them where none was."""
-    return [observer_named(name, config) for name in config.attacks or names("attacks")]
+    return [attack_named(name, config) for name in config.attacks or names("attacks")]
 
 
-def attacked_by(observers: Sequence[Observer], bench: Bench, progress: Progressive) -> list[Outcome]:
+def attacked_by(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
     """Run one attack after the other."""
     outcomes = []
-    for observer in observers:
-        progress.update(observer.name, 0, 1)
-        outcomes.append(_attacked(observer, bench))
-        progress.update(observer.name, 1, 1)
+    for attack in attacks:
+        progress.update(attack.name, 0, 1)
+        outcomes.append(_attacked(attack, setting))
+        progress.update(attack.name, 1, 1)
     return outcomes
 
 
@@ -124,90 +126,92 @@ def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
     ]
 
 
-def obstacle(observer: Observer, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
+def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
     """Say why an attack cannot even be asked: nothing to read, or too little known; empty where it can."""
-    if not observer.reads & kinds:
-        return f"reads {', '.join(sorted(observer.reads))}; {target} releases {', '.join(sorted(kinds))}"
-    if isinstance(observer, Forges) and not any(party.startswith("client:") for party in adversary.parties):
+    if not attack.reads & kinds:
+        return f"reads {', '.join(sorted(attack.reads))}; {target} releases {', '.join(sorted(kinds))}"
+    if isinstance(attack, Forges) and not any(party.startswith("client:") for party in adversary.parties):
         return f"a client forges what it sends; the adversary {adversary.name} is none: give --adversary client"
-    lacking = observer.needs - set(adversary.knows)
+    lacking = attack.needs - set(adversary.knows)
     if lacking:
         return f"needs {', '.join(sorted(lacking))}; the adversary {adversary.name} does not know that"
     return ""
 
 
-def _attacked(observer: Observer, bench: Bench) -> Outcome:
+def _attacked(attack: Attack, setting: AttackSetting) -> Outcome:
     """Run one attack with its controls; what it cannot do is a reason, not an error."""
-    started, requests = time.monotonic(), list[Request]()
+    started, requests = time.monotonic(), list[Question]()
     try:
-        reason = obstacle(observer, bench.target, bench.facts.artifact_kinds, bench.adversary)
-        requests = [] if reason else list(observer.plan(bench.facts))
+        reason = obstacle(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
+        requests = [] if reason else list(attack.plan(setting.facts))
     except UsageError as error:
         reason = str(error)
     if reason:
-        return _left(observer, bench, reason)
+        return _left(attack, setting, reason)
     try:
-        asked = _asked(requests, observer, bench.questions)
+        asked = _asked(requests, attack, setting.questions)
         if not asked.cases:
-            return _left(observer, bench, "; ".join(dict.fromkeys(asked.gaps.values())) or NOTHING_ASKED)
-        return _judged(observer, bench, asked, started=started)
+            return _left(attack, setting, "; ".join(dict.fromkeys(asked.gaps.values())) or NOTHING_ASKED)
+        return _judged(attack, setting, asked, started=started)
     except UnseenError as error:  # a defense kept it away
-        return _left(observer, bench, str(error))
+        return _left(attack, setting, str(error))
     except FdgsecError as error:
         result = AttackResult(
-            name=observer.name, adversary=_described(bench.adversary), status="failed", reason=str(error),
+            name=attack.name, adversary=_described(setting.adversary), status="failed", reason=str(error),
             seconds=time.monotonic() - started,
         )  # fmt: skip
         return Outcome(result=result)
 
 
-def _asked(requests: Sequence[Request], observer: Observer, questions: Questions) -> _Asked:
+def _asked(requests: Sequence[Question], attack: Attack, questions: Questions) -> _Asked:
     asked = _Asked()
-    for request in requests:
-        reason = questions.gap(request, observer)
+    for question in requests:
+        reason = questions.gap(question, attack)
         if reason:
-            asked.gaps[_described_request(request)] = reason
-        for case, truth in questions.cases(request, observer):
+            asked.gaps[_described_request(question)] = reason
+        for case, truth in questions.cases(question, attack):
             asked.cases.append(case)
             asked.truths.append(truth)
     return asked
 
 
-def _described_request(request: Request) -> str:
-    size = f"of {request.records} images each" if request.records else ""
-    return " ".join(filter(None, (request.kind, request.scheme, size)))
+def _described_request(question: Question) -> str:
+    size = f"of {question.records} images each" if question.records else ""
+    return " ".join(filter(None, (question.kind, question.scheme, size)))
 
 
-def _judged(observer: Observer, bench: Bench, asked: _Asked, *, started: float) -> Outcome:
+def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: float) -> Outcome:
     """Answer, measure, draw, and run both controls; each with coins of its own."""
-    cases, truths, knowledge, judge, seed = asked.cases, asked.truths, bench.knowledge, bench.judge, bench.seed
-    guess = observer.run(cases, knowledge, stream(seed, "attack", observer.name))
-    measurements = judge.measure(guess, cases, truths, stream(seed, "world", "judge", observer.name))
-    if isinstance(observer, Incomplete):
-        measurements += observer.missing(cases, knowledge)
-    figures = figures_of(guess, cases, truths, rng=stream(seed, "world", "figures", observer.name))
-    null = observer.shuffled(cases, knowledge, stream(seed, "attack", observer.name, "shuffled"))
-    nulls = judge.null(null, cases, truths, stream(seed, "world", "null", observer.name))
+    cases, truths, knowledge, judge, seed = asked.cases, asked.truths, setting.knowledge, setting.judge, setting.seed
+    answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
+    measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
+    if isinstance(attack, Incomplete):
+        measurements += attack.missing(cases, knowledge)
+    figures = figures_of(answers, cases, truths, rng=stream(seed, "world", "figures", attack.name))
+    null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
+    nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
     bare = replace(knowledge, defended=None)  # nobody defends what is planted
-    plant = observer.plant(bare, stream(seed, "attack", observer.name, "plant"))
-    won = observer.run(plant.cases, plant.knowledge, stream(seed, "attack", observer.name, "planted"))
-    positive = positive_control(plant, won, judge, stream(seed, "world", "planted", observer.name))
+    control = attack.positive_control(bare, stream(seed, "attack", attack.name, "plant"))
+    won = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
+    positive = positive_control(control, won, judge, stream(seed, "world", "planted", attack.name))
     result = AttackResult(
-        name=observer.name, adversary=_described(bench.adversary), status="done", seconds=time.monotonic() - started,
-        figures=figures, positive=positive, measurements=[*measurements, *_gaps(plant.measurement, asked.gaps)],
+        name=attack.name, adversary=_described(setting.adversary), status="done", seconds=time.monotonic() - started,
+        figures=figures, positive=positive, measurements=[*measurements, *_gaps(control.measurement, asked.gaps)],
     )  # fmt: skip
-    return Outcome(result=result, nulls=nulls, guess=guess, cases=cases)
+    return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
 
 
 def _gaps(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
     """One row per request that was not answered, or not in full, under the name of what the attack is known by."""
     return [
-        row for request, reason in gaps.items() for row in unavailable([measurement], {"not answered": request}, reason)
+        row
+        for question, reason in gaps.items()
+        for row in unavailable([measurement], {"not answered": question}, reason)
     ]
 
 
-def _left(observer: Observer, bench: Bench, reason: str) -> Outcome:
-    result = AttackResult(name=observer.name, adversary=_described(bench.adversary), status="skipped", reason=reason)
+def _left(attack: Attack, setting: AttackSetting, reason: str) -> Outcome:
+    result = AttackResult(name=attack.name, adversary=_described(setting.adversary), status="skipped", reason=reason)
     return Outcome(result=result)
 
 

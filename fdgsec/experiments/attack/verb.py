@@ -8,16 +8,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
-from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of, obstacle
+from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected, obstacle
 from fdgsec.experiments.config import Keep, RunConfig
-from fdgsec.experiments.lab.scene import scene_of
+from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.defenses import defense_documents, shield_of
+from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.experiments.setup.run_federation import Federation, Observed, federate, observe
-from fdgsec.experiments.setup.style_view import Eyes
+from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import (
     World,
     artifact_rows,
@@ -29,7 +29,7 @@ from fdgsec.experiments.setup.world import (
 )
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.artifacts import ModelState, StyleDistribution
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method, SharesDistributions
 from fdgsec.federation.run_folder import (
     check_replaceable,
@@ -45,7 +45,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, warm
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import target_named
-from fdgsec.threats.attack import ADVERSARIES, Observer, ReadsModels
+from fdgsec.threats.attack import ADVERSARIES, Attack, ReadsModels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ def attack(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    observers = observers_of(config)
-    config = replace(config, keep=_kept(config, observers))
+    attacks = attacks_of(config)
+    config = replace(config, keep=_kept(config, attacks))
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
     roles = roles_of(world, seed=config.seed)
@@ -92,24 +92,26 @@ def attack(
     method.check(len(clients))
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
-    shield = shield_of(config, method)
-    eyes = opened(config, world, method, model, fresh=fresh, progress=progress)
+    defense_stack = defense_stack_of(config, method)
+    style_view = opened(config, world, method, model, fresh=fresh, progress=progress)
     observed, facts, reused = _target_run(
-        config, world, method, clients, model, eyes, shield, fresh=fresh, progress=progress
+        config, world, method, clients, model, style_view, defense_stack, fresh=fresh, progress=progress
     )
     if federation is not None:
         progress.update("federation", 0, 1)
-        elsewhere = federation(method, clients, model, config, progress, shield=shield)
+        elsewhere = federation(method, clients, model, config, progress, defense_stack=defense_stack)
         observed = replace(observed, transcript=_same(elsewhere.transcript, observed.transcript))
     if model is not None and config.rounds and isinstance(method, SharesDistributions):
         model = last_sent(observed.transcript, model)
-        eyes = opened(config, world, method, model, fresh=fresh, progress=progress)
-    scene = scene_of(config, world, roles, method, clients, observed, model, eyes, shield, progress)
-    outcomes = attacked_by(observers, Bench.of(scene), progress)
+        style_view = opened(config, world, method, model, fresh=fresh, progress=progress)
+    attack_context = attack_context_of(
+        config, world, roles, method, clients, observed, model, style_view, defense_stack, progress
+    )
+    outcomes = attacked_by(attacks, AttackSetting.of(attack_context), progress)
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     report = AttackReport(
         target=config.target, method=config.method, preset=config.preset,
-        dataset=dataset_document(world.dataset, roles.summary()), encoder=eyes.encoder,
+        dataset=dataset_document(world.dataset, roles.summary()), encoder=style_view.encoder,
         backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
         defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy, attacks=corrected(outcomes), artifacts=artifacts,
         model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
@@ -146,14 +148,14 @@ def write_report(
 
 def opened(
     config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
-) -> Eyes:
+) -> StyleView:
     """The eyes for styles, with the statistics of all images ready."""
-    eyes = Eyes.of(config, world.dataset, method, model)
+    style_view = StyleView.of(config, world.dataset, method, model)
     warm(
-        eyes.encoder, world.dataset, reuse=not fresh, size=eyes.style_size,
+        style_view.encoder, world.dataset, reuse=not fresh, size=style_view.style_size,
         progress=lambda done, total: progress.update("style statistics", done, total),
     )  # fmt: skip
-    return eyes
+    return style_view
 
 
 def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
@@ -172,10 +174,10 @@ def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
     return model.with_state(sent[-1].tensors())
 
 
-def _kept(config: RunConfig, observers: Sequence[Observer]) -> Keep:
+def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:
     """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
     releases = target_named(config.target).releases if config.rounds else frozenset[str]()
-    able = [observer.keeps for observer in observers if isinstance(observer, ReadsModels) and observer.reads & releases]
+    able = [attack.keeps for attack in attacks if isinstance(attack, ReadsModels) and attack.reads & releases]
     if StyleDistribution.kind in releases:
         able.append("models=last")  # the model whose layers these styles are of
     return max({config.keep, *able}, key=get_args(Keep).index)
@@ -187,14 +189,14 @@ def _target_run(
     method: Method,
     clients: Sequence[Client],
     model: GlobalModel | None,
-    eyes: Eyes,
-    shield: Shield,
+    style_view: StyleView,
+    defense_stack: DefenseStack,
     *,
     fresh: bool,
     progress: Progressive,
 ) -> tuple[Observed, _Facts, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
-    weights = [encoder_named(eyes.encoder).fingerprint, *([model.state.sha256] if model else [])]
+    weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
     data = {client.name: client.data for client in clients}
@@ -203,13 +205,13 @@ def _target_run(
         return Observed(transcript=transcript, states=states, clients=data), _Facts.of(stored), True
     accuracy = None
     if config.rounds and model is not None:
-        trained = federate(method, clients, model, config, progress, shield=shield)
+        trained = federate(method, clients, model, config, progress, defense_stack=defense_stack)
         accuracy = {**accuracy_document(trained.final, world.unseen(), {}), "round": trained.kept_round}
         observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
         guarantees = trained.guarantees
     else:
-        observed = observe(method, clients, seed=config.seed, name="run", model=model, shield=shield)
-        guarantees = guarantee_documents(observed.ledger, shield, method, delta=config.delta)
+        observed = observe(method, clients, seed=config.seed, name="run", model=model, defense_stack=defense_stack)
+        guarantees = guarantee_documents(observed.ledger, defense_stack, method, delta=config.delta)
     kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
     facts = _Facts(accuracy=accuracy, guarantees=guarantees)
     save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": guarantees})
@@ -234,5 +236,5 @@ def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
 def dry_run(config: RunConfig) -> list[tuple[str, str]]:
     """Say for each attack whether it would run, or why not, without loading any data."""
     kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
-    reasons = {observer.name: obstacle(observer, config.target, kinds, adversary) for observer in observers_of(config)}
+    reasons = {attack.name: obstacle(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
     return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

@@ -19,12 +19,11 @@ from fdgsec.experiments.lab.simulator import Cases
 from fdgsec.experiments.lab.trained import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import handle
-from fdgsec.federation.defense import Shield
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State
-from fdgsec.federation.method import Request as Asked
+from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State, StepRequest
 from fdgsec.federation.wire import Row
 from fdgsec.runtime.errors import UsageError
-from fdgsec.threats.attack import Observer, ReadsModels, Request
+from fdgsec.threats.attack import Attack, Question, ReadsModels
 
 UNKNOWN = (
     "cannot be made again here byte for byte (another machine, library or version, or noise from elsewhere), so nobody can "
@@ -41,16 +40,16 @@ class Remade:
     reasons: Mapping[str, str]
 
 
-def remade(recorded: Recorded, shield: Shield) -> Remade:
+def remade(recorded: Recorded, defense_stack: DefenseStack) -> Remade:
     """Have every client share once more, and hold what it would send against what was recorded."""
-    found = {client.name: _shared_again(recorded, client, shield) for client in recorded.clients}
+    found = {client.name: _shared_again(recorded, client, defense_stack) for client in recorded.clients}
     return Remade(
         states={name: state for name, (state, _) in found.items()},
         reasons={name: reason for name, (_, reason) in found.items()},
     )
 
 
-def _shared_again(recorded: Recorded, client: Client, shield: Shield) -> tuple[State, str]:
+def _shared_again(recorded: Recorded, client: Client, defense_stack: DefenseStack) -> tuple[State, str]:
     """The state after the last round in which `client` shared; where it names no images, the first will do as well."""
     rows = [row for row in recorded.record.transcript.rows if row.stage == "share"]
     mine = [row for row in rows if row.sender == client.name]
@@ -61,23 +60,23 @@ def _shared_again(recorded: Recorded, client: Client, shield: Shield) -> tuple[S
         why = "is one of senders whose names a policy hid" if hidden else "took part in no round"
         return {}, f"{client.name} {why}"
     last, first = max(row.round for row in mine), min(row.round for row in mine)
-    state, reason = _again(recorded, client, shield, [row for row in mine if row.round == last])
+    state, reason = _again(recorded, client, defense_stack, [row for row in mine if row.round == last])
     if not reason or first == last:
         return state, reason
-    early, other = _again(recorded, client, shield, [row for row in mine if row.round == first])
+    early, other = _again(recorded, client, defense_stack, [row for row in mine if row.round == first])
     return (early, "") if not other and SHARED_ROWS not in early else (state, reason)
 
 
-def _again(recorded: Recorded, client: Client, shield: Shield, rows: list[Row]) -> tuple[State, str]:
+def _again(recorded: Recorded, client: Client, defense_stack: DefenseStack, rows: list[Row]) -> tuple[State, str]:
     """Share once more in the round of `rows`, which are all that `client` shared there."""
     number, config = rows[0].round, recorded.config
     names = tuple(other.name for other in recorded.clients)
-    asked = Asked(
+    asked = StepRequest(
         clock=Clock(round=number, rounds=config.rounds, participants=names), inbox={},
         model=_model_of(recorded, client.name, number) if recorded.method.shares == "every" else None,
     )  # fmt: skip
     try:
-        reply, state = handle(recorded.method, client, "share", asked, {}, config.seed, shield)
+        reply, state = handle(recorded.method, client, "share", asked, {}, config.seed, defense_stack)
     except UsageError as error:
         lacking = recorded.method.shares == "every" and asked.model is None
         kept = "" if not lacking else f" (the model of round {number} was not kept; --keep models=all keeps it)"
@@ -104,12 +103,12 @@ def _model_of(recorded: Recorded, client: str, number: int) -> GlobalModel | Non
     return None
 
 
-def unkept(observer: Observer, keep: Keep) -> str:
+def unkept(attack: Attack, keep: Keep) -> str:
     """Say that an attack reads models which a run did not keep; empty where it does not, or the run did."""
     levels = get_args(Keep)
-    if not isinstance(observer, ReadsModels) or levels.index(keep) >= levels.index(observer.keeps):
+    if not isinstance(attack, ReadsModels) or levels.index(keep) >= levels.index(attack.keeps):
         return ""
-    return f"this run kept no models; train it again with --keep {observer.keeps}"
+    return f"this run kept no models; train it again with --keep {attack.keeps}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,32 +119,32 @@ class RecordedQuestions:
     laboratory: Laboratory
     remade: Remade
 
-    def cases(self, request: Request, observer: Observer) -> Cases:
-        """Give the cases of `request` whose truth is known."""
+    def cases(self, question: Question, attack: Attack) -> Cases:
+        """Give the cases of `question` whose truth is known."""
         lab = self.laboratory
-        if request.kind not in ("released", "trained"):
-            return lab.cases(request)
-        if request not in lab.memo:
-            pairs = self._released(request) if request.kind == "released" else self._trained(request)
-            lab.memo[request] = [(lab.told(case), truth) for case, truth in pairs]
-        return lab.memo[request]
+        if question.kind not in ("released", "trained"):
+            return lab.cases(question)
+        if question not in lab.memo:
+            pairs = self._released(question) if question.kind == "released" else self._trained(question)
+            lab.memo[question] = [(lab.told(case), truth) for case, truth in pairs]
+        return lab.memo[question]
 
-    def gap(self, request: Request, observer: Observer) -> str:
+    def gap(self, question: Question, attack: Attack) -> str:
         """Say what was not kept, whose truth is not known, or that there are too few images."""
         recorded, roles = self.recorded, self.recorded.roles
-        read = request.kind in ("released", "trained") or (request.kind, request.scheme) == ("single_step", "last")
-        if read and (reason := unkept(observer, recorded.config.keep)):
+        read = question.kind in ("released", "trained") or (question.kind, question.scheme) == ("single_step", "last")
+        if read and (reason := unkept(attack, recorded.config.keep)):
             return reason
-        if request.kind == "released":
+        if question.kind == "released":
             reasons = [self.remade.reasons[name] for name in self._victims()]
             return "; ".join(dict.fromkeys(filter(None, reasons)))
-        if request.kind == "trained" and recorded.led and any(self.remade.reasons.values()):
+        if question.kind == "trained" and recorded.led and any(self.remade.reasons.values()):
             return "; ".join(dict.fromkeys(filter(None, self.remade.reasons.values())))
-        if request.kind == "trained" and not recorded.alike:
+        if question.kind == "trained" and not recorded.alike:
             return "official splits, not chance, parted training from other images: members and others differ anyhow"
-        if request.kind == "as_if_released" and recorded.method.releasing_all() is None:
+        if question.kind == "as_if_released" and recorded.method.releasing_all() is None:
             return ""  # there is nothing of the kind to be had
-        if not self.cases(request, observer):
+        if not self.cases(question, attack):
             return f"too few images: {len(roles.federation)} took part, {len(roles.held_out)} are left as non-members"
         return ""
 
@@ -153,13 +152,13 @@ class RecordedQuestions:
         parties = self.laboratory.adversary.parties
         return [client.name for client in self.recorded.clients if client.name not in parties]
 
-    def _released(self, request: Request) -> Cases:
-        return released(replace(self.laboratory, clients=self._known()), request)
+    def _released(self, question: Question) -> Cases:
+        return released(replace(self.laboratory, clients=self._known()), question)
 
     def _known(self) -> list[Client]:
         return [client for client in self.recorded.clients if not self.remade.reasons[client.name]]
 
-    def _trained(self, request: Request) -> Cases:
+    def _trained(self, question: Question) -> Cases:
         """Members and others without near copies: chance alone parted those."""
         lab, recorded = self.laboratory, self.recorded
         models = any(message.artifact.kind in MODELS for message in recorded.record.transcript.messages())
@@ -171,7 +170,7 @@ class RecordedQuestions:
             clients=[replace(client, data=_without(client.data, recorded.copied)) for client in clients],
         )  # fmt: skip
         sizes = {client.name: len(client.data) for client in clients}
-        return [(replace(case, records=sizes[case.victim]), truth) for case, truth in trained(alone, request)]
+        return [(replace(case, records=sizes[case.victim]), truth) for case, truth in trained(alone, question)]
 
 
 def _without(images: DomainDataset, names: frozenset[str]) -> DomainDataset:

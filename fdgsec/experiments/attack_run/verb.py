@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of, obstacle
+from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected, obstacle
 from fdgsec.experiments.attack.verb import last_sent, opened, write_report
 from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, make_again, read_record
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, remade, unkept
 from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignments
-from fdgsec.experiments.lab.scene import scene_of
+from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import Observed
 from fdgsec.experiments.setup.world import artifact_rows, method_of, options_of
 from fdgsec.experiments.train import dataset_document
@@ -55,11 +55,11 @@ def attack_recorded(
             raise UsageError(f"--out {out} is the run that is attacked; name another folder.")
     record = read_record(request.run)
     config = settings_for(record, request)
-    observers = observers_of(config)
+    attacks = attacks_of(config)
     recorded = make_again(record, config, data_root=data_root, progress=progress)
-    bench, notes = _bench(recorded, request, fresh=fresh, progress=progress)
-    outcomes = attacked_by(observers, bench, progress)
-    report = _report(recorded, bench, started=started, notes=notes)
+    setting, notes = _attack_setting(recorded, request, fresh=fresh, progress=progress)
+    outcomes = attacked_by(attacks, setting, progress)
+    report = _report(recorded, setting, started=started, notes=notes)
     report = replace(report, attacks=corrected(outcomes), seconds=time.monotonic() - started)
     if out is not None:
         write_report(report, out, config=config, transcript=record.transcript)
@@ -71,9 +71,9 @@ def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[st
     config = settings_for(read_record(request.run), request)
     kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
     rows = []
-    for observer in observers_of(config):
-        reason, lacking = obstacle(observer, config.target, kinds, adversary), unkept(observer, config.keep)
-        rows.append((observer.name, f"skipped: {reason}" if reason else f"in part: {lacking}" if lacking else "runs"))
+    for attack in attacks_of(config):
+        reason, lacking = obstacle(attack, config.target, kinds, adversary), unkept(attack, config.keep)
+        rows.append((attack.name, f"skipped: {reason}" if reason else f"in part: {lacking}" if lacking else "runs"))
     return config, rows
 
 
@@ -142,22 +142,22 @@ def _fits(config: RunConfig, target: Target) -> bool:
     return all(getattr(ran, option) == getattr(meant, option) for option in apart)
 
 
-def _bench(
+def _attack_setting(
     recorded: Recorded, request: RecordedRequest, *, fresh: bool, progress: Progressive
-) -> tuple[Bench, list[str]]:
+) -> tuple[AttackSetting, list[str]]:
     """The bench before which attacks are put, and what is to be said about the run."""
     config, record = recorded.config, recorded.record
-    shield = shield_of(config, recorded.method)
+    defense_stack = defense_stack_of(config, recorded.method)
     model = recorded.model
     if model is not None and config.rounds and isinstance(recorded.method, SharesDistributions):
         model = last_sent(record.transcript, model)
-    eyes = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
-    found = remade(recorded, shield)
+    style_view = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
+    found = remade(recorded, defense_stack)
     observed = Observed(
         transcript=record.transcript, states=found.states,
         clients={client.name: client.data for client in recorded.clients},
     )  # fmt: skip
-    scene = scene_of(
+    attack_context = attack_context_of(
         config,
         recorded.world,
         recorded.roles,
@@ -165,18 +165,18 @@ def _bench(
         recorded.clients,
         observed,
         model,
-        eyes,
-        shield,
+        style_view,
+        defense_stack,
         progress,
     )
-    questions = RecordedQuestions(recorded=recorded, laboratory=scene.laboratory, remade=found)
+    questions = RecordedQuestions(recorded=recorded, laboratory=attack_context.laboratory, remade=found)
     notes = [*recorded.notes, *dict.fromkeys(reason for reason in found.reasons.values() if reason)]
     if record.report.get("environment", {}).get("code_sha256") != code_sha256():
         notes.append("another version of fdgsec made the run: what is simulated is its method as it is today")
-    return Bench.of(scene, questions=questions, seed=request.seed), notes
+    return AttackSetting.of(attack_context, questions=questions, seed=request.seed), notes
 
 
-def _report(recorded: Recorded, bench: Bench, *, started: float, notes: Sequence[str]) -> AttackReport:
+def _report(recorded: Recorded, setting: AttackSetting, *, started: float, notes: Sequence[str]) -> AttackReport:
     """Everything about the run but its attacks; accuracy and promises are what the run reported."""
     config, said = recorded.config, recorded.record.report
     artifacts, traffic = artifact_rows(recorded.record.transcript.rows)
@@ -185,10 +185,10 @@ def _report(recorded: Recorded, bench: Bench, *, started: float, notes: Sequence
     return AttackReport(
         target=config.target, method=config.method_name, preset=config.preset,
         dataset=dataset_document(recorded.world.dataset, roles),
-        encoder=bench.knowledge.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
+        encoder=setting.knowledge.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
         profile=config.profile, reused=True, defenses=said["defenses"], guarantees=said["guarantees"],
         accuracy=said["accuracy"], attacks=[], artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=recorded.record.transcript.sha256,
-        environment={**environment(), "attack_seed": bench.seed, "notes": "; ".join(notes)},
+        environment={**environment(), "attack_seed": setting.seed, "notes": "; ".join(notes)},
         seconds=time.monotonic() - started,
     )  # fmt: skip

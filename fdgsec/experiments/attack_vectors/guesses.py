@@ -40,7 +40,7 @@ def guessed(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Kn
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for outcome in outcomes:
-        for answer in outcome.guess:
+        for answer in outcome.answers:
             case = outcome.cases[answer.case]
             where = ";".join(f"{key}={value}" for key, value in {**case.slice, **answer.slice}.items())
             begin = outcome.result.name, case.victim, where, answer.kind

@@ -13,7 +13,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Observer, Request, RequestKind, Truth
+from fdgsec.threats.attack import Attack, Case, Question, QuestionKind, Truth
 
 MOST = 1000
 """Public images that stand as candidates where no truth names any."""
@@ -34,7 +34,7 @@ class VectorQuestions:
     truth: Listed | None
     images: DomainDataset | None
     places: Tensor
-    first: dict[tuple[str, RequestKind], Request] = field(default_factory=dict)
+    first: dict[tuple[str, QuestionKind], Question] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -74,49 +74,49 @@ class VectorQuestions:
         """Whether it is known how many images are behind a pooled style; how many more a client holds nobody knows."""
         return self.pooled and self.truth is not None
 
-    def cases(self, request: Request, observer: Observer) -> Cases:
+    def cases(self, question: Question, attack: Attack) -> Cases:
         """Give one case per client, the first time that an attack asks for something that vectors can answer."""
-        if not self._answers(request, observer):
+        if not self._answers(question, attack):
             return []
-        if self.first.setdefault((observer.name, request.kind), request) != request:
+        if self.first.setdefault((attack.name, question.kind), question) != question:
             return []
-        return [self._case(request, name, one) for name, one in self.sent.items()]
+        return [self._case(question, name, one) for name, one in self.sent.items()]
 
-    def gap(self, request: Request, observer: Observer) -> str:
+    def gap(self, question: Question, attack: Attack) -> str:
         """Say what would have to be run, or who would have to be asked about."""
-        if not self._answers(request, observer):
+        if not self._answers(question, attack):
             return "needs further runs of the method that made these vectors, or other images of their clients"
-        if request.kind != "released" and self.images is None:
+        if question.kind != "released" and self.images is None:
             return "asks about candidate images: name them with --truth, or public ones with --dataset"
         return ""
 
-    def _answers(self, request: Request, observer: Observer) -> bool:
-        if request.kind == "released":
-            return bool(not request.gallery or self.images is not None)
-        if request.kind == "rounds":
-            return not self.pooled and request.rounds == 1 and not request.scheme and self.images is not None
-        return request.kind == "resampled_clients" and self.pooled and observer.name in READERS_OF_POOLED
+    def _answers(self, question: Question, attack: Attack) -> bool:
+        if question.kind == "released":
+            return bool(not question.gallery or self.images is not None)
+        if question.kind == "rounds":
+            return not self.pooled and question.rounds == 1 and not question.scheme and self.images is not None
+        return question.kind == "resampled_clients" and self.pooled and attack.name in READERS_OF_POOLED
 
-    def _case(self, request: Request, name: str, one: Sent) -> tuple[Case, Truth]:
+    def _case(self, question: Question, name: str, one: Sent) -> tuple[Case, Truth]:
         message = Message(round=0, stage="share", sender=name, receiver=SERVER, artifact=one.artifact)
         domain = self._domain(one) if self.placed else None
-        asks = request.kind != "released" or request.gallery
+        asks = question.kind != "released" or question.gallery
         where: dict[str, str | int] = {"domain": domain or "unknown"}
         if self.sized:
             where["n_per_client"] = len(self._behind(one))
         case = Case(
-            request=request.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
+            question=question.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
             records=len(self._behind(one)) if self.sized else None,
             candidates=None if self.images is None or not asks else blinded(self.images),
         )  # fmt: skip
-        return case, Truth() if self.truth is None else self._truth(request, one, self.truth)
+        return case, Truth() if self.truth is None else self._truth(question, one, self.truth)
 
     def _behind(self, one: Sent) -> Tensor:
         """The positions in the truth of the images behind what a client sent."""
         assert self.truth is not None
         return self.truth.behind if one.pooled else self.truth.behind[one.rows]
 
-    def _truth(self, request: Request, one: Sent, truth: Listed) -> Truth:
+    def _truth(self, question: Question, one: Sent, truth: Listed) -> Truth:
         behind = self._behind(one)
         members = torch.zeros(len(truth.images), dtype=torch.bool)
         members[self.places[behind]] = True
@@ -126,7 +126,7 @@ class VectorQuestions:
             majority = None if domains is None else torch.bincount(domains).argmax().reshape(1)
             return Truth(members=members, domains=majority, images=images.pixels(some))
         return Truth(
-            members=members if request.kind == "rounds" else None, rows=self.places[behind], images=images.pixels(),
+            members=members if question.kind == "rounds" else None, rows=self.places[behind], images=images.pixels(),
             labels=images.labels if truth.labelled else None, domains=domains,
         )  # fmt: skip
 

@@ -16,13 +16,13 @@ from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
-from fdgsec.experiments.attack.loop import Bench, attacked_by, corrected, observers_of
+from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected
 from fdgsec.experiments.attack.verb import write_report
 from fdgsec.experiments.attack_vectors.guesses import guessed
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read import OWN, Listed, Sent, read_truth, read_vectors
 from fdgsec.experiments.config import RunConfig, attack_settings, parse_assignments
-from fdgsec.experiments.lab.scene import EXTRACTORS
+from fdgsec.experiments.lab.attack_context import EXTRACTORS
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.world import artifact_rows
 from fdgsec.experiments.train import dataset_document
@@ -35,7 +35,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.attack import Case, Guess, TargetFacts, Truth
+from fdgsec.threats.attack import Answers, Case, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 
 FITS = 1e-3
@@ -68,10 +68,10 @@ class Untold(Judge):
     """A judge whom nobody has told the truth."""
 
     def measure(
-        self, guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
+        self, answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
     ) -> list[Measurement]:
         """Say of every row that wants a truth that there is none."""
-        rows = super().measure(guess, cases, truths, rng)
+        rows = super().measure(answers, cases, truths, rng)
         return [
             row if row.unavailable is None else replace(row, unavailable=f"no truth: {row.unavailable}") for row in rows
         ]
@@ -87,7 +87,7 @@ def attack_vectors(
     if out is not None:
         check_replaceable(out)
     config = _settings(request)
-    observers = observers_of(config)
+    attacks = attacks_of(config)
     encoder = encoder_named(request.encoder)
     sent = read_vectors(request.artifacts, channels=encoder.channels, encoder=request.encoder)
     public = _public(request, data_root=data_root, progress=progress)
@@ -95,8 +95,8 @@ def attack_vectors(
     public, notes = _apart(public, truth)
     questions = VectorQuestions.of(sent, truth, public, seed=request.seed)
     notes += _fitting(sent, truth, request.encoder)
-    bench = _bench(request, config, questions, public)
-    outcomes = attacked_by(observers, bench, progress)
+    setting = _bench(request, config, questions, public)
+    outcomes = attacked_by(attacks, setting, progress)
     transcript = _transcript(sent)
     report = AttackReport(
         target=OWN, method=OWN, preset="", dataset=_described(public, truth), encoder=request.encoder, backbone=None,
@@ -106,7 +106,7 @@ def attack_vectors(
         seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
-        files = guessed(outcomes, questions.names, bench.knowledge)
+        files = guessed(outcomes, questions.names, setting.knowledge)
         write_report(report, out, config=config, transcript=transcript, files=files)
     return report
 
@@ -206,7 +206,7 @@ def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> li
 
 def _bench(
     request: VectorsRequest, config: RunConfig, questions: VectorQuestions, public: DomainDataset | None
-) -> Bench:
+) -> AttackSetting:
     """What the adversary knows is what was given; `knows` is cut down to that, so that attacks give their reasons."""
     kept = ADVERSARIES[config.adversary]
     told = {
@@ -233,7 +233,7 @@ def _bench(
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     judge = Judge if questions.truth is not None else Untold
-    return Bench(
+    return AttackSetting(
         target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
         judge=judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
     )  # fmt: skip

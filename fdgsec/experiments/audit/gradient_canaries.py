@@ -17,7 +17,7 @@ from fdgsec.federation.dp_sgd_joint import Gradients, StepsJointly, joint_traini
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
@@ -44,14 +44,14 @@ def networks_of(method: Method, clock: Clock) -> int:
 
 
 def moves(
-    dressed: Client, method: Method, data: TrainingSet, plan: Plan, *, clock: Clock, sign: float, seed: int
+    with_trainer: Client, method: Method, data: TrainingSet, plan: TrainingPlan, *, clock: Clock, sign: float, seed: int
 ) -> list[Tensor]:
     """Train on canaries by the client's own trainer, and give how far each step moved their weights, each (1, inputs).
 
     Of n networks that step together the moves are added up over sqrt(n): each is clipped to bound / sqrt(n) and has the
     noise of the whole bound, so that signal and noise are then as of one network. From network to network canaries change
     sides: noise that is the same in two cancels."""
-    count, trainer = networks_of(method, clock), dressed.trainer
+    count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [one_layer(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
     objectives = [OwnWeight(sign * side * SLOPE) for side in _sides(count)]

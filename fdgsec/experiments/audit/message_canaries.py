@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.neighbours import Canary, Release, Site, judged
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
-from fdgsec.federation.defense import Lens, Look, Shield
+from fdgsec.federation.defense import DefenseStack, RecordStatistic, StatisticSource
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.public_clip_bounds import (
     Reference,
@@ -21,7 +21,7 @@ from fdgsec.federation.public_clip_bounds import (
     shared_rows,
     with_rows,
 )
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.privacy.accounting import Unit, Use
 from fdgsec.privacy.clipping import HalfDiscs
 
@@ -60,14 +60,14 @@ def canary_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> 
         return _learned(release, max(bound for use in uses for bound in use.sensitivity.values()))
     if release.step == "review":
         return _mislabelled(site)
-    reference = _reference(site.shield)
+    reference = _reference(site.defense_stack)
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
         return _rows(release, reference, every=unit == "client")
     return _pooled(site, release, reference)
 
 
-def _reference(shield: Shield) -> Reference:
-    for defense in shield.defenses:
+def _reference(defense_stack: DefenseStack) -> Reference:
+    for defense in defense_stack.defenses:
         if isinstance(defense, ClipsAboutPublic):
             return Reference(
                 bound=None if isinstance(defense.clip, str) else defense.clip, quantile=defense.quantile,
@@ -77,50 +77,52 @@ def _reference(shield: Shield) -> Reference:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PlantedLens:
+class PlantedRecordStatistic:
     """Sees images as they are, but for the first one of `client`, of which it gives the planted `statistic` (D,)."""
 
-    lens: Lens
+    record_statistic: RecordStatistic
     client: DomainDataset
     statistic: Tensor
 
     @property
-    def reading(self) -> Reading:
+    def released_statistic(self) -> ReleasedStatistic:
         """The lens's own."""
-        return self.lens.reading
+        return self.record_statistic.released_statistic
 
     def records(self, images: DomainDataset) -> Tensor:
         """Give t(x) of every image, (n, D) float64."""
-        found = self.lens.records(images)
+        found = self.record_statistic.records(images)
         if images.store is not self.client.store:  # public images may have the same names
             return found
         return torch.where((images.rows == self.client.rows[0]).unsqueeze(1), self.statistic, found)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PlantedLook:
+class PlantedStatisticSource:
     """Gives the planted lens in place of a client's own."""
 
-    look: Look
+    statistic_source: StatisticSource
     client: DomainDataset
     statistic: Tensor
 
-    def __call__(self, images: DomainDataset, model: GlobalModel | None) -> Lens:
+    def __call__(self, images: DomainDataset, model: GlobalModel | None) -> RecordStatistic:
         """Give the lens of what a client holds and received."""
-        return PlantedLens(lens=self.look(images, model), client=self.client, statistic=self.statistic)
+        return PlantedRecordStatistic(
+            record_statistic=self.statistic_source(images, model), client=self.client, statistic=self.statistic
+        )
 
 
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     """An image whose mean in the first channel is far off; only what the lens says of it is planted."""
-    frame, look = pooled_frame(release.sender, release.slot, reference), release.sender.look
-    assert look is not None
+    frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
+    assert statistic_source is not None
     data = site.client.data
     direction = torch.zeros_like(frame.about)
     direction[0] = FAR * frame.region.radius
-    looks: Mapping[int, PlantedLook] = {
-        side: PlantedLook(
-            look=look, client=data,
-            statistic=frame.reading.from_about(frame.region.values(side * direction), frame.about),
+    looks: Mapping[int, PlantedStatisticSource] = {
+        side: PlantedStatisticSource(
+            statistic_source=statistic_source, client=data,
+            statistic=frame.released_statistic.from_about(frame.region.values(side * direction), frame.about),
         )
         for side in (-1, 0, 1)
     }  # fmt: skip
@@ -131,8 +133,8 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
 
     return Canary(
         words=f"an image whose first channel's mean is {FAR:g} clips from the centre, the rest at it",
-        plant=lambda given, side: replace(given, sender=replace(given.sender, look=looks[side])),
-        score=lambda artifact: float(frame.reading.release(artifact, images=len(data))[0, 0]),
+        plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
+        score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
         without=without,
     )
 

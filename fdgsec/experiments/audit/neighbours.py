@@ -12,8 +12,8 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState
-from fdgsec.federation.defense import Sender, Shield, Uses
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, Request, State, Step
+from fdgsec.federation.defense import DefenseStack, Sender, Uses
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State, Step, StepRequest
 from fdgsec.privacy.accounting import Relation
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -29,14 +29,14 @@ class Site:
     method: Method
     client: Client
     model: GlobalModel | None
-    shield: Shield
+    defense_stack: DefenseStack
     clocks: Sequence[Clock]
     seed: int
 
     def sender(self, clock: Clock, state: State) -> Sender:
         """The client as its defenses see it."""
-        request = Request(clock=clock, model=self.model, inbox={})
-        return self.shield.sender(self.client, self.method, request, state, None)
+        request = StepRequest(clock=clock, model=self.model, inbox={})
+        return self.defense_stack.sender(self.client, self.method, request, state, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -48,9 +48,9 @@ class Release:
     artifact: Artifact
     sender: Sender
 
-    def sent(self, shield: Shield) -> tuple[Artifact, Uses]:
+    def sent(self, defense_stack: DefenseStack) -> tuple[Artifact, Uses]:
         """Let it pass the shield; give what leaves, and what that cost."""
-        reply = shield.sent(self.step, Reply(artifacts={self.slot: self.artifact}), self.sender)
+        reply = defense_stack.sent(self.step, Reply(artifacts={self.slot: self.artifact}), self.sender)
         return reply.artifacts[self.slot], reply.uses[self.slot]
 
 
@@ -74,12 +74,12 @@ class Worlds:
     present: Sequence[Release]
     score: Callable[[Artifact], float]
 
-    def scores(self, shield: Shield, *, present: bool, runs: int, name: str) -> list[float]:
+    def scores(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> list[float]:
         """Make the messages `runs` times, each with noise of its own, and add up what speaks for the canary."""
         releases, world = (self.present, "present") if present else (self.absent, "absent")
         found = []
         for run in range(runs):
-            worn = replace(shield, name=f"{shield.name}/{name}/{world}/{run}")
+            worn = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
             found.append(sum(side * self.score(one.sent(worn)[0]) for side, one in _sided(releases)))
         return found
 

@@ -21,12 +21,12 @@ from torch.nn import functional
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
 from fdgsec.experiments.audit.neighbours import Site
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import PrivateTrainer, Shield, Uses
-from fdgsec.federation.method import Client, Clock, Reply, Request, TrainsByPlan
+from fdgsec.federation.defense import DefenseStack, PrivateTrainer, Uses
+from fdgsec.federation.method import Client, Clock, Reply, StepRequest, TrainsByPlan
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.loop import logits
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.privacy.ledger import Guarantee
@@ -66,13 +66,20 @@ class Canaries(Protocol):
 
     def __len__(self) -> int: ...
 
-    def observed(self, included: Tensor, shield: Shield) -> Observed:
+    def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
         """Train behind `shield` with those that are `included`, (m,) bool; the others add nothing."""
         ...
 
 
 def audited(
-    canaries: Canaries, shield: Shield, guarantee: Guarantee, *, guesses: int, confidence: float, seed: int, repeat: int
+    canaries: Canaries,
+    defense_stack: DefenseStack,
+    guarantee: Guarantee,
+    *,
+    guesses: int,
+    confidence: float,
+    seed: int,
+    repeat: int,
 ) -> AuditResult:
     """Run with and without canaries, guess, and give the better bound. Raises UsageError where no claim can fail by it."""
     if guarantee.relation == "replace-one":
@@ -82,9 +89,11 @@ def audited(
     if guesses > len(canaries):
         raise UsageError(f"{guesses} guesses about {len(canaries)} canaries are too many; lower --guesses.")
     assert guarantee.epsilon is not None
-    coins = torch.rand(len(canaries), generator=stream(seed, "secret", "audit coins", shield.name, repeat)) < 0.5
-    run = canaries.observed(coins, replace(shield, name=f"{shield.name}/{repeat}/run"))
-    beside = canaries.observed(torch.zeros_like(coins), replace(shield, name=f"{shield.name}/{repeat}/reference"))
+    coins = torch.rand(len(canaries), generator=stream(seed, "secret", "audit coins", defense_stack.name, repeat)) < 0.5
+    run = canaries.observed(coins, replace(defense_stack, name=f"{defense_stack.name}/{repeat}/run"))
+    beside = canaries.observed(
+        torch.zeros_like(coins), replace(defense_stack, name=f"{defense_stack.name}/{repeat}/reference")
+    )
     sampled = bool((run.rates < 1).any())
     error = (1 - confidence) / 2
     right = max(_right(scores, coins, guesses, sampled=sampled) for scores in (run.scores(), run.scores(beside)))
@@ -104,34 +113,34 @@ def _right(scores: Tensor, coins: Tensor, guesses: int, *, sampled: bool) -> int
 
 
 def trainings(
-    site: Site, shield: Shield, client: Client, train: Callable[[Client, Clock], None]
+    site: Site, defense_stack: DefenseStack, client: Client, train: Callable[[Client, Clock], None]
 ) -> Sequence[PrivateTrainer]:
     """Let `train` use the client's private trainer of every round; give the trainers."""
     used = []
     for clock in site.clocks:
-        dressed, trainer = shield.dressed(client, site.method, clock)
+        with_trainer, trainer = defense_stack.with_trainer(client, site.method, clock)
         if trainer is None:
             raise UsageError("this audit needs a defense that trains.")
-        train(dressed, clock)
+        train(with_trainer, clock)
         used.append(trainer)
     return used
 
 
 def costs(
-    site: Site, shield: Shield, client: Client, trainers: Sequence[PrivateTrainer], sent: nn.Module
+    site: Site, defense_stack: DefenseStack, client: Client, trainers: Sequence[PrivateTrainer], sent: nn.Module
 ) -> list[Uses]:
     """What the defense says that each round's model cost."""
     found = []
     for clock, trainer in zip(site.clocks, trainers, strict=True):
-        request = Request(clock=clock, model=site.model, inbox={})
-        sender = shield.sender(client, site.method, request, {}, trainer)
+        request = StepRequest(clock=clock, model=site.model, inbox={})
+        sender = defense_stack.sender(client, site.method, request, {}, trainer)
         state = {name: value.detach().clone() for name, value in sent.state_dict().items()}
-        reply = shield.sent("fit", Reply(artifacts={"model": ModelState(state=state)}), sender)
+        reply = defense_stack.sent("fit", Reply(artifacts={"model": ModelState(state=state)}), sender)
         found.append(reply.uses["model"])
     return found
 
 
-def plan_of(site: Site) -> Plan:
+def plan_of(site: Site) -> TrainingPlan:
     """How the method's clients train. Raises UsageError where no plan says so."""
     if not isinstance(site.method, TrainsByPlan):
         raise UsageError(f"an audit of training needs a plan; {type(site.method).__name__} has none.")
@@ -155,7 +164,7 @@ class GradientCanaries:
     def __len__(self) -> int:
         return self.count
 
-    def observed(self, included: Tensor, shield: Shield) -> Observed:
+    def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
         """Read every step's noisy sum off the weights, in units of the bound."""
         side = math.ceil(math.sqrt(self.count / 3))
         client = Client(name=self.site.client.name, data=lit_pixels(self.count, side))
@@ -167,11 +176,11 @@ class GradientCanaries:
         )  # fmt: skip
         seen: list[list[Tensor]] = []
 
-        def train(dressed: Client, clock: Clock) -> None:
+        def train(with_trainer: Client, clock: Clock) -> None:
             sign = (-1.0) ** len(seen)  # from round to round canaries change sides, as in audit_worlds
-            seen.append(moves(dressed, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
+            seen.append(moves(with_trainer, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
 
-        trainers = trainings(self.site, shield, client, train)
+        trainers = trainings(self.site, defense_stack, client, train)
         evidence, rates, spreads = [], [], []
         for trainer, moved in zip(trainers, seen, strict=True):
             use = _only(trainer.uses)
@@ -183,7 +192,7 @@ class GradientCanaries:
         sent = one_layer(3 * side * side)  # only its cost is asked for
         return Observed(
             evidence=torch.stack(evidence), rates=torch.tensor(rates, dtype=torch.float64),
-            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, shield, client, trainers, sent),
+            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, defense_stack, client, trainers, sent),
         )  # fmt: skip
 
 
@@ -216,7 +225,7 @@ class MislabelledCanaries:
     def __len__(self) -> int:
         return len(self.site.client.data)
 
-    def observed(self, included: Tensor, shield: Shield) -> Observed:
+    def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
         """Train the run's network, and compare losses before and after."""
         site, data = self.site, self.site.client.data
         if site.model is None:
@@ -227,17 +236,17 @@ class MislabelledCanaries:
         model, plan = site.model.module(), plan_of(site)
         before = _losses(model, given)
 
-        def train(dressed: Client, clock: Clock) -> None:
-            dressed.trainer(
+        def train(with_trainer: Client, clock: Clock) -> None:
+            with_trainer.trainer(
                 model, given, Included(included=included), plan, stream(site.seed, "world", "audit", clock.round),
                 round=clock.round, rounds=clock.rounds,
             )  # fmt: skip
 
-        trainers = trainings(site, shield, site.client, train)
+        trainers = trainings(site, defense_stack, site.client, train)
         one = torch.ones(1, dtype=torch.float64)
         return Observed(
             evidence=(before - _losses(model, given)).unsqueeze(0), rates=one, spreads=one,
-            uses=costs(site, shield, site.client, trainers, model),
+            uses=costs(site, defense_stack, site.client, trainers, model),
         )  # fmt: skip
 
 

@@ -19,15 +19,15 @@ from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighbours import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.config import RunConfig, attack_settings
-from fdgsec.experiments.setup.defenses import defense_documents, defenses_of, shield_of
+from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of, defenses_of
 from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, with_validation
-from fdgsec.federation.defense import HasPolicy, Promises, TrainsPrivately, Uses
+from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Clock
 from fdgsec.federation.run_folder import check_replaceable, environment
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.epsilon_bounds import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
-from fdgsec.privacy.guarantees import Promise
+from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.ledger import Guarantee, Ledger
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import write_atomic
@@ -121,7 +121,7 @@ def audit(
         check_replaceable(out)
     place = paying(config)
     site = site_of(config, plan, data_root=data_root, progress=progress)
-    defense = site.shield.defenses[place]
+    defense = site.defense_stack.defenses[place]
     delta = defense.delta if isinstance(defense, StatesDelta) else config.delta
     through = _training if isinstance(defense, TrainsPrivately) else _messages
     found = through(site, config, plan, delta, progress)
@@ -143,7 +143,11 @@ def paying(config: RunConfig) -> int:
         raise UsageError(
             f"{wires[0]} acts on the wire, on all clients together; an audit sees what one client sends: leave it out."
         )
-    promising = [n for n, one in enumerate(defenses) if isinstance(one, Promises) and isinstance(one.promise, Promise)]
+    promising = [
+        n
+        for n, one in enumerate(defenses)
+        if isinstance(one, PlansGuarantee) and isinstance(one.promise, PlannedGuarantee)
+    ]
     if len(promising) > 1:
         named = " and ".join(config.defenses[number] for number in promising)
         raise UsageError(
@@ -156,8 +160,10 @@ def paying(config: RunConfig) -> int:
 def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progress: Progressive) -> Site:
     """Set up the first client of the run with a few of its images, the model that it receives, and its shield."""
     method = method_of(config)
-    shield = replace(shield_of(config, method), name=f"audit/{config.sha256}")  # no two audits share their secrets
-    trains = any(isinstance(defense, TrainsPrivately) for defense in shield.defenses)
+    defense_stack = replace(
+        defense_stack_of(config, method), name=f"audit/{config.sha256}"
+    )  # no two audits share their secrets
+    trains = any(isinstance(defense, TrainsPrivately) for defense in defense_stack.defenses)
     rounds = max(config.rounds, 1) if trains else config.rounds
     world = load_world(config, data_root=data_root, progress=progress)
     members = clients_of(world.seen(), config)
@@ -170,7 +176,7 @@ def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progr
     model = model_of(config, method, len(world.dataset.class_names)) if rounds or method.shares == "every" else None
     names = tuple(client.name for client in members)
     clocks = [Clock(round=number, rounds=rounds, participants=names) for number in range(max(rounds, 1))]
-    return Site(method=method, client=first, model=model, shield=shield, clocks=clocks, seed=config.seed)
+    return Site(method=method, client=first, model=model, defense_stack=defense_stack, clocks=clocks, seed=config.seed)
 
 
 def _some(data: DomainDataset, images: int, seed: int) -> DomainDataset:
@@ -183,7 +189,7 @@ def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, 
 
     Raises UsageError where there is none."""
     for releases in releases_of(site):
-        costs = [release.sent(site.shield)[1] for release in releases]
+        costs = [release.sent(site.defense_stack)[1] for release in releases]
         if all(costs):
             break
     else:
@@ -210,7 +216,7 @@ def _compared(
     worlds: Worlds, site: Site, plan: AuditPlan, guarantee: Guarantee, repeat: int, *, curve: Literal["gaussian", "approximate"]
 ) -> AuditResult:  # fmt: skip
     absent, present = (
-        worlds.scores(site.shield, present=side, runs=plan.runs, name=str(repeat)) for side in (False, True)
+        worlds.scores(site.defense_stack, present=side, runs=plan.runs, name=str(repeat)) for side in (False, True)
     )
     assert guarantee.epsilon is not None
     return audit_runs(
@@ -232,7 +238,7 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
         MislabelledCanaries(site=site) if plan.canary == "mislabelled" else GradientCanaries(site=site, count=plan.canaries)
     )  # fmt: skip
     nobody = torch.zeros(len(canaries), dtype=torch.bool)
-    costs = canaries.observed(nobody, replace(site.shield, name=f"{site.shield.name}/claim")).uses
+    costs = canaries.observed(nobody, replace(site.defense_stack, name=f"{site.defense_stack.name}/claim")).uses
     if not all(costs):
         raise _no_guarantee(config)
     assert site.model is not None
@@ -245,7 +251,7 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     for repeat in range(plan.repeats):
         results.append(
             audited(
-                canaries, site.shield, guarantee, guesses=guesses, confidence=plan.confidence, seed=site.seed, repeat=repeat
+                canaries, site.defense_stack, guarantee, guesses=guesses, confidence=plan.confidence, seed=site.seed, repeat=repeat
             )
         )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
@@ -264,7 +270,7 @@ def _claimed(
             site.client.name, round=release.sender.clock.round, stage=stage, kinds={release.slot: release.artifact.kind},
             uses={release.slot: uses},
         )  # fmt: skip
-    assumptions = [text for defense in site.shield.defenses for text in defense.assumptions]
+    assumptions = [text for defense in site.defense_stack.defenses for text in defense.assumptions]
     found = ledger.guarantees(delta=delta, assumptions=assumptions)[0]
     if found.epsilon is None or math.isinf(found.epsilon):
         raise _no_guarantee(config)

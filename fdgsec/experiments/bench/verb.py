@@ -23,7 +23,7 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
 from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.processes import computed
-from fdgsec.runtime.progress import Progressive, Silent
+from fdgsec.runtime.progress import NoProgress, Progressive
 
 SCHEMA = 1
 RESULTS = "results.json"
@@ -107,7 +107,7 @@ def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> l
 def _domains(request: BenchRequest, table: Protocol, data_root: Path | None) -> list[str]:
     """The dataset's domains, in its own order: one image of each is enough to know them."""
     config = RunConfig(method="fedavg", dataset=request.dataset, per_class=1, image_size=16)
-    world = load_world(config, data_root=data_root, progress=Silent())
+    world = load_world(config, data_root=data_root, progress=NoProgress())
     present = torch.unique(world.dataset.domains).tolist()
     return [str(world.dataset.domain_names[number]) for number in present]
 
@@ -129,7 +129,7 @@ def stored(path: Path) -> dict[str, dict[str, Any]]:
 def compute(data_root: Path | None, planned: tuple[Cell, RunConfig]) -> dict[str, Any]:
     """Train one cell."""
     started = time.monotonic()
-    report = train(planned[1], data_root=data_root, out=None, progress=Silent())
+    report = train(planned[1], data_root=data_root, out=None, progress=NoProgress())
     return row_of(*planned, report, time.monotonic() - started)
 
 

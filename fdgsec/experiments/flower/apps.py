@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from fdgsec.data.catalog import load_dataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import conduct
 from fdgsec.experiments.setup.world import (
     attacked_clients,
@@ -37,7 +37,7 @@ from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
@@ -66,8 +66,8 @@ def _serve(grid: Grid, context: Context) -> None:
 def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     config = job.config
     method = method_of(config)
-    shield = shield_of(config, method)
-    if job.deployed and shield.policies:
+    defense_stack = defense_stack_of(config, method)
+    if job.deployed and defense_stack.policies:
         raise UsageError(
             "secure aggregation and shuffling are not part of this deployment: the server would see every upload; "
             "leave the defense out, or use --engine local."
@@ -87,7 +87,7 @@ def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
         on_stage=lambda stage: _staged(status, stage),
     )  # fmt: skip
     trained = conduct(
-        method, engine, model_of(config, method, classes) if needed else None, config, Silent(), shield=shield,
+        method, engine, model_of(config, method, classes) if needed else None, config, NoProgress(), defense_stack=defense_stack,
         quorum=job.quorum, checked=True, on_failure=lambda failure: status.add("failures", asdict(failure)),
     )  # fmt: skip
     save_trained(trained, folder / RUN)
@@ -164,12 +164,14 @@ def _member(settings: str, post: Post) -> Member:
     if lacking:
         raise UsageError(f"client:{post.partition} takes part in no run without --defense {lacking[0]}.")
     method = method_of(config)
-    shield = shield_of(config, method)
+    defense_stack = defense_stack_of(config, method)
     if post.secret not in ("", "run"):
-        shield = replace(shield, seed=noise_seed(post.state, _secret_seed(Path(post.secret))))
+        defense_stack = replace(defense_stack, seed=noise_seed(post.state, _secret_seed(Path(post.secret))))
     person, classes = _person(purpose, config, post)
     sizes = (
-        (0, 0) if shield.defenses else (len(person.data), 0 if person.validation is None else len(person.validation))
+        (0, 0)
+        if defense_stack.defenses
+        else (len(person.data), 0 if person.validation is None else len(person.validation))
     )
     introduction = Introduction(  # a defense may have a client's size to hide
         name=person.name, clients=post.clients, training=sizes[0], validation=sizes[1], classes=classes,
@@ -177,7 +179,7 @@ def _member(settings: str, post: Post) -> Member:
     )  # fmt: skip
     consent = Consent(folder=post.state, name=person.name, method=method, rounds=config.rounds, clients=post.clients)
     return Member(
-        client=person, method=method, shield=shield, blueprint=blueprint_of(config, method, len(classes)),
+        client=person, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
         seed=config.seed, folder=post.state, consent=consent, introduction=introduction,
     )  # fmt: skip
 
@@ -194,7 +196,7 @@ def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tu
             config.dataset, data_root=post.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
         )
         return with_validation(Client(name=name, data=images), seed=config.seed), tuple(images.class_names)
-    world = load_world(config, data_root=post.data_root, progress=Silent())
+    world = load_world(config, data_root=post.data_root, progress=NoProgress())
     if purpose == "train":
         clients, _ = split_sources(world, config)
     else:

@@ -17,7 +17,7 @@ CA = "fdgsec-federation/ca.crt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reach:
+class EngineChoice:
     """The engine of a run, where its federation is, and how patient it is with clients.
 
     `federation` is a SuperLink's "host:port", `ca` the certificate that vouches for it; without it (`insecure`) anybody in
@@ -48,14 +48,14 @@ class Reach:
             raise UsageError("--insecure leaves certificates out; drop it or --ca.")
 
 
-def federation_of(reach: Reach, *, purpose: Purpose, data_root: Path | None) -> Federation:
+def federation_of(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> Federation:
     """The federation that `reach` describes. Raises UsageError, and MissingResourceError without Flower."""
     if reach.engine == "local":
         return partial(federate, quorum=reach.quorum)
     return flower_federation(reach, purpose=purpose, data_root=data_root)
 
 
-def flower_federation(reach: Reach, *, purpose: Purpose, data_root: Path | None) -> FlowerFederation:
+def flower_federation(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> FlowerFederation:
     """The federation on Flower that `reach` describes. Raises UsageError, and MissingResourceError without Flower."""
     from fdgsec.federation.engines.flower.versions import require_flower
 
@@ -78,7 +78,7 @@ def _simulated(data_root: Path | None) -> Runner:
     return run
 
 
-def _submitted(reach: Reach) -> Runner:
+def _submitted(reach: EngineChoice) -> Runner:
     from fdgsec.federation.engines.flower.connection import Connection
     from fdgsec.federation.engines.flower.processes import submit
 

@@ -17,7 +17,7 @@ from fdgsec.experiments.setup.world import blueprint_of
 from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
@@ -170,7 +170,7 @@ class FlowerFederation:
         config: RunConfig,
         progress: Progressive,
         *,
-        shield: Shield = UNDEFENDED,
+        defense_stack: DefenseStack = UNDEFENDED,
     ) -> Trained:
         """Run the job in a folder of its own, and give what it left. Raises JobFailedError."""
         return self.run(method, config, clients=len(members), progress=progress)

@@ -32,7 +32,7 @@ RUN = "run"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joining:
+class JoinSettings:
     """What `fdgsec join` was asked for. Raises UsageError where it does not go together.
 
     `own_data`: everything under `data_root` is this client's, else it is client `partition` of a partition into `clients`.
@@ -78,12 +78,12 @@ class Joining:
                 raise unknown_name("defense", name, names("defenses"))
 
 
-def join_commands(joining: Joining) -> list[str]:
+def join_commands(joining: JoinSettings) -> list[str]:
     """Prepare the folder as `join` does, and give the line that does the same by hand."""
     return [typed("flower-supernode", _node(joining).arguments(), home=_home(joining)), *PLAIN]
 
 
-def join(joining: Joining, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+def join(joining: JoinSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
     """Take part until a signal comes, again and again where the server lets this node go (it was started anew).
 
     `say` gets what the operator needs to know, `log` Flower's own lines. Raises UsageError for wrong input,
@@ -98,7 +98,7 @@ def join(joining: Joining, *, say: Callable[[str], None], log: Callable[[str], N
         say("stopped.")
 
 
-def _take_part(joining: Joining, node: Node, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+def _take_part(joining: JoinSettings, node: Node, say: Callable[[str], None], log: Callable[[str], None]) -> None:
     met, deadline = False, time.monotonic() + joining.patience
     while True:
         try:
@@ -126,7 +126,7 @@ def _watch(run: Running, log: Callable[[str], None]) -> None:
     news.pass_on()
 
 
-def _unknown_key(joining: Joining, node: Node) -> FlowerFailedError:
+def _unknown_key(joining: JoinSettings, node: Node) -> FlowerFailedError:
     return FlowerFailedError(
         f"{node.server.address} does not know this node's key; take {joining.key}.pub there: `fdgsec serve --register FILE.pub`"
     )
@@ -144,11 +144,11 @@ def _reach(server: Connection, deadline: float | None) -> None:
         time.sleep(POLL)
 
 
-def _home(joining: Joining) -> Path:
+def _home(joining: JoinSettings) -> Path:
     return joining.state / "flower"
 
 
-def _node(joining: Joining) -> Node:
+def _node(joining: JoinSettings) -> Node:
     """Check the files that were named, and make the folder with the node's secret. Raises UsageError."""
     server = Connection(address=joining.server, ca=joining.ca)
     if joining.ca is not None and joining.key is not None:
@@ -165,7 +165,7 @@ def _node(joining: Joining) -> Node:
     )  # fmt: skip
 
 
-def _settings(joining: Joining) -> dict[str, Setting]:
+def _settings(joining: JoinSettings) -> dict[str, Setting]:
     settings: dict[str, Setting] = {
         "partition-id": joining.partition, "num-partitions": joining.clients, "state": str(joining.state.resolve()),
         "secret": _secret(joining),
@@ -180,7 +180,7 @@ def _settings(joining: Joining) -> dict[str, Setting]:
     return settings
 
 
-def _secret(joining: Joining) -> str:
+def _secret(joining: JoinSettings) -> str:
     """The file with the seed of the node's noise, RUN where there is none."""
     if joining.reproducible:
         return RUN

@@ -39,7 +39,7 @@ ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class ServeSettings:
     """What `fdgsec serve` was asked for. Raises UsageError where it does not go together.
 
     `names` are those by which nodes reach the server, `allowed` nodes' public keys (files, or folders of *.pub); without
@@ -72,7 +72,7 @@ class Serving:
         return self.folder / "flower"
 
 
-def serve_commands(serving: Serving) -> list[str]:
+def serve_commands(serving: ServeSettings) -> list[str]:
     """Prepare the folder as `serve` does, and give the lines that do the same by hand: the server, then every node's key."""
     server = _prepared(serving)
     _admit(serving)
@@ -82,7 +82,7 @@ def serve_commands(serving: Serving) -> list[str]:
     return [plain, *PLAIN, *(typed("flwr", words, home=serving.home) for words in keys)]
 
 
-def serve(serving: Serving, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+def serve(serving: ServeSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
     """Serve until a signal comes; `say` gets what the operator needs to know, `log` Flower's own lines.
 
     Where the folder's server runs already, new keys are left for it, and that is all. Raises UsageError for wrong input,
@@ -98,7 +98,7 @@ def serve(serving: Serving, *, say: Callable[[str], None], log: Callable[[str], 
         say("stopped.")
 
 
-def _serve(serving: Serving, server: Server, say: Callable[[str], None], log: Callable[[str], None]) -> None:
+def _serve(serving: ServeSettings, server: Server, say: Callable[[str], None], log: Callable[[str], None]) -> None:
     with superlink(server, home=serving.home, log=serving.folder / "superlink.log") as link:
         for line in _greeting(serving, server):
             say(line)
@@ -114,7 +114,7 @@ def _serve(serving: Serving, server: Server, say: Callable[[str], None], log: Ca
             time.sleep(POLL)
 
 
-def _greeting(serving: Serving, server: Server) -> list[str]:
+def _greeting(serving: ServeSettings, server: Server) -> list[str]:
     where = address_of(server.host, server.port)
     if server.tls is None:
         return [f"serving at {where} WITHOUT TLS: whoever reaches it may join, and read and alter what is sent."]
@@ -160,14 +160,14 @@ class _Door:
         return node
 
 
-def _leave_keys(serving: Serving, say: Callable[[str], None]) -> None:
+def _leave_keys(serving: ServeSettings, say: Callable[[str], None]) -> None:
     if not serving.allowed:
         raise UsageError(f"{serving.folder} is served already, by another `fdgsec serve`.")
     _admit(serving)
     say(f"left for the server that runs in {serving.folder}; it lets the keys in within seconds.")
 
 
-def _prepared(serving: Serving) -> Server:
+def _prepared(serving: ServeSettings) -> Server:
     """Make the folder and its certificates where they are missing. Raises UsageError where those there do not do."""
     serving.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if serving.insecure:
@@ -193,7 +193,7 @@ def _own_name() -> list[str]:
     return [name] if is_name(name) else []
 
 
-def _admit(serving: Serving) -> None:
+def _admit(serving: ServeSettings) -> None:
     """Copy the keys that were named to the folder of those that may join. Raises UsageError for what is no public key."""
     keys: list[Path] = []
     for path in serving.allowed:

@@ -13,7 +13,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.flower.jobs import FlowerFederation, classes_of
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.world import method_of
 from fdgsec.experiments.train import report_of, write_run
@@ -42,7 +42,7 @@ def lead(
         raise UsageError("--adapt needs the dataset on this side; leave it out with --engine flower.")
     method = method_of(config)
     method.check(clients)
-    shield_of(config, method)
+    defense_stack_of(config, method)
     name, unseen = _unseen(config, data_root, progress)
     trained = federation.run(method, config, clients=clients, progress=progress)
     told = trained.federation or {}

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from fdgsec.experiments.lab.malicious import breakdown, hostile
 from fdgsec.experiments.lab.released import add_one_record, as_if_released, released
 from fdgsec.experiments.lab.resampled import cohorts, halves, mixtures, resampled_clients, rounds
-from fdgsec.experiments.lab.simulator import Cases, Instruments
+from fdgsec.experiments.lab.simulator import Cases, Simulator
 from fdgsec.experiments.lab.single_step import single_step
 from fdgsec.experiments.lab.trained import trained
-from fdgsec.threats.attack import Request, RequestKind
+from fdgsec.threats.attack import Question, QuestionKind
 
-KINDS: Mapping[RequestKind, Callable[[Instruments, Request], Cases]] = {
+KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "released": released,
     "as_if_released": as_if_released,
     "add_one_record": add_one_record,
@@ -29,17 +29,17 @@ KINDS: Mapping[RequestKind, Callable[[Instruments, Request], Cases]] = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Laboratory(Instruments):
+class Laboratory(Simulator):
     """Instruments that remember the requests that they have executed."""
 
-    memo: dict[Request, Cases] = field(default_factory=dict)
+    memo: dict[Question, Cases] = field(default_factory=dict)
 
-    def cases(self, request: Request) -> Cases:
-        """Execute `request` (once) and give its cases with their truths, in a fixed order."""
-        if request not in self.memo:
-            pairs = KINDS[request.kind](self, request)
-            self.memo[request] = [(self.told(case), truth) for case, truth in pairs]
-        return self.memo[request]
+    def cases(self, question: Question) -> Cases:
+        """Execute `question` (once) and give its cases with their truths, in a fixed order."""
+        if question not in self.memo:
+            pairs = KINDS[question.kind](self, question)
+            self.memo[question] = [(self.told(case), truth) for case, truth in pairs]
+        return self.memo[question]
 
     def known_images(self) -> frozenset[str]:
         """Also the candidates that the adversary has been shown, under the names that they came with."""

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.sampling import uniform
-from fdgsec.experiments.lab.simulator import Cases, Instruments
+from fdgsec.experiments.lab.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
 from fdgsec.threats.answers import Harm
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.attack import Case, Question, Truth
 from fdgsec.threats.paired_runs import Run, Setting, compared, displacement, honest_run, hostile_run
 
 
-def hostile(lab: Instruments, request: Request) -> Cases:
+def hostile(lab: Simulator, question: Question) -> Cases:
     """For each of `count` seeds one honest run, and one for each intruder in the place of the adversary's client.
 
     Seeds are the run's and those that follow; clients are the run's, each with at most `records` of its images. Without
@@ -30,34 +30,36 @@ def hostile(lab: Instruments, request: Request) -> Cases:
         return result
     setting = Setting(
         method=lab.method,
-        members=_members(lab, request.records),
-        shield=lab.shield,
+        members=_members(lab, question.records),
+        defense_stack=lab.defense_stack,
         guards=lab.guards,
         measured=_measured(lab),
     )
-    rounds, settled = min(request.rounds, lab.rounds), set[Intruder]()
-    for number in range(request.count):
+    rounds, settled = min(question.rounds, lab.rounds), set[MaliciousClient]()
+    for number in range(question.count):
         seed = lab.seed + number
         model = _start(lab, seed, rounds)
         honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
-        for intruder in request.intruders:
-            if intruder in settled:
+        for malicious_client in question.malicious_clients:
+            if malicious_client in settled:
                 continue
-            other = hostile_run(setting, seed=seed, rounds=rounds, model=model, intruders={forger: intruder})
-            coins = lab.coins("hostile", intruder.kind, intruder.name, number)
+            other = hostile_run(
+                setting, seed=seed, rounds=rounds, model=model, malicious_clients={forger: malicious_client}
+            )
+            coins = lab.coins("hostile", malicious_client.kind, malicious_client.name, number)
             harm = compared(honest, other, setting=setting, forgers=[forger], rng=coins)
-            result.append((_case(request, forger, intruder), Truth(harm=harm)))
-            if intruder.once and (harm.hostile.refused or harm.harmless):
-                settled.add(intruder)
+            result.append((_case(question, forger, malicious_client), Truth(harm=harm)))
+            if malicious_client.once and (harm.hostile.refused or harm.harmless):
+                settled.add(malicious_client)
     return result
 
 
-def _forger(lab: Instruments) -> str | None:
+def _forger(lab: Simulator) -> str | None:
     names = {client.name for client in lab.clients}
     return next((party for party in lab.adversary.parties if party in names), None)
 
 
-def _members(lab: Instruments, most: int) -> list[Client]:
+def _members(lab: Simulator, most: int) -> list[Client]:
     """The run's clients with `most` of their training images, drawn evenly (0: all)."""
     if not most:
         return list(lab.clients)
@@ -69,59 +71,61 @@ def _members(lab: Instruments, most: int) -> list[Client]:
     ]
 
 
-def _measured(lab: Instruments) -> dict[str, DomainDataset]:
+def _measured(lab: Simulator) -> dict[str, DomainDataset]:
     """The unseen domain, and of the others the images that nobody trains on: what models learn first."""
     held = lab.roles.held_out
     seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(lab.sources)))}
     return seen if lab.unseen is None else {"unseen domain": lab.unseen, **seen}
 
 
-def _start(lab: Instruments, seed: int, rounds: int) -> GlobalModel | None:
+def _start(lab: Simulator, seed: int, rounds: int) -> GlobalModel | None:
     """The initial model of a seed; the run's own where nobody can draw another."""
     if not rounds and lab.method.shares != "every":
         return None
     return lab.model if lab.initial is None else lab.initial(seed)
 
 
-def _case(request: Request, forger: str, intruder: Intruder, where: Mapping[str, str | int] | None = None) -> Case:
+def _case(
+    question: Question, forger: str, malicious_client: MaliciousClient, where: Mapping[str, str | int] | None = None
+) -> Case:
     """What the adversary sees of such runs is no part of the question: harm is there or not, whoever looks."""
     return Case(
-        request=request.kind, views=(), victim=forger,
-        slice={"artifact": intruder.kind, "forgery": intruder.name, **(where or {})},
+        question=question.kind, views=(), victim=forger,
+        slice={"artifact": malicious_client.kind, "forgery": malicious_client.name, **(where or {})},
     )  # fmt: skip
 
 
-def breakdown(lab: Instruments, request: Request) -> Cases:
+def breakdown(lab: Simulator, question: Question) -> Cases:
     """Exchanges of clients of one domain each, of which the first `hostile` many, domains in turn, forge alike.
 
     For each of `count` draws of clients, each intruder and each number of hostile clients: how far the style that the
     method publishes is moved (FISC's interpolation style), and how far the mean, the median, the trimmed mean and Krum's
     choice of the same uploads are. Nothing where the pools have too few images for all clients, or nobody forges."""
     pools = [lab.others(domain) for domain in lab.sources]
-    per_pool = -(-request.clients // len(pools))
+    per_pool = -(-question.clients // len(pools))
     result: Cases = []
-    if _forger(lab) is None or min(len(pool) for pool in pools) < request.records * per_pool:
+    if _forger(lab) is None or min(len(pool) for pool in pools) < question.records * per_pool:
         return result
-    for number in range(request.count):
+    for number in range(question.count):
         orders = [
             torch.randperm(len(pool), generator=lab.coins("breakdown", number, place))
             for place, pool in enumerate(pools)
         ]
         members = []
-        for client in range(request.clients):
+        for client in range(question.clients):
             which, turn = client % len(pools), client // len(pools)
-            rows = orders[which][turn * request.records : (turn + 1) * request.records]
+            rows = orders[which][turn * question.records : (turn + 1) * question.records]
             members.append(Client(name=f"client:{client}", data=pools[which].subset(rows)))
         method = lab.method.fitting(len(members))
-        setting = Setting(method=method, members=members, shield=lab.shield, guards=lab.guards)
+        setting = Setting(method=method, members=members, defense_stack=lab.defense_stack, guards=lab.guards)
         honest = honest_run(setting, seed=lab.seed + number, rounds=0, model=None, forger="client:0")
-        for intruder in request.intruders:
-            for count in request.hostile:
-                crowd = {client.name: intruder for client in members[:count]}
-                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, intruders=crowd)
+        for malicious_client in question.malicious_clients:
+            for count in question.hostile:
+                crowd = {client.name: malicious_client for client in members[:count]}
+                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, malicious_clients=crowd)
                 where: dict[str, str | int] = {"hostile": count, "clients": len(members)}
                 truth = Truth(harm=_broken(honest, other, crowd=count))
-                result.append((_case(request, "client:0", intruder, where), truth))
+                result.append((_case(question, "client:0", malicious_client, where), truth))
     return result
 
 

@@ -7,29 +7,29 @@ import torch
 
 from fdgsec.data.domains import DomainDataset, join, shares_of
 from fdgsec.data.sampling import stratified
-from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded, shown_images
+from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.experiments.setup.run_federation import observe
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.attack import Case, Question, Truth
 
 BEHIND = 300
 """Images of a client by which sets are judged that were made with its pooled release."""
 
 
-def released(lab: Instruments, request: Request) -> Cases:
+def released(lab: Simulator, question: Question) -> Cases:
     """The run as it is, one case per client."""
     observed = lab.run or observe(
-        lab.method, lab.clients, seed=lab.seed, name="run", shield=lab.shield, guards=lab.guards
+        lab.method, lab.clients, seed=lab.seed, name="run", defense_stack=lab.defense_stack, guards=lab.guards
     )
     victims = [client for client in lab.clients if client.name not in lab.adversary.parties]
     shown = {client.name: shown_images(client.data, observed.states[client.name]) for client in victims}
-    gallery = _gallery(lab, [images for images in shown.values() if images is not None], request.gallery)
+    gallery = _gallery(lab, [images for images in shown.values() if images is not None], question.gallery)
     asked = None if gallery is None else blinded(gallery)
     position = {} if gallery is None else {name: index for index, name in enumerate(gallery.ids)}
     result: Cases = []
     for client in victims:
         images, domain = shown[client.name], lab.domain_of(client.data)
         case = Case(
-            request="released", views=(lab.view(observed),), victim=client.name, records=len(client.data),
+            question="released", views=(lab.view(observed),), victim=client.name, records=len(client.data),
             domain=domain, slice={"domain": domain}, candidates=asked,
         )  # fmt: skip
         if images is None:
@@ -49,7 +49,7 @@ def released(lab: Instruments, request: Request) -> Cases:
     return result
 
 
-def _gallery(lab: Instruments, shown: Sequence[DomainDataset], size: int) -> DomainDataset | None:
+def _gallery(lab: Simulator, shown: Sequence[DomainDataset], size: int) -> DomainDataset | None:
     if not shown or not size:
         return None
     true = join(shown)
@@ -62,7 +62,7 @@ def _gallery(lab: Instruments, shown: Sequence[DomainDataset], size: int) -> Dom
     return everything.subset(torch.randperm(len(everything), generator=rng))
 
 
-def as_if_released(lab: Instruments, request: Request) -> Cases:
+def as_if_released(lab: Simulator, question: Question) -> Cases:
     """One row per image of a domain, one case per domain."""
     result: Cases = []
     method = lab.method.releasing_all()
@@ -70,15 +70,15 @@ def as_if_released(lab: Instruments, request: Request) -> Cases:
         return result
     for domain in lab.sources:
         where = lab.domain_name(domain)
-        images = stratified(lab.others(domain), request.per_class, lab.coins("as-if", domain, request.per_class))
-        observed = lab.exchange([images], name=f"as-if:{domain}:{request.per_class}", method=method)
+        images = stratified(lab.others(domain), question.per_class, lab.coins("as-if", domain, question.per_class))
+        observed = lab.exchange([images], name=f"as-if:{domain}:{question.per_class}", method=method)
         shown = shown_images(images, observed.states["client:1"])
         assert shown is not None
-        order = torch.randperm(len(images), generator=lab.coins("as-if-order", domain, request.per_class))
+        order = torch.randperm(len(images), generator=lab.coins("as-if-order", domain, question.per_class))
         gallery = images.subset(order)
         position = {name: index for index, name in enumerate(gallery.ids)}
         case = Case(
-            request="as_if_released", views=(lab.view(observed),), victim="client:1", records=len(images),
+            question="as_if_released", views=(lab.view(observed),), victim="client:1", records=len(images),
             domain=where, slice={"domain": where}, candidates=blinded(gallery),
         )  # fmt: skip
         rows = torch.tensor([position[name] for name in shown.ids], dtype=torch.int64)
@@ -86,7 +86,7 @@ def as_if_released(lab: Instruments, request: Request) -> Cases:
     return result
 
 
-def add_one_record(lab: Instruments, request: Request) -> Cases:
+def add_one_record(lab: Simulator, question: Question) -> Cases:
     """A client before and after one image joined, `count` cases per domain."""
     result: Cases = []
     for domain in lab.sources:
@@ -98,11 +98,11 @@ def add_one_record(lab: Instruments, request: Request) -> Cases:
         position = {name: index for index, name in enumerate(gallery.ids)}
         asked = blinded(gallery)
         before = lab.view(lab.exchange([holds], name=f"add-one:{domain}:before"))
-        for number, index in enumerate(order[: request.count]):
+        for number, index in enumerate(order[: question.count]):
             record = pool.subset(index.reshape(1))
             after = lab.view(lab.exchange([join([holds, record])], name=f"add-one:{domain}:{number}"))
             case = Case(
-                request="add_one_record", views=(before, after), victim="client:1", records=len(holds),
+                question="add_one_record", views=(before, after), victim="client:1", records=len(holds),
                 domain=where, slice={"domain": where}, candidates=asked,
             )  # fmt: skip
             result.append((case, lab.truth_of(record, torch.tensor([position[record.ids[0]]]))))

@@ -10,10 +10,10 @@ from torch import Tensor
 from fdgsec.attacks.membership.image_styles import random_crops
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.sampling import skewed, uniform
-from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded, shown_images
+from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.federation.method import CLUSTER_SIZES, State
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.attack import Case, Question, Truth
 
 CANDIDATES = 150
 """Members asked about per membership case, and as many non-members."""
@@ -23,7 +23,7 @@ CROPPED = 0.8
 """Least share of the area that a random crop keeps, as in training (fdgsec.nn.training.plan)."""
 
 
-def resampled_clients(lab: Instruments, request: Request) -> Cases:
+def resampled_clients(lab: Simulator, question: Question) -> Cases:
     """Re-draw clients from all images of a domain that the adversary does not hold; who was not drawn is a non-member.
 
     Every image is a member of some clients and not of others, so that what is odd about an image or about the
@@ -33,25 +33,25 @@ def resampled_clients(lab: Instruments, request: Request) -> Cases:
     for domain in lab.sources:
         where = lab.domain_name(domain)
         pool = lab.others(domain)
-        if len(pool) < request.records + LEAST_OUTSIDE:
+        if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         drawn: list[DomainDataset] = []
-        for number in range(request.count):
-            rng = lab.coins("resampled", domain, request.records, number)
+        for number in range(question.count):
+            rng = lab.coins("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
-            drawn.append(pool.subset(order[: request.records]))
-        observed = lab.exchange(drawn, name=f"resampled:{domain}:{request.records}")
+            drawn.append(pool.subset(order[: question.records]))
+        observed = lab.exchange(drawn, name=f"resampled:{domain}:{question.records}")
         view = lab.view(observed)
         for number, data in enumerate(drawn):
-            rng = lab.coins("resampled", domain, request.records, number)
+            rng = lab.coins("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
-            outside = order[request.records :]
+            outside = order[question.records :]
             asked = min(CANDIDATES, len(data), len(outside))
             both = torch.cat([order[:asked], outside[:asked]])
             mixed = torch.randperm(2 * asked, generator=rng)
             case = Case(
-                request="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
-                domain=where, slice={"domain": where, "n_per_client": request.records},
+                question="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
+                domain=where, slice={"domain": where, "n_per_client": question.records},
                 candidates=blinded(pool.subset(both[mixed])),
             )  # fmt: skip
             truth = Truth(
@@ -63,55 +63,55 @@ def resampled_clients(lab: Instruments, request: Request) -> Cases:
     return result
 
 
-def halves(lab: Instruments, request: Request) -> Cases:
+def halves(lab: Simulator, question: Question) -> Cases:
     """Two releases of each of `count` clients: of disjoint halves, or (sessions) of all its images both times."""
-    groups = [[domain] for domain in lab.sources] if request.scheme != "domain" else [list(lab.sources)]
-    return [pair for group in groups for pair in _halves_of(lab, request, group)]
+    groups = [[domain] for domain in lab.sources] if question.scheme != "domain" else [list(lab.sources)]
+    return [pair for group in groups for pair in _halves_of(lab, question, group)]
 
 
-def _halves_of(lab: Instruments, request: Request, domains: list[int]) -> Cases:
+def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
     """Draw the clients of one population from disjoint images; sessions release all of a client's, twice.
 
     Were they drawn independently, the first half of one client would share images with the second halves of others
     but never with its own, and its true partner would look farther away than chance. They come under new names, so
     that even whoever knows the domain of every client is not told theirs."""
     pools = [lab.others(domain) for domain in domains]
-    per_pool = -(-request.count // len(pools))
-    records = request.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
-    again = request.kind == "sessions"
+    per_pool = -(-question.count // len(pools))
+    records = question.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
+    again = question.kind == "sessions"
     firsts, seconds = [], []
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
-    for number in range(request.count):
+    for number in range(question.count):
         which = number % len(pools)
-        rng = lab.coins("halves", request.scheme, *domains, number)
+        rng = lab.coins("halves", question.scheme, *domains, number)
         remaining = left[which].nonzero().flatten()
         pool = pools[which].subset(remaining)
-        draw = skewed if request.scheme == "dirichlet" else uniform
+        draw = skewed if question.scheme == "dirichlet" else uniform
         chosen = draw(pool, 2 * records, rng)
         left[which][remaining[chosen]] = False
         firsts.append(pool.subset(chosen if again else chosen[:records]))
         seconds.append(pool.subset(chosen if again else chosen[records:]))
-    order = torch.randperm(request.count, generator=lab.coins("halves-order", request.scheme, *domains))
+    order = torch.randperm(question.count, generator=lab.coins("halves-order", question.scheme, *domains))
     held = 2 * records if again else records
-    slices: dict[str, str | int] = {"clients": request.scheme, "n_per_client": held}
+    slices: dict[str, str | int] = {"clients": question.scheme, "n_per_client": held}
     if len(domains) == 1:
         slices["domain"] = lab.domain_name(domains[0])
-    name = f"{request.kind}:{request.scheme}:{domains}"
+    name = f"{question.kind}:{question.scheme}:{domains}"
     view_a = lab.view(lab.exchange(firsts, name=f"{name}:A"))
     view_b = lab.view(lab.exchange([seconds[int(i)] for i in order], name=f"{name}:B", turn=int(again)))
     place = {int(client): position for position, client in enumerate(order)}
     result: Cases = []
     for half, view in (("A", view_a), ("B", view_b)):
-        for number in range(request.count):
+        for number in range(question.count):
             case = Case(
-                request=request.kind, views=(view,), victim=f"client:{number + 1}", records=held,
+                question=question.kind, views=(view,), victim=f"client:{number + 1}", records=held,
                 slice={**slices, "half": half},
             )  # fmt: skip
             result.append((case, Truth(partner=place[number] if half == "A" else None)))
     return result
 
 
-def rounds(lab: Instruments, request: Request) -> Cases:
+def rounds(lab: Simulator, question: Question) -> Cases:
     """Clients seen in several exchanges under their names, `count` per domain; candidates are half theirs.
 
     A candidate is a member where any of the exchanges released it (per-image releases), or where it is the client's
@@ -119,19 +119,19 @@ def rounds(lab: Instruments, request: Request) -> Cases:
     result: Cases = []
     for domain in lab.sources:
         where, pool = lab.domain_name(domain), lab.others(domain)
-        if len(pool) < request.records + LEAST_OUTSIDE:
+        if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         orders = [
-            torch.randperm(len(pool), generator=lab.coins("rounds", domain, request.records, number))
-            for number in range(request.count)
+            torch.randperm(len(pool), generator=lab.coins("rounds", domain, question.records, number))
+            for number in range(question.count)
         ]
-        drawn = [pool.subset(order[: request.records]) for order in orders]
-        name, held, extraction = f"rounds:{domain}:{request.records}", drawn, dict[str, str | int]()
-        if request.scheme == "crops":
-            coins = lab.coins("rounds-crops", domain, request.records)
+        drawn = [pool.subset(order[: question.records]) for order in orders]
+        name, held, extraction = f"rounds:{domain}:{question.records}", drawn, dict[str, str | int]()
+        if question.scheme == "crops":
+            coins = lab.coins("rounds-crops", domain, question.records)
             held = [random_crops(data, least=CROPPED, rng=child(coins, n)) for n, data in enumerate(drawn)]
             name, extraction = f"{name}:crops", {"extraction": "random crop"}
-        observed = [lab.exchange(held, name=name, turn=turn) for turn in range(request.rounds)]
+        observed = [lab.exchange(held, name=name, turn=turn) for turn in range(question.rounds)]
         views = tuple(lab.view(one) for one in observed)
         for number, (data, order) in enumerate(zip(drawn, orders, strict=True)):
             client = f"client:{number + 1}"
@@ -141,11 +141,11 @@ def rounds(lab: Instruments, request: Request) -> Cases:
                 if None in shown
                 else {name for images in shown if images is not None for name in images.ids}
             )
-            asked = pool.subset(order[: 2 * request.records])
+            asked = pool.subset(order[: 2 * question.records])
             asked = asked.subset(torch.randperm(len(asked), generator=lab.coins("rounds-order", domain, number)))
             case = Case(
-                request="rounds", views=views, victim=client, records=len(data), domain=where,
-                slice={"domain": where, "n_per_client": request.records, **extraction}, candidates=blinded(asked),
+                question="rounds", views=views, victim=client, records=len(data), domain=where,
+                slice={"domain": where, "n_per_client": question.records, **extraction}, candidates=blinded(asked),
             )  # fmt: skip
             members = torch.tensor([name in seen for name in asked.ids])
             sizes = _cluster_sizes(data, observed[-1].states[client], asked)
@@ -161,26 +161,26 @@ def _cluster_sizes(data: DomainDataset, state: State, asked: DomainDataset) -> T
     return torch.tensor([sizes.get(name, 0) for name in asked.ids])
 
 
-def mixtures(lab: Instruments, request: Request) -> Cases:
+def mixtures(lab: Simulator, question: Question) -> Cases:
     """Clients with skewed shares of classes, `count` per domain, or of domains, `count` in all."""
-    together = request.scheme == "domains"
+    together = question.scheme == "domains"
     groups = [list(lab.sources)] if together else [[domain] for domain in lab.sources]
     result: Cases = []
     for domains in groups:
         pool = join([lab.others(domain) for domain in domains])
-        if len(pool) < request.records + LEAST_OUTSIDE:
+        if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         draw = partial(skewed, by="domains" if together else "labels")
         drawn = [
-            pool.subset(draw(pool, request.records, lab.coins("mixtures", *domains, request.records, number)))
-            for number in range(request.count)
+            pool.subset(draw(pool, question.records, lab.coins("mixtures", *domains, question.records, number)))
+            for number in range(question.count)
         ]
-        view = lab.view(lab.exchange(drawn, name=f"mixtures:{domains}:{request.records}"))
+        view = lab.view(lab.exchange(drawn, name=f"mixtures:{domains}:{question.records}"))
         where = "mixed" if together else lab.domain_name(domains[0])
         for number, data in enumerate(drawn):
             case = Case(
-                request="mixtures", views=(view,), victim=f"client:{number + 1}", records=len(data), domain=where,
-                slice={"domain": where, "n_per_client": request.records},
+                question="mixtures", views=(view,), victim=f"client:{number + 1}", records=len(data), domain=where,
+                slice={"domain": where, "n_per_client": question.records},
             )  # fmt: skip
             result.append((case, Truth(
                 proportions=_shares(data.labels, len(data.class_names)),
@@ -194,7 +194,7 @@ def _shares(values: Tensor, count: int) -> Tensor:
     return found
 
 
-def cohorts(lab: Instruments, request: Request) -> Cases:
+def cohorts(lab: Simulator, question: Question) -> Cases:
     """Federations of half of a pool of single-domain clients each; asked is which of the pool took part.
 
     A candidate client is shown by other images of its own than those that it brought to the federation, unless the scheme
@@ -202,26 +202,26 @@ def cohorts(lab: Instruments, request: Request) -> Cases:
     or (scheme "dirichlet") skewed class shares. Pools are re-drawn from the same images. With two `rounds` a case shows
     a second session, of other images of the members of the federation that `partner` names."""
     pools = [lab.others(domain) for domain in lab.sources]
-    per_pool = -(-2 * request.clients // len(pools))
-    if min(len(pool) for pool in pools) < 2 * request.records * per_pool:
+    per_pool = -(-2 * question.clients // len(pools))
+    if min(len(pool) for pool in pools) < 2 * question.records * per_pool:
         return []
-    drawn = [_cohort(lab, request, pools, number) for number in range(request.count)]
-    name = f"cohorts:{request.scheme}:{request.clients}:{request.records}"
+    drawn = [_cohort(lab, question, pools, number) for number in range(question.count)]
+    name = f"cohorts:{question.scheme}:{question.clients}:{question.records}"
     first = [lab.view(lab.exchange(c.members(c.held), name=f"{name}:{i}")) for i, c in enumerate(drawn)]
     again = [
         lab.view(lab.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
-        for i, c in enumerate(drawn if request.rounds > 1 else [])
+        for i, c in enumerate(drawn if question.rounds > 1 else [])
     ]
-    order = torch.randperm(request.count, generator=lab.coins("cohorts-order", request.scheme, request.clients))
+    order = torch.randperm(question.count, generator=lab.coins("cohorts-order", question.scheme, question.clients))
     result: Cases = []
     for number, cohort in enumerate(drawn):
         case = Case(
-            request="cohorts", views=(first[number], *([again[int(order[number])]] if again else [])), victim="server",
+            question="cohorts", views=(first[number], *([again[int(order[number])]] if again else [])), victim="server",
             domain="mixed", candidates=blinded(join(cohort.shown)),
             slice={
-                "clients": request.clients, "n_per_client": request.records, "scheme": request.scheme or "iid",
+                "clients": question.clients, "n_per_client": question.records, "scheme": question.scheme or "iid",
             },
-            groups=torch.arange(2 * request.clients).repeat_interleave(request.records),
+            groups=torch.arange(2 * question.clients).repeat_interleave(question.records),
         )  # fmt: skip
         partner = int((order == number).nonzero()) if again else None
         result.append((case, Truth(members=cohort.takes_part, partner=partner)))
@@ -242,12 +242,12 @@ class _Cohort:
         return [images for images, inside in zip(data, self.takes_part.tolist(), strict=True) if inside]
 
 
-def _cohort(lab: Instruments, request: Request, pools: Sequence[DomainDataset], number: int) -> _Cohort:
+def _cohort(lab: Simulator, question: Question, pools: Sequence[DomainDataset], number: int) -> _Cohort:
     """Draw a pool of twice as many clients as take part, of each domain in turn, and half of them."""
-    size, records = 2 * request.clients, request.records
-    rng = lab.coins("cohorts", request.scheme, request.clients, records, number)
+    size, records = 2 * question.clients, question.records
+    rng = lab.coins("cohorts", question.scheme, question.clients, records, number)
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
-    draw = skewed if request.scheme == "dirichlet" else uniform
+    draw = skewed if question.scheme == "dirichlet" else uniform
     held, other = list[DomainDataset](), list[DomainDataset]()
     for client in range(size):
         which = client % len(pools)
@@ -257,6 +257,6 @@ def _cohort(lab: Instruments, request: Request, pools: Sequence[DomainDataset], 
         held.append(pools[which].subset(chosen[:records]))
         other.append(pools[which].subset(chosen[records:]))
     takes_part = torch.zeros(size, dtype=torch.bool)
-    takes_part[torch.randperm(size, generator=rng)[: request.clients]] = True
-    shown = held if request.scheme == "same images" else other
+    takes_part[torch.randperm(size, generator=rng)[: question.clients]] = True
+    shown = held if question.scheme == "same images" else other
     return _Cohort(held=held, other=other, shown=shown, takes_part=takes_part)

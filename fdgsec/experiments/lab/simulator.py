@@ -16,9 +16,9 @@ from fdgsec.experiments.setup.run_federation import Observed, observe
 from fdgsec.experiments.setup.world import with_validation
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import Outgoing, Sender, Shield
+from fdgsec.federation.defense import DefenseStack, Outgoing, Sender
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method, State
-from fdgsec.federation.released_statistics import PooledStyles, Reading
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Guard
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
@@ -32,7 +32,7 @@ ENOUGH = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Instruments:
+class Simulator:
     """One target on one federation, watched by one adversary.
 
     `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
@@ -48,11 +48,11 @@ class Instruments:
     encoder: str
     seed: int
     style_size: int | None = None
-    shield: Shield = UNDEFENDED
+    defense_stack: DefenseStack = UNDEFENDED
     guards: Sequence[Guard] = ()
     run: Observed | None = None
     model: GlobalModel | None = None
-    reading: Reading = field(default_factory=PooledStyles)
+    released_statistic: ReleasedStatistic = field(default_factory=PooledStyles)
     rounds: int = 0
     initial: Callable[[int], GlobalModel] | None = None
     unseen: DomainDataset | None = None
@@ -72,7 +72,7 @@ class Instruments:
         seed = self.seed if not turn else integer_seed(self.coins("turn", turn))
         return observe(
             (method or self.method).fitting(len(members)), members, seed=seed, name=name, model=self.model,
-            shield=self.shield, guards=self.guards,
+            defense_stack=self.defense_stack, guards=self.guards,
         )  # fmt: skip
 
     def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
@@ -96,7 +96,7 @@ class Instruments:
             model=self.model,
             rounds=rounds,
             coins=coins,
-            shield=self.shield,
+            defense_stack=self.defense_stack,
         )
         return self._undone(View(messages=tuple(observed.transcript.messages())))
 
@@ -112,12 +112,12 @@ class Instruments:
         rows = _rows(artifact)
         state = {SHARED_ROWS: torch.arange(len(images))} if rows == len(images) else {}
         sender = Sender(
-            client=Client(name="client:1", data=images), method=self.method, model=self.model, look=self.shield.look,
+            client=Client(name="client:1", data=images), method=self.method, model=self.model, statistic_source=self.defense_stack.statistic_source,
             clock=self._clock, state=state,
         )  # fmt: skip
-        shield = replace(self.shield, seed=integer_seed(rng), name="simulated")
+        defense_stack = replace(self.defense_stack, seed=integer_seed(rng), name="simulated")
         outgoing = Outgoing(round=0, stage="share", name=self.slots[artifact.kind], artifact=artifact, sender=sender)
-        return shield.undone(shield.defended(outgoing))
+        return defense_stack.undone(defense_stack.defended(outgoing))
 
     def shared(self, images: DomainDataset, rng: torch.Generator) -> Artifact:
         """What the public method makes of `images` that a client shares, before any defense.
@@ -180,9 +180,9 @@ class Instruments:
         return self._undone(self.adversary.view(observed.transcript))
 
     def _undone(self, seen: View) -> View:
-        if not self.shield.defenses:
+        if not self.defense_stack.defenses:
             return seen
-        return View(messages=tuple(replace(m, artifact=self.shield.undone(m.artifact)) for m in seen.messages))
+        return View(messages=tuple(replace(m, artifact=self.defense_stack.undone(m.artifact)) for m in seen.messages))
 
     def others(self, domain: int) -> DomainDataset:
         """Images of a domain that the adversary does not hold as auxiliary ones."""
@@ -199,7 +199,7 @@ class Instruments:
 
     def statistic_of(self, images: DomainDataset) -> Tensor:
         """The linear statistic of every image, (n, 2C), or what stands for it in the target's reading, (n, D)."""
-        return self.reading.truth(statistics(self.encoder, images, size=self.style_size))
+        return self.released_statistic.truth(statistics(self.encoder, images, size=self.style_size))
 
     def truth_of(self, images: DomainDataset, rows: Tensor | None) -> Truth:
         """The truth about released rows of `images`, at `rows` among the candidates."""

@@ -5,19 +5,18 @@ from dataclasses import replace
 import torch
 
 from fdgsec.data.domains import DomainDataset, shares_of
-from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded
+from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, TrainsByPlan
-from fdgsec.federation.method import Request as Asked
+from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, StepRequest, TrainsByPlan
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Request, Truth, View
+from fdgsec.threats.attack import Case, Question, Truth, View
 
 
-def single_step(lab: Instruments, request: Request) -> Cases:
+def single_step(lab: Simulator, request: Question) -> Cases:
     """Per domain `count` clients of `records` images each, as far as disjoint ones can be drawn, one step from one model.
 
     The client wears the run's defenses. The loss is cross-entropy alone, whatever else the target adds to it. Images are not augmented: an augmented one would be
@@ -26,7 +25,7 @@ def single_step(lab: Instruments, request: Request) -> Cases:
     model = _sent(lab) if request.scheme == "last" else lab.model
     if model is None:
         return result
-    plan = (lab.method.plan if isinstance(lab.method, TrainsByPlan) else Plan()).one_step(request.records)
+    plan = (lab.method.plan if isinstance(lab.method, TrainsByPlan) else TrainingPlan()).one_step(request.records)
     for domain in lab.sources:
         pool, where = lab.others(domain), lab.domain_name(domain)
         order = torch.randperm(len(pool), generator=lab.coins("single step", domain, request.records))
@@ -38,7 +37,7 @@ def single_step(lab: Instruments, request: Request) -> Cases:
             shown = torch.cat([rows, rest])
             mixed = torch.randperm(len(shown), generator=lab.coins("single step gallery", domain, len(rows), number))
             case = Case(
-                request="single_step", views=(_stepped(lab, model, data, plan, name),), victim=name, records=len(data),
+                question="single_step", views=(_stepped(lab, model, data, plan, name),), victim=name, records=len(data),
                 domain=where, slice={"n_per_client": len(data), "model": request.scheme or "first"},
                 candidates=blinded(pool.subset(shown[mixed])),
             )  # fmt: skip
@@ -50,27 +49,27 @@ def single_step(lab: Instruments, request: Request) -> Cases:
     return result
 
 
-def _sent(lab: Instruments) -> GlobalModel | None:
+def _sent(lab: Simulator) -> GlobalModel | None:
     """The global model that the run's server sent last, as far as it was written down."""
     messages = [] if lab.run is None else list(lab.run.transcript.messages())
     states = [m.artifact for m in messages if m.stage == "model" and isinstance(m.artifact, ModelState)]
     return lab.model.with_state({**lab.model.state.state, **states[-1].state}) if states and lab.model else None
 
 
-def _stepped(lab: Instruments, model: GlobalModel, data: DomainDataset, plan: Plan, name: str) -> View:
+def _stepped(lab: Simulator, model: GlobalModel, data: DomainDataset, plan: TrainingPlan, name: str) -> View:
     """What the adversary sees of a round in which the client called `name` takes the step."""
     clock = Clock(round=0, rounds=1, participants=(name,))
-    shield = replace(lab.shield, seed=lab.seed, name="single step " + "/".join(data.ids))
-    client, trainer = shield.dressed(Client(name=name, data=data), lab.method, clock)
+    defense_stack = replace(lab.defense_stack, seed=lab.seed, name="single step " + "/".join(data.ids))
+    client, trainer = defense_stack.with_trainer(Client(name=name, data=data), lab.method, clock)
     network = model.module()
     client.trainer(network, TrainingSet.of(data), CrossEntropy(), plan, lab.coins("single step fit", *data.ids))
     update = ModelState(state={key: value.detach().cpu().clone() for key, value in network.state_dict().items()})
-    asked = Asked(clock=clock, model=model, inbox={})
-    sender = shield.sender(client, lab.method, asked, {}, trainer)
-    reply = shield.sent("fit", Reply(artifacts={"model": update}), sender)
+    asked = StepRequest(clock=clock, model=model, inbox={})
+    sender = defense_stack.sender(client, lab.method, asked, {}, trainer)
+    reply = defense_stack.sent("fit", Reply(artifacts={"model": update}), sender)
     wire = Wire(
         secret=lambda message, number: stream(lab.seed, "secret", "policy", "single step", *data.ids, number),
-        guards=lab.guards, policies=lab.shield.policies, keep=lambda message: True,
+        guards=lab.guards, policies=lab.defense_stack.policies, keep=lambda message: True,
     )  # fmt: skip
     wire.send(Message(round=0, stage="model", sender=SERVER, receiver=name, artifact=model.state))
     wire.collect([Upload(round=0, stage="update", sender=name, artifacts={"model": reply.artifacts["model"]})])

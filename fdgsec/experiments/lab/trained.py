@@ -3,11 +3,11 @@
 import torch
 
 from fdgsec.data.domains import DomainDataset, join
-from fdgsec.experiments.lab.simulator import Cases, Instruments, blinded
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded
+from fdgsec.threats.attack import Case, Question, Truth
 
 
-def trained(lab: Instruments, request: Request) -> Cases:
+def trained(lab: Simulator, question: Question) -> Cases:
     """Per client of the run: up to `count` of its training images among as many held-out ones of the same domains and classes.
 
     Of each class of each domain as many are asked about on either side, so that a client whose classes are skewed does not
@@ -18,8 +18,8 @@ def trained(lab: Instruments, request: Request) -> Cases:
     for client in lab.clients:
         if client.name in lab.adversary.parties:
             continue
-        rng = lab.coins("trained", client.name, request.count)
-        inside, outside = _alike(client.data, lab.roles.held_out, request.count, rng)
+        rng = lab.coins("trained", client.name, question.count)
+        inside, outside = _alike(client.data, lab.roles.held_out, question.count, rng)
         if len(inside) < 2:
             continue
         both = join([inside, outside])
@@ -27,7 +27,7 @@ def trained(lab: Instruments, request: Request) -> Cases:
         where = lab.domain_of(client.data)
         asked = both.subset(mixed)
         case = Case(
-            request="trained", views=(lab.view(lab.run),), victim=client.name, records=len(client.data), domain=where,
+            question="trained", views=(lab.view(lab.run),), victim=client.name, records=len(client.data), domain=where,
             slice={"domain": where}, candidates=blinded(asked, labelled=True),
         )  # fmt: skip
         truth = Truth(

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.report.schema import Figure
 from fdgsec.metrics.roc import auc, roc_curve
-from fdgsec.threats.attack import Case, Guess, Membership, Prediction, Reconstructions, Truth
+from fdgsec.threats.attack import Answers, Case, Membership, Prediction, Reconstructions, Truth
 from fdgsec.threats.judging.unordered_images import placed
 
 SHOWN = 8
@@ -35,19 +35,19 @@ def png(canvas: Canvas) -> bytes:
 
 
 def figures_of(
-    guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], *, rng: torch.Generator
+    answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], *, rng: torch.Generator
 ) -> Sequence[Figure]:
     """Draw what a guess is best seen as; an empty list where a table says it all."""
-    return [*_tracing(guess, cases, truths), *_grids(guess, cases, truths, rng)]
+    return [*_tracing(answers, cases, truths), *_grids(answers, cases, truths, rng)]
 
 
-def _tracing(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
+def _tracing(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
     members: dict[tuple[str, int], list[Tensor]] = {}
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}
     theory: dict[tuple[str, int], float] = {}
     law: dict[tuple[str, int], float] = {}
-    for answer in guess:
+    for answer in answers:
         merged = {**cases[answer.case].slice, **answer.slice}
         key = (str(merged.get("domain", "all")), int(merged.get("n_per_client", 0)))
         if isinstance(answer, Prediction) and answer.name == "theory_auc":
@@ -119,9 +119,9 @@ def _law(
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
 
-def _grids(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator) -> list[Figure]:
+def _grids(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator) -> list[Figure]:
     groups: dict[tuple[str, str], dict[str, dict[str, list[tuple[int, Reconstructions]]]]] = {}
-    for answer in guess:
+    for answer in answers:
         images = truths[answer.case].images
         if isinstance(answer, Reconstructions) and images is not None:
             key = (str(answer.slice.get("prior", "")), str(answer.slice.get("rows", "")))

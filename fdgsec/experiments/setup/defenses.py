@@ -11,10 +11,10 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig, build, parse_value
-from fdgsec.experiments.setup.style_view import Eyes
-from fdgsec.federation.defense import Defense, Look, Shield
+from fdgsec.experiments.setup.style_view import StyleView
+from fdgsec.federation.defense import Defense, DefenseStack, StatisticSource
 from fdgsec.federation.method import GlobalModel, Method, SharesDistributions
-from fdgsec.federation.released_statistics import Reading
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import resolve
@@ -42,43 +42,50 @@ def defenses_of(config: RunConfig) -> tuple[Defense, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EyesLens:
+class ViewedStatistic:
     """A lens of the eyes that the run is looked at by: the adversary's encoder is the method's own."""
 
-    eyes: Eyes
+    style_view: StyleView
 
     @property
-    def reading(self) -> Reading:
+    def released_statistic(self) -> ReleasedStatistic:
         """Of which t a release is the mean."""
-        return self.eyes.reading
+        return self.style_view.released_statistic
 
     def records(self, images: DomainDataset) -> Tensor:
         """Give t(x) of every image, (n, D) float64."""
-        return self.reading.records(statistics(self.eyes.encoder, images, size=self.eyes.style_size))
+        return self.released_statistic.records(
+            statistics(self.style_view.encoder, images, size=self.style_view.style_size)
+        )
 
 
-def lens_of(config: RunConfig, method: Method) -> Look:
+def statistic_source_of(config: RunConfig, method: Method) -> StatisticSource:
     """How a client reads its own releases, given its images and the model that it received.
 
     Layers of a model are an encoder that is made once, however many clients and simulations read by it."""
-    made: WeakKeyDictionary[GlobalModel, EyesLens] = WeakKeyDictionary()
+    made: WeakKeyDictionary[GlobalModel, ViewedStatistic] = WeakKeyDictionary()
 
-    def look(images: DomainDataset, model: GlobalModel | None) -> EyesLens:
+    def statistic_source(images: DomainDataset, model: GlobalModel | None) -> ViewedStatistic:
         if model is None or not isinstance(method, SharesDistributions):
-            return EyesLens(eyes=Eyes.of(config, images, method, model))
+            return ViewedStatistic(style_view=StyleView.of(config, images, method, model))
         if model not in made:
-            made[model] = EyesLens(eyes=Eyes.of(config, images, method, model))
+            made[model] = ViewedStatistic(style_view=StyleView.of(config, images, method, model))
         return made[model]
 
-    return look
+    return statistic_source
 
 
-def shield_of(config: RunConfig, method: Method) -> Shield:
+def defense_stack_of(config: RunConfig, method: Method) -> DefenseStack:
     """What every client of the run wears. Raises UsageError where a defense does not work with the method."""
     usual = build(resolve("defenses", "guards"), {}, where="guards")
-    shield = Shield(defenses=defenses_of(config), seed=config.seed, look=lens_of(config, method), usual=usual)
-    shield.check(method)
-    return shield
+    defense_stack = DefenseStack(
+        defenses=defenses_of(config),
+        seed=config.seed,
+        statistic_source=statistic_source_of(config, method),
+        usual=usual,
+    )
+    defense_stack.check(method)
+    return defense_stack
 
 
 def defense_documents(config: RunConfig) -> list[Mapping[str, object]]:

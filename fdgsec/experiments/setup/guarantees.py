@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping
 
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Method, TrainsThroughTrainer
 from fdgsec.privacy.ledger import Ledger
 
 
-def guarantee_documents(ledger: Ledger, shield: Shield, method: Method, *, delta: float) -> list[Mapping[str, object]]:
+def guarantee_documents(
+    ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float
+) -> list[Mapping[str, object]]:
     """What the run promises, with what each part of it costs; nothing where no defense was on."""
-    if not shield.defenses:
+    if not defense_stack.defenses:
         return []
-    assumptions = list(dict.fromkeys(text for defense in shield.defenses for text in defense.assumptions))
+    assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
     returns = isinstance(method, TrainsThroughTrainer) and method.trains_on_own_releases
     if returns:
         assumptions.append(
             f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer than that"
         )
-    found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=returns or bool(shield.policies))
+    found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=returns or bool(defense_stack.policies))
     return [guarantee.document() for guarantee in found]

@@ -10,11 +10,11 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Client, Engine, GlobalModel, Method, State
-from fdgsec.federation.round_loop import Driver, Failure, RoundReport
+from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Guard, Message, Transcript, Upload, Wire, keeps_artifacts
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.progress import Progressive, warn
@@ -55,7 +55,7 @@ class Federation(Protocol):
         config: RunConfig,
         progress: Progressive,
         *,
-        shield: Shield = UNDEFENDED,
+        defense_stack: DefenseStack = UNDEFENDED,
     ) -> Trained:
         """Run `config.rounds` rounds among `members`, each behind `shield`, from `model`."""
         ...
@@ -93,7 +93,7 @@ def conduct(
     config: RunConfig,
     progress: Progressive,
     *,
-    shield: Shield = UNDEFENDED,
+    defense_stack: DefenseStack = UNDEFENDED,
     states: Mapping[str, State] | None = None,
     quorum: float = 1.0,
     checked: bool = False,
@@ -104,23 +104,23 @@ def conduct(
     `states` is where the engine's clients keep what they remember, if that is at hand. Where at least the share `quorum` of
     the clients asked answer a step validly, the others are left out, and `on_failure` is told. `checked` has every reply
     checked before it is used, as with a quorum below 1. Raises UsageError where a defense needs every client."""
-    shield.check_quorum(quorum)
+    defense_stack.check_quorum(quorum)
     wire = Wire(
         secret=lambda upload, number: _secret(config.seed, upload, number),
         keep=lambda message: _kept(message, config),
-        guards=shield.guards,
-        policies=shield.policies,
-        filters=shield.filters,
+        guards=defense_stack.guards,
+        policies=defense_stack.policies,
+        filters=defense_stack.filters,
     )
     keeper = _Keeper(progress=progress)
-    Driver(
+    RoundLoop(
         method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds,
         participation=config.participation, on_round=keeper, quorum=quorum, checked=checked,
         on_failure=on_failure,
     ).run(model)  # fmt: skip
     return Trained(
         model=keeper.model or model, transcript=wire.transcript, states=states or {}, curve=keeper.curve,
-        kept_round=keeper.round, guarantees=guarantee_documents(wire.ledger, shield, method, delta=config.delta),
+        kept_round=keeper.round, guarantees=guarantee_documents(wire.ledger, defense_stack, method, delta=config.delta),
     )  # fmt: skip
 
 
@@ -131,16 +131,21 @@ def federate(
     config: RunConfig,
     progress: Progressive,
     *,
-    shield: Shield = UNDEFENDED,
+    defense_stack: DefenseStack = UNDEFENDED,
     quorum: float = 1.0,
 ) -> Trained:
     """Run the rounds in this process; with a `quorum` below 1 clients that fail are left out, and named on stderr."""
     states = MemoryStates()
     engine = LocalEngine(
-        members=members, method=method, seed=config.seed, states=states, shield=shield, tolerant=quorum < 1
+        members=members,
+        method=method,
+        seed=config.seed,
+        states=states,
+        defense_stack=defense_stack,
+        tolerant=quorum < 1,
     )
     return conduct(
-        method, engine, model, config, progress, shield=shield, states=states.states, quorum=quorum, on_failure=named,
+        method, engine, model, config, progress, defense_stack=defense_stack, states=states.states, quorum=quorum, on_failure=named,
     )  # fmt: skip
 
 
@@ -177,7 +182,7 @@ def observe(
     seed: int,
     name: str,
     model: GlobalModel | None = None,
-    shield: Shield = UNDEFENDED,
+    defense_stack: DefenseStack = UNDEFENDED,
     guards: Sequence[Guard] = (),
     rounds: int = 0,
     coins: int | None = None,
@@ -192,15 +197,15 @@ def observe(
         secret=lambda message, number: stream(
             seed, "secret", "policy", name, message.round, message.stage, message.sender, message.receiver, number
         ),
-        guards=(*guards, *shield.guards),
-        policies=shield.policies,
-        filters=shield.filters,
+        guards=(*guards, *defense_stack.guards),
+        policies=defense_stack.policies,
+        filters=defense_stack.filters,
         keep=lambda message: keeps_artifacts(message) or (rounds > 0 and message.round == rounds - 1),
     )
-    worn = replace(shield, seed=seed, name=name)
-    engine = LocalEngine(members=members, method=method, seed=seed, states=states, shield=worn)
+    worn = replace(defense_stack, seed=seed, name=name)
+    engine = LocalEngine(members=members, method=method, seed=seed, states=states, defense_stack=worn)
     drawn = seed if coins is None else coins
-    Driver(method=method, engine=engine, wire=wire, seed=drawn, rounds=rounds).run(model)
+    RoundLoop(method=method, engine=engine, wire=wire, seed=drawn, rounds=rounds).run(model)
     return Observed(
         transcript=wire.transcript,
         states=states.states,

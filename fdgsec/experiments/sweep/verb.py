@@ -16,7 +16,7 @@ import torch
 from fdgsec.experiments.attack.verb import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.config import RunConfig, attack_settings, merged, parse_value
-from fdgsec.experiments.setup.defenses import named_options, shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of, named_options
 from fdgsec.experiments.setup.world import load_world, method_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, stored
@@ -26,7 +26,7 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.processes import computed
-from fdgsec.runtime.progress import Progressive, Silent
+from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.registry import resolve, target_named
 
 RESULTS = "points.json"
@@ -155,7 +155,7 @@ def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
         given = {**request.given, "dataset": request.dataset, "seed": request.seed,
                  "attacks": request.attacks, "defenses": request.worn(value)}  # fmt: skip
         config = attack_settings(request.target, given, profile=request.profile, assignments=request.assignments)
-        shield_of(config, method_of(config))  # whether these defenses, with this value, work with the method
+        defense_stack_of(config, method_of(config))  # whether these defenses, with this value, work with the method
         points.append(Point(kind="privacy", value=value, config=config))
     asked = request.values if request.accuracy_at is None else request.accuracy_at
     if not asked:
@@ -180,15 +180,15 @@ def _trained(request: SweepRequest, table: Protocol, unseen: str, seed: int) -> 
 
 def _unseen(config: RunConfig, data_root: Path | None) -> str:
     small = replace(config, per_class=1, per_domain=None, image_size=16)
-    return load_world(small, data_root=data_root, progress=Silent()).target_name
+    return load_world(small, data_root=data_root, progress=NoProgress()).target_name
 
 
 def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
     """Run one point and keep what the tables and figures need of its report."""
     if point.kind == "accuracy":
-        report = train(point.config, data_root=data_root, out=None, progress=Silent()).document()
+        report = train(point.config, data_root=data_root, out=None, progress=NoProgress()).document()
     else:
-        report = attack(point.config, data_root=data_root, out=None, fresh=False, progress=Silent()).document()
+        report = attack(point.config, data_root=data_root, out=None, fresh=False, progress=NoProgress()).document()
     attacks = report["attacks"]
     assert isinstance(attacks, list)
     return {

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.client_step import handle
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
-from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Request, Step
+from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
 
 
 def _recoded(inbox: Inbox) -> Inbox:
@@ -36,14 +36,14 @@ class LocalEngine:
     seed: int
     states: StateStore = field(default_factory=MemoryStates)
     recode: bool = False
-    shield: Shield = field(default_factory=Shield)
+    defense_stack: DefenseStack = field(default_factory=DefenseStack)
     tolerant: bool = False
 
     def clients(self) -> Sequence[str]:
         """The names of all members."""
         return [client.name for client in self.members]
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Do `step` on each named client, in the members' order."""
         replies, failures = dict[str, Reply](), dict[str, str]()
         for client in self.members:
@@ -57,12 +57,12 @@ class LocalEngine:
                 failures[client.name] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return replies, failures
 
-    def _done(self, client: Client, step: Step, request: Request) -> Reply:
+    def _done(self, client: Client, step: Step, request: StepRequest) -> Reply:
         if self.recode:
             model = _recoded_model(request.model)
-            request = Request(clock=request.clock, model=model, inbox=_recoded(request.inbox))
+            request = StepRequest(clock=request.clock, model=model, inbox=_recoded(request.inbox))
         before = self.states.read(client.name)
-        reply, state = handle(self.method, client, step, request, before, self.seed, self.shield)
+        reply, state = handle(self.method, client, step, request, before, self.seed, self.defense_stack)
         if self.recode:
             reply = replace(reply, artifacts=_recoded(reply.artifacts))
         if not state or state is not before:  # stylised images need not be stored again in every round

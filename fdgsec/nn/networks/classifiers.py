@@ -23,7 +23,7 @@ from fdgsec.nn.networks.residual import BasicBlock, Bottleneck, InvertedResidual
 from fdgsec.runtime.errors import UsageError, unknown_name
 
 Norm = Literal["batch", "group"]
-Between = Mapping[str, Callable[[Tensor], Tensor]]
+StageHooks = Mapping[str, Callable[[Tensor], Tensor]]
 BACKBONES = ("resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "tiny")
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -63,7 +63,7 @@ class Classifier(nn.Module):
         self.neck = neck
         self.head = head
 
-    def maps(self, images: Tensor, *, between: Between | None = None) -> Tensor:
+    def maps(self, images: Tensor, *, between: StageHooks | None = None) -> Tensor:
         """Give the last stage's feature maps, (N, C, h, w), changed on the way by `between`.
 
         Each entry of `between` replaces what its place gives: "conv" (the first convolution), "stem", "stage1", ...,

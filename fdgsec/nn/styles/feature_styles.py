@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.nn.networks.classifiers import Between, Classifier
+from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.training.batches import Batch
 from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.random_streams import integer_seed
@@ -33,7 +33,7 @@ def check_places(places: tuple[str, ...], *, method: str) -> None:
 
 
 @dataclass(frozen=True)
-class BetweenStages:
+class StageStyleObjective:
     """Cross-entropy of a forward pass whose maps (N, C, H, W) go through `act` at some places, each with `probability`."""
 
     places: tuple[str, ...]
@@ -44,7 +44,7 @@ class BetweenStages:
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give -log p(label), (B,)."""
-        between: Between = dict.fromkeys(self.places, self.acted)
+        between: StageHooks = dict.fromkeys(self.places, self.acted)
         logits = model.head(model.neck(model.maps(batch.images, between=between)))
         return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 
 
@@ -45,7 +45,7 @@ class TrainingSet:
         return int(self.labels.shape[0])
 
 
-def augment(images: Tensor, plan: Plan, rng: torch.Generator) -> Tensor:
+def augment(images: Tensor, plan: TrainingPlan, rng: torch.Generator) -> Tensor:
     """Crop, resize, shift and mirror a float batch (B, C, H, W), each image with its own draw.
 
     The crop is RandomResizedCrop of CCST's released code, the translation that of StableFDG's."""
@@ -83,7 +83,7 @@ def _resampled(images: Tensor, theta: Tensor) -> Tensor:
 
 
 def epoch_of_batches(
-    data: TrainingSet, plan: Plan, rng: torch.Generator, *, device: torch.device, layout: torch.memory_format
+    data: TrainingSet, plan: TrainingPlan, rng: torch.Generator, *, device: torch.device, layout: torch.memory_format
 ) -> Iterator[Batch]:
     """Deal one reshuffled pass over `data` in batches of `plan.batch_size`, augmented, on `device`.
 
@@ -101,7 +101,7 @@ def epoch_of_batches(
 def batch_of(
     data: TrainingSet,
     records: Tensor,
-    plan: Plan,
+    plan: TrainingPlan,
     rng: torch.Generator,
     *,
     device: torch.device,

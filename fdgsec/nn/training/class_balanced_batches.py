@@ -16,7 +16,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.attention import HighlightedClassifier, class_partners
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, augment
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
 
 
@@ -30,7 +30,7 @@ class ClassDraws:
     """A client's images, drawn by class with `rng` and augmented as its batches are."""
 
     data: DomainDataset
-    plan: Plan
+    plan: TrainingPlan
     rng: torch.Generator
 
     def rows(self, labels: Tensor, *, but: Tensor | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import Plan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
 from fdgsec.nn.training.precision import Precision, autocast, precision_of
 
 
@@ -38,7 +38,7 @@ class Trainer(Protocol):
         model: Classifier,
         data: TrainingSet,
         objective: Objective,
-        plan: Plan,
+        plan: TrainingPlan,
         rng: torch.Generator,
         *,
         round: int = 0,
@@ -62,7 +62,7 @@ class CrossEntropy:
         return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
 
 
-def prepared(model: Classifier, plan: Plan) -> tuple[torch.device, Precision]:
+def prepared(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Precision]:
     """Put `model` into training mode and its fastest layout; say on which device and in which precision it runs."""
     device = next(model.parameters()).device
     precision = precision_of(device, model.backbone)
@@ -75,7 +75,7 @@ def prepared(model: Classifier, plan: Plan) -> tuple[torch.device, Precision]:
     return device, precision
 
 
-def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: Plan) -> None:
+def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
     """Take one step down `loss`, with the plan's bound on the gradient's norm.
 
     Only the optimiser's parameters get a gradient: no pass goes on into what stands still or to the images."""
@@ -91,7 +91,7 @@ def epochs(
     model: Classifier,
     data: TrainingSet,
     objective: Objective,
-    plan: Plan,
+    plan: TrainingPlan,
     rng: torch.Generator,
     *,
     round: int = 0,

@@ -12,7 +12,7 @@ from fdgsec.runtime.errors import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """A client's optimiser, its length and its augmentation.
 
     `epochs` passes over the data, or exactly `steps` steps where that is set. `schedule` lowers the learning rate over
@@ -65,7 +65,7 @@ class Plan:
         full, left = divmod(images, self.batch_size)
         return self.epochs * (full + (left > (1 if full else 0)))
 
-    def one_step(self, records: int) -> "Plan":
+    def one_step(self, records: int) -> "TrainingPlan":
         """The shortest plan with this one's learning rate and weight decay: a step of plain SGD over `records` images, as
         they are, at once."""
         return replace(
@@ -78,7 +78,7 @@ def _half_cosine(done: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(done / max(total, 1), 1.0)))
 
 
-def optimiser_of(parameters: Iterable[nn.Parameter], plan: Plan) -> torch.optim.Optimizer:
+def optimiser_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torch.optim.Optimizer:
     """Make the plan's optimiser over those `parameters` that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if plan.optimiser == "adam":

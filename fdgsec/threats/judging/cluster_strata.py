@@ -9,7 +9,7 @@ from fdgsec.metrics.intervals import cluster_auc_bootstrap
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.judging.groups import Reading, row, unavailable
+from fdgsec.threats.judging.groups import Scale, row, unavailable
 
 BANDS: Sequence[tuple[str, int, int]] = (("2-3", 2, 3), ("4-8", 4, 8), ("9-20", 9, 20), ("21+", 21, 1 << 62))
 """Numbers of images in a cluster that are reported together; FINCH leaves none alone."""
@@ -53,7 +53,7 @@ def cluster_size_rows(
             repeats=repeats,
         )  # fmt: skip
         value = sum(auc(a, b) for a, b in zip(inside, outside, strict=True)) / len(inside)
-        rows.append(row("auc", slice_, value, interval, n, Reading(chance=0.5, higher_is="descriptive")))
+        rows.append(row("auc", slice_, value, interval, n, Scale(chance=0.5, higher_is="descriptive")))
     return rows
 
 

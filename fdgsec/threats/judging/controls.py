@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from fdgsec.metrics.measurement import Control, Goal, Measurement
-from fdgsec.threats.attack import Guess, Plant
+from fdgsec.threats.attack import Answers, PositiveControl
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.permutation_tests import NullRow
 
@@ -39,12 +39,14 @@ def _negative(row: NullRow, comparisons: int, alpha: float) -> Control:
     )
 
 
-def positive_control(plant: Plant, guess: Guess, judge: Judge, rng: torch.Generator) -> list[Control]:
+def positive_control(
+    planted_control: PositiveControl, answers: Answers, judge: Judge, rng: torch.Generator
+) -> list[Control]:
     """Measure `guess` on the plant; every row of its measurement must reach `plant.at_least`, and `plant.also` be reached.
 
     A plant on which one of its measurements cannot be had fails, with the reason."""
-    rows = judge.measure(guess, plant.cases, plant.truths, rng)
-    goals = [Goal(measurement=plant.measurement, at_least=plant.at_least), *plant.also]
+    rows = judge.measure(answers, planted_control.cases, planted_control.truths, rng)
+    goals = [Goal(measurement=planted_control.measurement, at_least=planted_control.at_least), *planted_control.also]
     return [control for goal in goals for control in _reached(goal, rows)]
 
 

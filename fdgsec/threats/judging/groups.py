@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdgsec.metrics.intervals import Interval
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
-from fdgsec.threats.attack import Answer, Case, Guess, Labels, Prediction, Presence, Proportions, Ranking, Truth
+from fdgsec.threats.attack import Answer, Answers, Case, Labels, Prediction, Presence, Proportions, Ranking, Truth
 
 HALVES = ("half",)
 """Slice keys that tell the two halves of one client apart, and no population from another."""
@@ -34,14 +34,14 @@ class Group:
     """Answers of one type about one population; together they make one set of rows."""
 
     slice: Slice
-    request: str
+    question: str
     asked: str
     entries: tuple[Entry[Answer], ...]
 
     @property
     def name(self) -> str:
         """What tells this group from all others; names its random stream."""
-        return f"{self.entries[0].answer.kind} {self.asked} {self.request} {sorted(self.slice.items())}"
+        return f"{self.entries[0].answer.kind} {self.asked} {self.question} {sorted(self.slice.items())}"
 
     def of(self, kind: type[A]) -> list[Entry[A]]:
         """The entries, which must all be of `kind`."""
@@ -51,29 +51,29 @@ class Group:
         return [cast(Entry[A], entry) for entry in self.entries]
 
 
-def grouped(guess: Guess, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Group]:
+def grouped(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Group]:
     """Sort answers by type, question, request and merged slice, in the order in which each first appears.
 
-    Where only the request or the question tells two slices apart, the slice says which (`request`, `of`). Raises
+    Where only the question or what it asks for tells two slices apart, the slice says which (`request`, `of`). Raises
     ValueError for an answer about a case that does not exist, or a second one about the same case in the same slice."""
     if len(cases) != len(truths):
         raise ValueError(f"every case needs its truth; got {len(cases)} cases and {len(truths)} truths.")
     found: dict[tuple[str, str, str, tuple[tuple[str, str | int], ...]], list[tuple[int, Answer]]] = {}
-    for answer in guess:
+    for answer in answers:
         if not 0 <= answer.case < len(cases):
             raise ValueError(f"an answer names case {answer.case}; there are {len(cases)} (0..{len(cases) - 1}).")
         case = cases[answer.case]
-        key = (answer.kind, _asked(answer), case.request, _merged(case.slice, answer.slice))
+        key = (answer.kind, _asked(answer), case.question, _merged(case.slice, answer.slice))
         found.setdefault(key, []).append((answer.case, answer))
     groups = []
-    for (_, asked, request, merged), answers in found.items():
-        numbers = [number for number, _ in answers]
+    for (_, asked, question, merged), same in found.items():
+        numbers = [number for number, _ in same]
         if len(set(numbers)) != len(numbers):
             raise ValueError(
-                f"the guess answers a case twice in slice {dict(merged)}; give each variant its own slice."
+                f"the attack answers a case twice in slice {dict(merged)}; give each variant its own slice."
             )
-        entries = tuple(Entry(answer=answer, case=cases[number], truth=truths[number]) for number, answer in answers)
-        groups.append(Group(slice=dict(merged), request=request, asked=asked, entries=entries))
+        entries = tuple(Entry(answer=answer, case=cases[number], truth=truths[number]) for number, answer in same)
+        groups.append(Group(slice=dict(merged), question=question, asked=asked, entries=entries))
     return [_told_apart(group, groups) for group in groups]
 
 
@@ -91,15 +91,15 @@ def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
     kind = group.entries[0].answer.kind
     same = [other for other in groups if other.entries[0].answer.kind == kind and other.slice == group.slice]
     extra: dict[str, str | int] = {}
-    if len({other.request for other in same}) > 1:
-        extra["request"] = group.request
+    if len({other.question for other in same}) > 1:
+        extra["request"] = group.question
     if kind != Prediction.kind and len({other.asked for other in same}) > 1:
         extra["of"] = group.asked
     return replace(group, slice={**group.slice, **extra})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Scale:
     """How one statistic is to be read: against which chance, in which direction and unit."""
 
     chance: float | None
@@ -109,13 +109,20 @@ class Reading:
 
 
 def row(
-    name: str, where: Slice, value: float, interval: Interval | None, n: int, reading: Reading, *, method: str = ""
+    name: str,
+    where: Slice,
+    value: float,
+    interval: Interval | None,
+    n: int,
+    scale: Scale,
+    *,
+    method: str = "",
 ) -> Measurement:
     """Make a measurement; `method` names what made the interval where it is none of `intervals`' methods."""
     return Measurement(
         name=name, value=value, low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high, chance=reading.chance, chance_kind=reading.chance_kind, n=n,
-        unit=reading.unit, higher_is=reading.higher_is, slice=where,
+        high=None if interval is None else interval.high, chance=scale.chance, chance_kind=scale.chance_kind, n=n,
+        unit=scale.unit, higher_is=scale.higher_is, slice=where,
         method=method or ("" if interval is None else interval.method),
     )  # fmt: skip
 
@@ -132,7 +139,12 @@ def unavailable(names: Sequence[str], where: Slice, reason: str, *, n: int = 0) 
 
 
 def median_row(
-    name: str, where: Slice, values: Tensor, reading: Reading, *, bounds: tuple[float, float | None]
+    name: str,
+    where: Slice,
+    values: Tensor,
+    scale: Scale,
+    *,
+    bounds: tuple[float, float | None],
 ) -> Measurement:
     """Measure a median with the interval between two order statistics: exact coverage of 95% or more at every n.
 
@@ -143,7 +155,7 @@ def median_row(
     k = int(stats.binom.ppf(0.025, n, 0.5))  # P(fewer than k below the median) <= 2.5%
     low, high = bounds if k < 1 else (float(ordered[k - 1]), float(ordered[n - k]))
     value = float(ordered.quantile(0.5))
-    measured = row(name, where, value, None, n, reading, method="exact")
+    measured = row(name, where, value, None, n, scale, method="exact")
     return measured if high is None else replace(measured, low=low, high=high)
 
 

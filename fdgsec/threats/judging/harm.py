@@ -10,9 +10,9 @@ from fdgsec.metrics.intervals import Interval, bootstrap, paired_bootstrap, wils
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Harm, Harmed
-from fdgsec.threats.judging.groups import Group, Reading, row, unavailable
+from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
 
-PLAIN = Reading(chance=None, chance_kind="none", higher_is="descriptive")
+PLAIN = Scale(chance=None, chance_kind="none", higher_is="descriptive")
 DROP = "honest_accuracy_drop"
 UNTOUCHED = "nothing was forged: the client sends nothing of that kind here, or what it sends would be the same"
 
@@ -66,7 +66,7 @@ def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repea
                 sum(first - second for first, second in zip(before, after, strict=True)) / n,
                 interval,
                 n,
-                Reading(chance=0.0),
+                Scale(chance=0.0),
             )
         )
         blind = replace(PLAIN, chance=finished[0].blind[name], chance_kind="exact")

@@ -19,9 +19,9 @@ from fdgsec.metrics.roc import accuracy, auc, balanced_accuracy, majority_share,
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Harmed, PoolAnswer
 from fdgsec.threats.attack import (
+    Answers,
     Case,
     GeneratedSets,
-    Guess,
     Labels,
     Membership,
     Prediction,
@@ -34,7 +34,7 @@ from fdgsec.threats.attack import (
 )
 from fdgsec.threats.judging.cluster_strata import cluster_size_rows
 from fdgsec.threats.judging.galleries import Galleries, Lineup
-from fdgsec.threats.judging.groups import Group, Reading, finite, grouped, median_row, row, unavailable
+from fdgsec.threats.judging.groups import Group, Scale, finite, grouped, median_row, row, unavailable
 from fdgsec.threats.judging.harm import measure_harm
 from fdgsec.threats.judging.image_sets import measure_sets
 from fdgsec.threats.judging.permutation_tests import NullRow, null_row
@@ -61,12 +61,12 @@ class Judge:
     lineup: Lineup = field(default_factory=Lineup)
 
     def measure(
-        self, guess: Guess, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
+        self, answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
     ) -> list[Measurement]:
         """Judge every group of answers in the order of their first appearance; the tables of generated sets come last.
 
         Raises ValueError where an answer does not fit its case: that is a fault of the attack, not a finding."""
-        galleries, groups = Galleries(), grouped(guess, cases, truths)
+        galleries, groups = Galleries(), grouped(answers, cases, truths)
         sets = [group for group in groups if isinstance(group.entries[0].answer, GeneratedSets)]
         rows = [
             measured
@@ -78,7 +78,7 @@ class Judge:
 
     def null(
         self,
-        guess: Guess,
+        answers: Answers,
         cases: Sequence[Case],
         truths: Sequence[Truth],
         rng: torch.Generator,
@@ -90,7 +90,7 @@ class Judge:
         Predictions, and groups without a truth, give no row."""
         rows = [
             null_row(group, child(rng, group.name), permutations=permutations)
-            for group in grouped(guess, cases, truths)
+            for group in grouped(answers, cases, truths)
         ]
         return [found for found in rows if found is not None]
 
@@ -147,7 +147,7 @@ def _membership(group: Group, rng: torch.Generator, repeats: int) -> list[Measur
     n = sum(len(scores) for scores in (*positive, *negative))
     area = sum(auc(own, others) for own, others in zip(positive, negative, strict=True)) / len(entries)
     interval = _auc_interval(positive, negative, child(rng, "auc"), repeats)
-    rows = [row("auc", group.slice, area, interval, n, Reading(chance=0.5))]
+    rows = [row("auc", group.slice, area, interval, n, Scale(chance=0.5))]
     rows += _low_rates(group, positive, negative, child(rng, "roc"), repeats)
     return rows + _cluster_sizes(group, child(rng, "clusters"), repeats)
 
@@ -204,7 +204,7 @@ def _low_rates(
         floor, ceiling = unseen_bounds(value, len(hits) if alone else len(positive), (0.0, 1.0), level=0.95)
         shortest = value - (value - floor) * (low >= value), value + (ceiling - value) * (high <= value)
         interval = Interval(low=min(low, shortest[0]), high=max(high, shortest[1]), method="cluster-bootstrap")
-        rows.append(row(name, group.slice, value, interval, len(hits) + len(others), Reading(chance=rate)))
+        rows.append(row(name, group.slice, value, interval, len(hits) + len(others), Scale(chance=rate)))
     return rows
 
 
@@ -218,7 +218,7 @@ def _labels(group: Group) -> list[Measurement]:
     for entry in entries:
         values = entry.truth.labels if entry.answer.of == "labels" else entry.truth.domains
         if values is None:
-            reason = f"nobody knows the {entry.answer.of} of {entry.case.victim} in the {entry.case.request} run"
+            reason = f"nobody knows the {entry.answer.of} of {entry.case.victim} in the {entry.case.question} run"
             return unavailable(names, group.slice, reason, n=len(entries))
         if values.shape != entry.answer.predicted.shape:
             raise ValueError(
@@ -229,13 +229,13 @@ def _labels(group: Group) -> list[Measurement]:
     truth, guess = torch.cat(true), torch.cat(predicted)
     n, share = len(truth), majority_share(truth)
     right = accuracy(truth, guess)
-    plain = row("accuracy", group.slice, right, wilson(right * n, n), n, Reading(chance=share))
+    plain = row("accuracy", group.slice, right, wilson(right * n, n), n, Scale(chance=share))
     relabelled, guess, classes = present_classes(truth, guess)
     if classes < 2:
         return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]
     balanced = balanced_accuracy(relabelled, guess, classes=classes)
     interval = balanced_accuracy_interval(relabelled, guess, classes=classes)
-    return [row("balanced_accuracy", group.slice, balanced, interval, n, Reading(chance=1 / classes)), plain]
+    return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
 
 
 def present_classes(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, int]:
@@ -255,7 +255,7 @@ def _recovered(group: Group) -> list[Measurement]:
     for entry in entries:
         true, answer = entry.truth.statistic, entry.answer
         if true is None:
-            reason = f"nobody knows the statistic of {entry.case.victim} in the {entry.case.request} run"
+            reason = f"nobody knows the statistic of {entry.case.victim} in the {entry.case.question} run"
             return unavailable([name], group.slice, reason, n=len(entries))
         if true.shape != answer.statistic.shape or answer.without.shape != true.shape[1:]:
             raise ValueError(
@@ -268,8 +268,8 @@ def _recovered(group: Group) -> list[Measurement]:
         errors.append(relative_error(answer.statistic, true))
         without.append(relative_error(answer.without.expand_as(true), true))
     blind = float(torch.cat(without).quantile(0.5))
-    reading = Reading(chance=blind, chance_kind="measured", higher_is="safe")
-    return [median_row(name, group.slice, torch.cat(errors), reading, bounds=(0.0, None))]
+    scale = Scale(chance=blind, chance_kind="measured", higher_is="safe")
+    return [median_row(name, group.slice, torch.cat(errors), scale, bounds=(0.0, None))]
 
 
 def relative_error(estimate: Tensor, true: Tensor) -> Tensor:
@@ -286,5 +286,5 @@ def _prediction(group: Group) -> list[Measurement]:
     reason = finite({answers[0].name: values})
     if reason:
         return unavailable([answers[0].name], group.slice, reason, n=len(answers))
-    reading = Reading(chance=None, chance_kind="none", higher_is="descriptive", unit=answers[0].unit)
-    return [row(answers[0].name, group.slice, float(values.mean()), None, len(values), reading)]
+    scale = Scale(chance=None, chance_kind="none", higher_is="descriptive", unit=answers[0].unit)
+    return [row(answers[0].name, group.slice, float(values.mean()), None, len(values), scale)]

@@ -15,7 +15,7 @@ from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.answers import Palettes
-from fdgsec.threats.judging.groups import Entry, Group, Reading, constant, finite, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
 
 SHARES = 64
 """Quantiles per channel."""
@@ -86,12 +86,12 @@ def measure_palettes(group: Group, rng: torch.Generator, *, repeats: int) -> lis
     without, another = torch.cat([part.without for part in parts]), torch.cat([part.another for part in parts])
     paired = ~another.isnan()
     compared = bool(paired.any())
-    reading = Reading(
+    scale = Scale(
         chance=float(another[paired].mean()) if compared else None, chance_kind="measured" if compared else "none",
         higher_is="safe",
     )  # fmt: skip
     interval = None if len(own) < 2 else bootstrap(own, rng=child(rng, "own"), repeats=repeats, bounds=(0.0, 1.0))
-    rows = [row("palette_emd", group.slice, float(own.mean()), interval, len(own), reading)]
+    rows = [row("palette_emd", group.slice, float(own.mean()), interval, len(own), scale)]
     rows.append(_gain(group, "public median", without, own, child(rng, "median"), repeats))
     if compared:
         rows.append(_gain(group, "random image", another[paired], own[paired], child(rng, "random"), repeats))
@@ -102,7 +102,7 @@ def _obstacle(entries: Sequence[Entry[Palettes]]) -> str:
     for entry in entries:
         images, answer = entry.truth.images, entry.answer
         if images is None:
-            return f"there is no true image for {entry.case.victim} in the {entry.case.request} run"
+            return f"there is no true image for {entry.case.victim} in the {entry.case.question} run"
         shape = answer.palettes.shape
         if len(shape) != 3 or shape[:2] != (len(images), 3) or answer.without.shape != shape[1:]:
             raise ValueError(
@@ -133,7 +133,7 @@ def _gaps(entry: Entry[Palettes], rng: torch.Generator) -> _Gaps:
 
 def _gain(group: Group, over: str, theirs: Tensor, own: Tensor, rng: torch.Generator, repeats: int) -> Measurement:
     gain = theirs - own
-    reading = Reading(chance=0.0, higher_is="leak" if over == "public median" else "descriptive")
+    scale = Scale(chance=0.0, higher_is="leak" if over == "public median" else "descriptive")
     alone = constant(gain) and len(gain) < 2
     interval = None if alone else paired_bootstrap(theirs, own, rng=rng, repeats=repeats, bounds=(-1.0, 1.0))
-    return row("palette_emd_gain", {**group.slice, "over": over}, float(gain.mean()), interval, len(gain), reading)
+    return row("palette_emd_gain", {**group.slice, "over": over}, float(gain.mean()), interval, len(gain), scale)

@@ -7,7 +7,7 @@ import torch
 from fdgsec.metrics.intervals import Interval, cluster_bootstrap, wilson
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.threats.answers import Exposure, InferredSize
-from fdgsec.threats.judging.groups import Group, Reading, median_row, row, unavailable
+from fdgsec.threats.judging.groups import Group, Scale, median_row, row, unavailable
 from fdgsec.threats.judging.palettes import measure_palettes
 
 SIZE = "n_per_client"
@@ -44,7 +44,7 @@ def _exposure(group: Group, rng: torch.Generator, repeats: int) -> list[Measurem
         right, total = right + hits, total + images
     value = sum(rates) / len(rates)
     interval = _over_clients(rates, wilson(right, total), rng, repeats)
-    return [row(name, group.slice, value, interval, total, Reading(chance=sum(blind) / len(blind)))]
+    return [row(name, group.slice, value, interval, total, Scale(chance=sum(blind) / len(blind)))]
 
 
 def _over_clients(rates: Sequence[float], score: Interval, rng: torch.Generator, repeats: int) -> Interval:
@@ -63,10 +63,10 @@ def _size(group: Group) -> list[Measurement]:
     for entry in entries:
         true = entry.case.slice.get(SIZE)
         if not isinstance(true, int) or true < 1:
-            reason = f"nobody knows the size of {entry.case.victim} in the {entry.case.request} run"
+            reason = f"nobody knows the size of {entry.case.victim} in the {entry.case.question} run"
             return unavailable([name], group.slice, reason, n=len(entries))
         errors.append(abs(entry.answer.images - true) / true)
         without.append(abs(entry.answer.without - true) / true)
     blind = float(torch.tensor(without, dtype=torch.float64).quantile(0.5))
-    reading = Reading(chance=blind, chance_kind="measured", higher_is="safe")
-    return [median_row(name, group.slice, torch.tensor(errors, dtype=torch.float64), reading, bounds=(0.0, None))]
+    scale = Scale(chance=blind, chance_kind="measured", higher_is="safe")
+    return [median_row(name, group.slice, torch.tensor(errors, dtype=torch.float64), scale, bounds=(0.0, None))]

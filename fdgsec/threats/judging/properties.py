@@ -14,7 +14,7 @@ from fdgsec.metrics.intervals import Interval, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import placements
 from fdgsec.threats.attack import Presence, Proportions
-from fdgsec.threats.judging.groups import Entry, Group, Reading, finite, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, finite, row, unavailable
 
 LEVEL = 0.95
 
@@ -26,7 +26,7 @@ def _shares(entries: Sequence[Entry[Proportions]] | Sequence[Entry[Presence]]) -
         answer, truth = entry.answer, entry.truth
         true = truth.proportions if answer.of == "labels" else truth.domain_shares
         if true is None:
-            return f"nobody knows the shares of {answer.of} of {entry.case.victim} in the {entry.case.request} run"
+            return f"nobody knows the shares of {answer.of} of {entry.case.victim} in the {entry.case.question} run"
         given = answer.estimate if isinstance(answer, Proportions) else answer.scores
         if given.shape != true.shape:
             raise ValueError(f"an answer must be {tuple(true.shape)}, one number per kind; got {tuple(given.shape)}.")
@@ -57,8 +57,8 @@ def measure_proportions(group: Group, rng: torch.Generator, *, repeats: int) -> 
         most = max(2 / true.shape[1], float(torch.stack([errors, blind]).max()))  # shares differ by 2 in all at most
         apart = paired_bootstrap(errors, blind, rng=rng, repeats=repeats, bounds=(-most, most))
         interval = Interval(low=max(chance + apart.low, 0.0), high=chance + apart.high, method=apart.method)
-    reading = Reading(chance=chance, chance_kind="measured", higher_is="safe")
-    return [row(name, group.slice, value, interval, len(entries), reading)]
+    scale = Scale(chance=chance, chance_kind="measured", higher_is="safe")
+    return [row(name, group.slice, value, interval, len(entries), scale)]
 
 
 def measure_presence(group: Group) -> list[Measurement]:
@@ -76,7 +76,7 @@ def measure_presence(group: Group) -> list[Measurement]:
         return unavailable([name], group.slice, reason, n=len(entries))
     kinds, present = held
     value, interval = _area(scores[:, kinds], present)
-    return [row(name, group.slice, value, interval, len(entries), Reading(chance=0.5))]
+    return [row(name, group.slice, value, interval, len(entries), Scale(chance=0.5))]
 
 
 def _varying(true: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -15,7 +15,7 @@ from fdgsec.metrics.intervals import Interval, bootstrap, wilson
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.attack import Ranking
-from fdgsec.threats.judging.groups import Entry, Group, Reading, median_row, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, median_row, row, unavailable
 
 MATCHINGS = 8
 """Random orders over which an assignment is averaged, so that equal distances share their credit."""
@@ -43,7 +43,7 @@ def ranked(entries: Sequence[Entry[Ranking]]) -> list[Ranked] | str:
         else:
             columns = truth.rows
         if columns is None:
-            return f"there is no true candidate for {entry.case.victim} in the {entry.case.request} run"
+            return f"there is no true candidate for {entry.case.victim} in the {entry.case.question} run"
         if distances.shape[0] != len(columns):
             raise ValueError(f"a ranking has {distances.shape[0]} rows for {len(columns)} released ones.")
         found.append(Ranked(distances=distances, truth=columns.cpu()))
@@ -62,10 +62,10 @@ def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") ->
         # exactly rounded sums: a constant ranking scores chance to the last bit
         credit = math.fsum(c for block in blocks for c in topk_credit(block.distances, block.truth, k=k).tolist())
         chance = math.fsum(k / gallery for gallery in galleries.tolist()) / n
-        rows.append(row(name, where, credit / n, wilson(min(credit, float(n)), n), n, Reading(chance=chance)))
+        rows.append(row(name, where, credit / n, wilson(min(credit, float(n)), n), n, Scale(chance=chance)))
     places = torch.cat([ranks(block.distances, block.truth) for block in blocks])
-    reading = Reading(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
-    return [*rows, median_row("median_rank", where, places, reading, bounds=(1.0, float(galleries.max())))]
+    scale = Scale(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
+    return [*rows, median_row("median_rank", where, places, scale, bounds=(1.0, float(galleries.max())))]
 
 
 def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
@@ -94,11 +94,18 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator,
         where = {**group.slice, "matching": matching} if matching else group.slice
         interval = _over_clients(credit, rng, repeats)
         rows.append(
-            row("top1", where, float(credit.mean()), interval, len(credit), Reading(chance=1 / distances.shape[1]))
+            row(
+                "top1",
+                where,
+                float(credit.mean()),
+                interval,
+                len(credit),
+                Scale(chance=1 / distances.shape[1]),
+            )
         )
-    reading = Reading(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
+    scale = Scale(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
     bounds = (1.0, float(distances.shape[1]))
-    return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), reading, bounds=bounds)]
+    return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), scale, bounds=bounds)]
 
 
 def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interval:

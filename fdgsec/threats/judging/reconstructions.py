@@ -15,7 +15,7 @@ from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.attack import Reconstructions
 from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows
-from fdgsec.threats.judging.groups import Entry, Group, Reading, constant, finite, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
 from fdgsec.threats.judging.unordered_images import per_answer, placed
 
 CONTROLS = ("B0", "B1", "B2", "B3", "B4")
@@ -100,7 +100,7 @@ def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
     for entry in entries:
         answer, images = entry.answer, entry.truth.images
         if images is None:
-            return f"there is no true image for {entry.case.victim} in the {entry.case.request} run"
+            return f"there is no true image for {entry.case.victim} in the {entry.case.question} run"
         if answer.ordered != entries[0].answer.ordered:
             raise ValueError("reconstructions of one slice must all be ordered, or none of them.")
         if answer.descriptive != entries[0].answer.descriptive:
@@ -186,20 +186,20 @@ def _mean_row(
     gauge: Gauge, where: Slice, values: Tensor, controls: Mapping[str, Tensor], rng: torch.Generator, repeats: int
 ) -> Measurement:
     blind = "B3" in controls
-    reading = Reading(
+    scale = Scale(
         chance=float(controls["B3"].mean()) if blind else None, chance_kind="measured" if blind else "none",
         higher_is="leak" if gauge.sign > 0 else "safe", unit=gauge.unit,
     )  # fmt: skip
     unbounded = constant(values) and (gauge.bounds is None or len(values) < 2)
     interval = None if unbounded else bootstrap(values, rng=rng, repeats=repeats, bounds=gauge.bounds)
-    return row(gauge.name, where, float(values.mean()), interval, len(values), reading)
+    return row(gauge.name, where, float(values.mean()), interval, len(values), scale)
 
 
 def _gain_row(
     gauge: Gauge, where: Slice, values: Tensor, control: tuple[str, Tensor], rng: torch.Generator, repeats: int
 ) -> Measurement:
     name, theirs = control
-    reading = Reading(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=gauge.unit)
+    scale = Scale(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=gauge.unit)
     width = None if gauge.bounds is None else gauge.bounds[1] - gauge.bounds[0]
     bounds = None if width is None else (-width, width)
     gain = gauge.sign * (values - theirs)
@@ -209,4 +209,4 @@ def _gain_row(
         if unbounded
         else paired_bootstrap(gauge.sign * values, gauge.sign * theirs, rng=rng, repeats=repeats, bounds=bounds)
     )
-    return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), reading)
+    return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), scale)

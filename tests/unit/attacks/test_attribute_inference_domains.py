@@ -11,7 +11,7 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.domains import DomainInference
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Knowledge, Labels, Plant, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Knowledge, Labels, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_moments
 
 EMPTY = Knowledge(
@@ -20,8 +20,8 @@ EMPTY = Knowledge(
 )  # fmt: skip
 
 
-def planted(seed: int) -> Plant:
-    return DomainInference().plant(EMPTY, stream(seed, "attack", "plant"))
+def planted(seed: int) -> PositiveControl:
+    return DomainInference().positive_control(EMPTY, stream(seed, "attack", "plant"))
 
 
 def facts(*kinds: str) -> TargetFacts:
@@ -41,29 +41,29 @@ def joined(answers: Sequence[Answer], truths: Sequence[Truth], numbers: set[int]
     return torch.cat(true), torch.cat(predicted)
 
 
-def accuracy(answers: Sequence[Answer], plant: Plant, request: str) -> float:
-    numbers = {number for number, case in enumerate(plant.cases) if case.request == request}
-    true, predicted = joined(answers, plant.truths, numbers)
+def accuracy(answers: Sequence[Answer], control: PositiveControl, question: str) -> float:
+    numbers = {number for number, case in enumerate(control.cases) if case.question == question}
+    true, predicted = joined(answers, control.truths, numbers)
     return float(balanced_accuracy_score(true.numpy(), predicted.numpy()))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("request_kind", ["as_if_released", "resampled_clients"])
 def test_planted_domains_are_recognised_in_rows_and_in_pooled_styles(seed: int, request_kind: str):
-    plant = planted(seed)
+    control = planted(seed)
 
-    answers = DomainInference().run(plant.cases, plant.knowledge, stream(seed, "attack", "run"))
+    answers = DomainInference().run(control.cases, control.knowledge, stream(seed, "attack", "run"))
 
-    assert accuracy(answers, plant, request_kind) >= plant.at_least >= 0.9
+    assert accuracy(answers, control, request_kind) >= control.at_least >= 0.9
 
 
 def test_answers_number_the_domain_names_and_count_the_source_domains():
-    plant = planted(3)
-    images = plant.knowledge.auxiliary
+    control = planted(3)
+    images = control.knowledge.auxiliary
     assert images is not None
-    without_first = replace(plant.knowledge, auxiliary=images.subset(images.domains != 0))
+    without_first = replace(control.knowledge, auxiliary=images.subset(images.domains != 0))
 
-    answers = DomainInference().run(plant.cases, without_first, stream(0, "attack", "run"))
+    answers = DomainInference().run(control.cases, without_first, stream(0, "attack", "run"))
 
     predicted = torch.cat([answer.predicted for answer in answers if isinstance(answer, Labels)])
     assert {answer.classes for answer in answers if isinstance(answer, Labels)} == {2}
@@ -71,11 +71,11 @@ def test_answers_number_the_domain_names_and_count_the_source_domains():
 
 
 def test_all_domains_are_judged_together():
-    plant = planted(6)
+    control = planted(6)
 
-    answers = DomainInference().run(plant.cases, plant.knowledge, stream(0, "attack", "run"))
+    answers = DomainInference().run(control.cases, control.knowledge, stream(0, "attack", "run"))
 
-    merged = {tuple({**plant.cases[answer.case].slice, **answer.slice}.items()) for answer in answers}
+    merged = {tuple({**control.cases[answer.case].slice, **answer.slice}.items()) for answer in answers}
     assert merged == {
         (("domain", "all"), ("rows", "as_if_released")), (("domain", "all"), ("rows", "resampled_clients"))
     }  # fmt: skip
@@ -84,9 +84,9 @@ def test_all_domains_are_judged_together():
 def test_exchanged_rows_know_nothing_of_their_domain():
     right = asked = 0
     for seed in range(8):
-        plant = planted(seed)
-        answers = DomainInference().shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "null"))
-        true, predicted = joined(answers, plant.truths, set(range(len(plant.cases))))
+        control = planted(seed)
+        answers = DomainInference().negative_control(control.cases, control.knowledge, stream(seed, "attack", "null"))
+        true, predicted = joined(answers, control.truths, set(range(len(control.cases))))
         right, asked = right + int((true == predicted).sum()), asked + len(true)
 
     assert abs(right / asked - 1 / 3) < 3 * (1 / 3 * 2 / 3 / asked) ** 0.5
@@ -94,13 +94,13 @@ def test_exchanged_rows_know_nothing_of_their_domain():
 
 def test_pooled_release_is_read_as_pooled_whatever_it_was_asked_for():
     """A pooled std contains the spread between images; the linear statistic takes that into account."""
-    plant = planted(4)
-    pooled = [number for number, case in enumerate(plant.cases) if case.request == "resampled_clients"]
-    released = [replace(plant.cases[number], request="released") for number in pooled]
+    control = planted(4)
+    pooled = [number for number, case in enumerate(control.cases) if case.question == "resampled_clients"]
+    released = [replace(control.cases[number], question="released") for number in pooled]
     attack = DomainInference()
 
-    as_released = attack.run(released, plant.knowledge, stream(0, "attack", "run"))
-    as_resampled = attack.run([plant.cases[n] for n in pooled], plant.knowledge, stream(0, "attack", "run"))
+    as_released = attack.run(released, control.knowledge, stream(0, "attack", "run"))
+    as_resampled = attack.run([control.cases[n] for n in pooled], control.knowledge, stream(0, "attack", "run"))
 
     for one, other in zip(as_released, as_resampled, strict=True):
         assert isinstance(one, Labels)
@@ -118,13 +118,13 @@ def test_plan_asks_for_more_of_the_kind_that_was_released():
 
 
 def test_adversary_without_auxiliary_images_or_with_one_domain_is_told_so():
-    plant = planted(5)
-    images = plant.knowledge.auxiliary
+    control = planted(5)
+    images = control.knowledge.auxiliary
     assert images is not None
 
     with pytest.raises(UsageError, match="auxiliary images of every domain"):
-        DomainInference().run(plant.cases, replace(plant.knowledge, auxiliary=None), stream(0, "attack", "run"))
+        DomainInference().run(control.cases, replace(control.knowledge, auxiliary=None), stream(0, "attack", "run"))
     with pytest.raises(UsageError, match="2 domains or more; the adversary has 1"):
         DomainInference().run(
-            plant.cases, replace(plant.knowledge, auxiliary=images.of_domain(0)), stream(0, "attack", "run")
+            control.cases, replace(control.knowledge, auxiliary=images.of_domain(0)), stream(0, "attack", "run")
         )

@@ -12,7 +12,7 @@ from fdgsec.attacks.attribute_inference.labels import LabelInference
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Knowledge, Labels, Plant, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Case, Knowledge, Labels, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 NAMES = ("cat", "dog", "owl")
@@ -26,7 +26,7 @@ def facts(*kinds: str) -> TargetFacts:
     return TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=700, classes=3, profile="quick")
 
 
-def world(seed: int, *, colour: float, auxiliary: int = 45, released: int = 60, domains: int = 2) -> Plant:
+def world(seed: int, *, colour: float, auxiliary: int = 45, released: int = 60, domains: int = 2) -> PositiveControl:
     """Images of `domains` domains whose channel means shift by `colour` standard deviations with the class."""
     rng = stream(seed, "world", "labels")
     per_domain, channels = auxiliary + released, 12
@@ -47,11 +47,13 @@ def world(seed: int, *, colour: float, auxiliary: int = 45, released: int = 60, 
         view = upload(ImageStyles(mean=style[0].float(), std=style[1].float()))
         name = images.domain_names[number]
         cases.append(
-            Case(request="as_if_released", views=(view,), victim="client:0", domain=name, slice={"domain": name})
+            Case(question="as_if_released", views=(view,), victim="client:0", domain=name, slice={"domain": name})
         )
         truths.append(Truth(labels=shown.labels, domains=shown.domains))
     knowledge = replace(EMPTY, statistics=statistics, auxiliary=images.subset(position < auxiliary))
-    return Plant(cases=cases, truths=truths, knowledge=knowledge, measurement="balanced_accuracy", at_least=0.9)
+    return PositiveControl(
+        cases=cases, truths=truths, knowledge=knowledge, measurement="balanced_accuracy", at_least=0.9
+    )
 
 
 def joined(answers: Sequence[Answer], truths: Sequence[Truth]) -> tuple[Tensor, Tensor]:
@@ -72,12 +74,12 @@ def accuracy(answers: Sequence[Answer], truths: Sequence[Truth]) -> float:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_classes_are_recognised(seed: int):
-    plant = LabelInference().plant(EMPTY, stream(seed, "attack", "plant"))
+    control = LabelInference().positive_control(EMPTY, stream(seed, "attack", "plant"))
 
-    answers = LabelInference().run(plant.cases, plant.knowledge, stream(seed, "attack", "run"))
+    answers = LabelInference().run(control.cases, control.knowledge, stream(seed, "attack", "run"))
 
-    assert plant.measurement == "balanced_accuracy"
-    assert accuracy(answers, plant.truths) >= plant.at_least >= 0.9
+    assert control.measurement == "balanced_accuracy"
+    assert accuracy(answers, control.truths) >= control.at_least >= 0.9
 
 
 def test_styles_without_the_class_give_one_over_the_number_of_classes():
@@ -111,7 +113,9 @@ def test_exchanged_rows_know_nothing_of_their_labels():
     right = asked = 0
     for seed in range(6):
         coloured = world(seed, colour=2.0)
-        answers = LabelInference(folds=3).shuffled(coloured.cases, coloured.knowledge, stream(seed, "attack", "null"))
+        answers = LabelInference(folds=3).negative_control(
+            coloured.cases, coloured.knowledge, stream(seed, "attack", "null")
+        )
         true, predicted = joined(answers, coloured.truths)
         right, asked = right + int((true == predicted).sum()), asked + len(true)
 
@@ -168,7 +172,7 @@ def test_without_any_images_the_attack_is_not_planned():
 
 def test_clients_of_mixed_domains_are_read_with_one_model():
     coloured = world(3, colour=2.0, domains=1)
-    mixed = replace(coloured.cases[0], request="released", domain="mixed", slice={"domain": "mixed"})
+    mixed = replace(coloured.cases[0], question="released", domain="mixed", slice={"domain": "mixed"})
 
     answers = LabelInference(folds=3).run([mixed], coloured.knowledge, stream(0, "attack", "run"))
 

@@ -11,14 +11,14 @@ from fdgsec.attacks.attribute_inference.control import PlantedFederation, plante
 from fdgsec.attacks.attribute_inference.properties import PropertyInference
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes, StyleStatistics
-from fdgsec.federation.released_statistics import PooledStyles, Reading, StyleDistributions
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View
-from fdgsec.threats.attack import Case, Guess, Plant, Presence, Proportions, TargetFacts
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Presence, Proportions, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
@@ -43,19 +43,23 @@ def facts(*kinds: str, adversary: str = "server") -> TargetFacts:
     )  # fmt: skip
 
 
-def world(seed: int, *, contrast: float = 1.0, of: str = "StyleStatistics") -> Plant:
+def world(seed: int, *, contrast: float = 1.0, of: str = "StyleStatistics") -> PositiveControl:
     """The plant's clients, of which only those whose release is of one kind are asked about."""
-    plant = planted_clients(BLANK, stream(seed, "attack", "plant"), concentration=0.3, contrast=contrast)
-    asked = [n for n, case in enumerate(plant.cases) if case.release().kind == of]
-    return replace(plant, cases=[plant.cases[n] for n in asked], truths=[plant.truths[n] for n in asked])
+    planted_control = planted_clients(BLANK, stream(seed, "attack", "plant"), concentration=0.3, contrast=contrast)
+    asked = [n for n, case in enumerate(planted_control.cases) if case.release().kind == of]
+    return replace(
+        planted_control,
+        cases=[planted_control.cases[n] for n in asked],
+        truths=[planted_control.truths[n] for n in asked],
+    )
 
 
-def measured(plant: Plant, guess: Guess) -> list[Measurement]:
-    return JUDGE.measure(guess, plant.cases, plant.truths, stream(0, "world", "judge"))
+def measured(planted_control: PositiveControl, answers: Answers) -> list[Measurement]:
+    return JUDGE.measure(answers, planted_control.cases, planted_control.truths, stream(0, "world", "judge"))
 
 
-def estimates(guess: Guess) -> list[Proportions]:
-    return [answer for answer in guess if isinstance(answer, Proportions)]
+def estimates(answers: Answers) -> list[Proportions]:
+    return [answer for answer in answers if isinstance(answer, Proportions)]
 
 
 def test_styles_ask_for_clients_with_skewed_shares_of_classes_and_of_domains():
@@ -88,12 +92,14 @@ def test_styles_are_not_read_without_images_to_make_shadow_clients_of(adversary:
     ],
 )
 def test_what_was_planted_is_found_in_every_kind_of_artifact_and_by_every_way_to_learn(
-    seed: int, style: str, reading: Reading
+    seed: int, style: str, released_statistic: ReleasedStatistic
 ):
-    plant = PropertyInference().plant(replace(BLANK, reading=reading), stream(seed, "attack", "plant"))
-    guess = PropertyInference().run(plant.cases, plant.knowledge, stream(seed, "attack"))
+    planted_control = PropertyInference().positive_control(
+        replace(BLANK, released_statistic=released_statistic), stream(seed, "attack", "plant")
+    )
+    answers = PropertyInference().run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    controls = positive_control(plant, guess, JUDGE, stream(seed, "attack"))
+    controls = positive_control(planted_control, answers, JUDGE, stream(seed, "attack"))
 
     assert {control.measurement.slice["artifact"] for control in controls} == {
         style, "Prototypes", "HeadGradient",
@@ -106,11 +112,13 @@ def test_what_was_planted_is_found_in_every_kind_of_artifact_and_by_every_way_to
 
 
 def test_planted_shares_are_estimated_far_better_than_blindly():
-    plant = world(0)
+    planted_control = world(0)
 
     rows = [
         row
-        for row in measured(plant, ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack")))
+        for row in measured(
+            planted_control, ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
+        )
         if row.name == "mae"
     ]
 
@@ -125,9 +133,13 @@ def test_planted_shares_are_estimated_far_better_than_blindly():
 def test_exchanged_releases_are_not_significant():
     failures = rows = 0
     for seed in range(6):
-        plant = planted_clients(BLANK, stream(seed, "attack", "plant"), concentration=0.3)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        nulls = Judge().null(guess, plant.cases, plant.truths, stream(seed, "world", "null"), permutations=199)
+        planted_control = planted_clients(BLANK, stream(seed, "attack", "plant"), concentration=0.3)
+        answers = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        nulls = Judge().null(
+            answers, planted_control.cases, planted_control.truths, stream(seed, "world", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
         rows += len(nulls)
 
@@ -140,10 +152,16 @@ def test_classes_that_colour_nothing_are_rarely_found():
     """False alarms: 100 federations whose styles say nothing of classes; a leak would be called for 2.5% at most."""
     called = {"auc": 0, "mae": 0}
     for seed in range(100):
-        plant = world(seed, contrast=0.0)
-        asked = [n for n, case in enumerate(plant.cases) if case.domain == "planted ink"]
-        plant = replace(plant, cases=[plant.cases[n] for n in asked], truths=[plant.truths[n] for n in asked])
-        for row in measured(plant, ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))):
+        planted_control = world(seed, contrast=0.0)
+        asked = [n for n, case in enumerate(planted_control.cases) if case.domain == "planted ink"]
+        planted_control = replace(
+            planted_control,
+            cases=[planted_control.cases[n] for n in asked],
+            truths=[planted_control.truths[n] for n in asked],
+        )
+        for row in measured(
+            planted_control, ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
+        ):
             if row.slice["learned_on"] == "same domain":
                 called[row.name] += row.verdict == "leaks"
 
@@ -151,9 +169,9 @@ def test_classes_that_colour_nothing_are_rarely_found():
 
 
 def test_answers_are_shares():
-    plant = world(1)
+    planted_control = world(1)
 
-    for answer in estimates(ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))):
+    for answer in estimates(ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))):
         assert len(answer.estimate) == (2 if answer.of == "domains" else 4)
         for shares in (answer.estimate, answer.without):
             assert float(shares.min()) >= 0
@@ -161,40 +179,40 @@ def test_answers_are_shares():
 
 
 def test_a_class_that_no_auxiliary_image_shows_gets_nothing():
-    plant = world(2)
-    known = plant.knowledge.auxiliary
+    planted_control = world(2)
+    known = planted_control.knowledge.auxiliary
     assert known is not None
-    lacking = replace(plant.knowledge, auxiliary=known.subset(known.labels != 3))
+    lacking = replace(planted_control.knowledge, auxiliary=known.subset(known.labels != 3))
 
-    for answer in estimates(ATTACK.run(plant.cases[:14], lacking, stream(0, "attack"))):
+    for answer in estimates(ATTACK.run(planted_control.cases[:14], lacking, stream(0, "attack"))):
         assert float(answer.estimate[3]) < 1e-9
         assert float(answer.without[3]) == 0
 
 
 def test_a_few_clients_do_not_stand_for_their_domain():
-    plant = world(0)
+    planted_control = world(0)
 
-    guess = ATTACK.run(plant.cases[:9], plant.knowledge, stream(0, "attack"))
+    answers = ATTACK.run(planted_control.cases[:9], planted_control.knowledge, stream(0, "attack"))
 
-    assert {answer.slice["learned_on"] for answer in guess} == {"same domain", "all domains"}
+    assert {answer.slice["learned_on"] for answer in answers} == {"same domain", "all domains"}
 
 
 def test_a_style_of_so_many_images_is_not_read_where_their_number_is_unknown():
-    plant = world(0)
+    planted_control = world(0)
 
     with pytest.raises(UsageError, match="how many images"):
-        ATTACK.run([replace(plant.cases[0], records=None)], plant.knowledge, stream(0, "attack"))
+        ATTACK.run([replace(planted_control.cases[0], records=None)], planted_control.knowledge, stream(0, "attack"))
 
 
 def test_rows_of_single_images_are_read_as_a_part_of_the_client():
-    plant = world(0)
-    assert isinstance(plant.knowledge.simulate, PlantedFederation)
-    cases = [replace(case, views=(upload(_rows(case.release(), 3)),)) for case in plant.cases[:14]]
+    planted_control = world(0)
+    assert isinstance(planted_control.knowledge.simulate, PlantedFederation)
+    cases = [replace(case, views=(upload(_rows(case.release(), 3)),)) for case in planted_control.cases[:14]]
 
-    guess = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))
+    answers = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))
 
-    assert {answer.slice["artifact"] for answer in guess} == {"ImageStyles"}
-    assert all(len(answer.estimate) == 4 for answer in estimates(guess))
+    assert {answer.slice["artifact"] for answer in answers} == {"ImageStyles"}
+    assert all(len(answer.estimate) == 4 for answer in estimates(answers))
 
 
 def _rows(style: object, count: int) -> ImageStyles:
@@ -223,16 +241,16 @@ class Doubling:
 
 
 def test_releases_that_are_no_means_are_learnt_from_the_methods_own_code():
-    plant = world(0)
-    federation = plant.knowledge.simulate
+    planted_control = world(0)
+    federation = planted_control.knowledge.simulate
     assert isinstance(federation, PlantedFederation)
-    cases = [replace(case, views=(upload(doubled(case.release())),)) for case in plant.cases]
-    simulated = replace(plant.knowledge, simulate=Doubling(federation=federation))
+    cases = [replace(case, views=(upload(doubled(case.release())),)) for case in planted_control.cases]
+    simulated = replace(planted_control.knowledge, simulate=Doubling(federation=federation))
 
-    mistaken = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))  # it is told that means are sent
+    mistaken = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))  # it is told that means are sent
     learnt = ATTACK.run(cases, simulated, stream(0, "attack"))
 
-    for wrong, right in zip(measured(plant, mistaken), measured(plant, learnt), strict=True):
+    for wrong, right in zip(measured(planted_control, mistaken), measured(planted_control, learnt), strict=True):
         if wrong.name == "mae":
             assert wrong.value is not None
             assert right.value is not None
@@ -257,29 +275,29 @@ def gradients(biases: Sequence[Tensor]) -> View:
 def test_the_first_gradient_is_read_because_its_model_is_public():
     shares = torch.tensor([0.5, 0.5, 0.0, 0.0])
     case = Case(
-        request="released",
+        question="released",
         views=(gradients([0.25 - shares, torch.zeros(4)]),),
         victim="client:0",
         slice={"domain": "x"},
     )
 
-    guess = ATTACK.run([case], replace(BLANK, class_names=("a", "b", "c", "d")), stream(0, "attack"))
+    answers = ATTACK.run([case], replace(BLANK, class_names=("a", "b", "c", "d")), stream(0, "attack"))
 
-    (estimate,) = estimates(guess)
+    (estimate,) = estimates(answers)
     assert estimate.estimate.tolist() == pytest.approx(shares.tolist(), abs=1e-6)
     assert estimate.without.tolist() == [0.25] * 4
     assert dict(estimate.slice) == {"artifact": "HeadGradient", "reading": "uniform softmax", "domain": "all"}
 
 
 def test_clients_of_the_run_are_guessed_blindly_by_their_domains_shares():
-    plant = world(0, of="HeadGradient")
-    known = plant.knowledge.auxiliary
+    planted_control = world(0, of="HeadGradient")
+    known = planted_control.knowledge.auxiliary
     assert known is not None
-    skewed = replace(plant.knowledge, auxiliary=known.subset((known.labels > 0) | (known.domains > 0)))
+    skewed = replace(planted_control.knowledge, auxiliary=known.subset((known.labels > 0) | (known.domains > 0)))
 
-    guess = ATTACK.run([replace(plant.cases[0], request="released")], skewed, stream(0, "attack"))
+    answers = ATTACK.run([replace(planted_control.cases[0], question="released")], skewed, stream(0, "attack"))
 
-    assert [answer.without.tolist() for answer in estimates(guess)] == [pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])] * 2
+    assert [answer.without.tolist() for answer in estimates(answers)] == [pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])] * 2
 
 
 def test_a_class_whose_prototype_was_never_sent_is_not_held():
@@ -290,7 +308,7 @@ def test_a_class_whose_prototype_was_never_sent_is_not_held():
         )
         for number, (sender, classes) in enumerate([("client:0", [0, 2, 2]), ("client:1", [3]), ("client:0", [2])])
     ]  # fmt: skip
-    case = Case(request="released", views=(View(messages=tuple(messages)),), victim="client:0", slice={"domain": "x"})
+    case = Case(question="released", views=(View(messages=tuple(messages)),), victim="client:0", slice={"domain": "x"})
 
     (answer,) = ATTACK.run([case], replace(BLANK, class_names=("a", "b", "c", "d")), stream(0, "attack"))
 

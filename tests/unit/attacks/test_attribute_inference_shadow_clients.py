@@ -20,7 +20,7 @@ from fdgsec.nn.styles.channel_statistics import recentred
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.attack import Request, TargetFacts
+from fdgsec.threats.attack import Question, TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
 
@@ -113,11 +113,11 @@ def test_skewed_clients_of_real_methods_are_answered_and_judged(data: DomainData
         artifact_kinds=frozenset({"StyleStatistics"}), clients=3, images_per_client=88, classes=7, profile="quick",
         knows=frozenset(ADVERSARIES["server"].knows),
     )  # fmt: skip
-    pairs = [pair for request in attack.plan(facts) for pair in lab.cases(request)]
+    pairs = [pair for question in attack.plan(facts) for pair in lab.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
-    guess = attack.run(cases, knowledge(data, lab), stream(0, "attack"))
-    rows = Judge(bootstrap_repeats=50).measure(guess, cases, truths, stream(0, "world", "judge"))
+    answers = attack.run(cases, knowledge(data, lab), stream(0, "attack"))
+    rows = Judge(bootstrap_repeats=50).measure(answers, cases, truths, stream(0, "world", "judge"))
 
     ways = sorted({(str(row.slice["domain"]), str(row.slice["learned_on"])) for row in rows})
     assert ways == sorted(
@@ -133,7 +133,7 @@ def test_skewed_clients_of_real_methods_are_answered_and_judged(data: DomainData
 
 
 def test_the_runs_own_clients_come_with_their_shares(roles: Roles):
-    ((case, truth), *_) = laboratory(roles, CCST()).cases(Request(kind="released"))
+    ((case, truth), *_) = laboratory(roles, CCST()).cases(Question(kind="released"))
 
     held = roles.federation.of_domain(0)
     assert case.victim == "client:0"
@@ -148,11 +148,11 @@ def test_head_gradients_of_a_real_method_give_the_shares_away(data: DomainDatase
     state = ModelState(state={name: value.detach().clone() for name, value in network.state_dict().items()})
     blueprint = Blueprint(backbone="tiny", classes=7)
     lab = laboratory(roles, FedIIR(), GlobalModel(blueprint=blueprint, state=state))
-    pairs = lab.cases(Request(kind="mixtures", count=8, records=20, scheme="labels"))
+    pairs = lab.cases(Question(kind="mixtures", count=8, records=20, scheme="labels"))
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
-    guess = PropertyInference().run(cases, knowledge(data, lab), stream(0, "attack"))
-    rows = Judge(bootstrap_repeats=50).measure(guess, cases, truths, stream(0, "world", "judge"))
+    answers = PropertyInference().run(cases, knowledge(data, lab), stream(0, "attack"))
+    rows = Judge(bootstrap_repeats=50).measure(answers, cases, truths, stream(0, "world", "judge"))
 
     learnt = [row for row in rows if row.slice["reading"] == "auxiliary gradients"]
     assert {row.name for row in learnt} == {"mae", "auc"}

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.reidentification.attack import Reidentification
-from fdgsec.attacks.statistics.defense_noise import blur_of_mean, blur_of_rows, noisy_rows, styles_made, styles_read
+from fdgsec.attacks.statistics.defense_noise import (
+    defense_noise_of_mean,
+    defense_noise_of_rows,
+    noisy_rows,
+    styles_made,
+    styles_read,
+)
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.attacks.statistics.tracing import known_whitening
 from fdgsec.data.domains import DomainDataset
@@ -30,14 +36,16 @@ def means_of(artifact: Artifact) -> Tensor:
 def test_shift_and_variance_of_gaussian_noise_are_those_of_t():
     knowledge = replace(world(60, channels=8, domains=1, rng=stream(0, "attack")), defended=Noise(scale=0.5, bias=0.3))
     assert knowledge.auxiliary is not None
-    about = knowledge.reading.records(knowledge.statistics(knowledge.auxiliary)).mean(0)
+    about = knowledge.released_statistic.records(knowledge.statistics(knowledge.auxiliary)).mean(0)
 
-    blur = blur_of_mean(knowledge, knowledge.auxiliary, records=20, about=about, rng=stream(1, "attack"))
+    defense_noise = defense_noise_of_mean(
+        knowledge, knowledge.auxiliary, records=20, about=about, rng=stream(1, "attack")
+    )
 
-    assert blur is not None
-    assert torch.allclose(blur.shift[:8], torch.full((8,), 0.3).double(), atol=4 * 0.5 / 200**0.5)
+    assert defense_noise is not None
+    assert torch.allclose(defense_noise.shift[:8], torch.full((8,), 0.3).double(), atol=4 * 0.5 / 200**0.5)
     assert torch.allclose(
-        blur.variance[:8], torch.full((8,), 0.25).double(), rtol=0.4
+        defense_noise.variance[:8], torch.full((8,), 0.25).double(), rtol=0.4
     )  # 4 standard errors of 200 draws
 
 
@@ -50,12 +58,14 @@ def test_rounding_draws_nothing_and_is_found_to_scatter_all_the_same():
     assert knowledge.auxiliary is not None
     about = torch.zeros(16, dtype=torch.float64)
 
-    blur = blur_of_mean(knowledge, knowledge.auxiliary, records=20, about=about, rng=stream(1, "attack"))
+    defense_noise = defense_noise_of_mean(
+        knowledge, knowledge.auxiliary, records=20, about=about, rng=stream(1, "attack")
+    )
 
-    assert blur is not None
-    wide = blur.variance[4:8]  # channels whose mean varies over several steps from client to client
+    assert defense_noise is not None
+    wide = defense_noise.variance[4:8]  # channels whose mean varies over several steps from client to client
     assert torch.allclose(wide, torch.full((4,), step**2 / 12).double(), rtol=0.35)
-    assert blur.shift[4:8].abs().max() < 4 * step / 12**0.5 / 200**0.5
+    assert defense_noise.shift[4:8].abs().max() < 4 * step / 12**0.5 / 200**0.5
 
 
 def test_without_a_defense_there_is_no_blur_and_rows_stay_as_they_are():
@@ -64,11 +74,11 @@ def test_without_a_defense_there_is_no_blur_and_rows_stay_as_they_are():
     mean, std = knowledge.statistics(knowledge.auxiliary).style(unbiased=True)
     rng = stream(0, "attack")
 
-    blur = blur_of_mean(knowledge, knowledge.auxiliary, records=5, about=mean[0], rng=rng)
-    rows = blur_of_rows(knowledge, knowledge.auxiliary, made=styles_made(knowledge), read=styles_read, rng=rng)
+    defense_noise = defense_noise_of_mean(knowledge, knowledge.auxiliary, records=5, about=mean[0], rng=rng)
+    rows = defense_noise_of_rows(knowledge, knowledge.auxiliary, made=styles_made(knowledge), read=styles_read, rng=rng)
     noisy = noisy_rows(knowledge, knowledge.auxiliary, mean, std, rng)
 
-    assert blur is None
+    assert defense_noise is None
     assert rows is None
     assert noisy[0] is mean
     assert noisy[2] == 1
@@ -86,13 +96,13 @@ def test_a_row_that_is_a_mean_of_five_keeps_a_fifth_of_its_image():
     knowledge = replace(world(400, channels=8, domains=2, rng=stream(0, "attack")), defended=grouped)
     assert knowledge.auxiliary is not None
 
-    blur = blur_of_rows(
+    defense_noise = defense_noise_of_rows(
         knowledge, knowledge.auxiliary, made=styles_made(knowledge), read=styles_read, rng=stream(1, "attack")
     )
 
-    assert blur is not None
-    assert abs(blur.gain - 0.2) < 0.05
-    assert blur.shift.abs().max() < 1e-4  # a mean over groups is the mean over all; float32
+    assert defense_noise is not None
+    assert abs(defense_noise.gain - 0.2) < 0.05
+    assert defense_noise.shift.abs().max() < 1e-4  # a mean over groups is the mean over all; float32
 
 
 def test_noisy_rows_are_made_domain_by_domain():
@@ -137,12 +147,12 @@ def clients(knowledge: Knowledge, noise: Noise, *, count: int, size: int, seed: 
     for number in range(count):
         order = torch.randperm(200, generator=rng)
         inside, outside = order[:size], order[size : 2 * size]
-        release = pooled_release(knowledge.statistics(holding(knowledge, inside)), knowledge.reading)
+        release = pooled_release(knowledge.statistics(holding(knowledge, inside)), knowledge.released_statistic)
         asked = torch.cat([inside, outside])[torch.randperm(2 * size, generator=rng)]
         candidates = replace(holding(knowledge, asked), domains=torch.zeros(2 * size, dtype=torch.int64))
         cases.append(
             Case(
-                request="resampled_clients", views=(upload(noise.on(release, stream(seed, "secret", number))),),
+                question="resampled_clients", views=(upload(noise.on(release, stream(seed, "secret", number))),),
                 victim="client:0", records=size, domain="planted 0", slice={"n_per_client": size}, candidates=candidates,
             )
         )  # fmt: skip
@@ -150,8 +160,8 @@ def clients(knowledge: Knowledge, noise: Noise, *, count: int, size: int, seed: 
     return cases, members
 
 
-def areas(guess: Sequence[object], members: Sequence[Tensor]) -> float:
-    found = [a for a in guess if isinstance(a, Scores)]
+def areas(answers: Sequence[object], members: Sequence[Tensor]) -> float:
+    found = [a for a in answers if isinstance(a, Scores)]
     return sum(auc(a.scores[members[a.case]].numpy(), a.scores[~members[a.case]].numpy()) for a in found) / len(found)
 
 
@@ -162,13 +172,13 @@ def test_membership_under_noise_reaches_what_theory_predicts_and_more_than_who_i
     cases, members = clients(whole, noise, count=30, size=40, seed=0)
     aware = knowing(whole, torch.arange(200, 1400), noise)
 
-    guess = Membership().run(cases, aware, stream(0, "attack"))
+    answers = Membership().run(cases, aware, stream(0, "attack"))
     naive = Membership().run(cases, replace(aware, defended=None), stream(0, "attack"))
 
-    theory = [a.value for a in guess if isinstance(a, Prediction) and a.name == "theory_auc"]
+    theory = [a.value for a in answers if isinstance(a, Prediction) and a.name == "theory_auc"]
     assert len(theory) == 1  # the line of the effective dimension alone
-    assert abs(areas(guess, members) - theory[0]) < 0.03  # 30 clients with 1,600 pairs each: a standard error of .01
-    assert areas(guess, members) > areas(naive, members)
+    assert abs(areas(answers, members) - theory[0]) < 0.03  # 30 clients with 1,600 pairs each: a standard error of .01
+    assert areas(answers, members) > areas(naive, members)
 
 
 def test_the_negative_control_of_membership_knows_of_noise_and_shift_and_is_silent():
@@ -177,9 +187,9 @@ def test_the_negative_control_of_membership_knows_of_noise_and_shift_and_is_sile
     cases, members = clients(whole, noise, count=30, size=40, seed=0)
     aware = knowing(whole, torch.arange(200, 600), noise)
 
-    guess = Membership().shuffled(cases, aware, stream(0, "attack"))
+    answers = Membership().negative_control(cases, aware, stream(0, "attack"))
 
-    assert abs(areas(guess, members) - 0.5) < 0.035  # candidates meet 30 clients: a standard error of about .012
+    assert abs(areas(answers, members) - 0.5) < 0.035  # candidates meet 30 clients: a standard error of about .012
 
 
 def test_a_defense_without_effect_leaves_membership_as_it_was():
@@ -187,15 +197,15 @@ def test_a_defense_without_effect_leaves_membership_as_it_was():
     cases, members = clients(whole, Noise(scale=0.0), count=10, size=40, seed=0)
     aware = knowing(whole, torch.arange(200, 600), Noise(scale=0.0))
 
-    guess = Membership().run(cases, aware, stream(0, "attack"))
+    answers = Membership().run(cases, aware, stream(0, "attack"))
     bare = Membership().run(cases, replace(aware, defended=None), stream(0, "attack"))
 
-    assert math.isclose(areas(guess, members), areas(bare, members), abs_tol=1e-3)
+    assert math.isclose(areas(answers, members), areas(bare, members), abs_tol=1e-3)
 
 
 def hits(knowledge: Knowledge, case: Case) -> float:
-    guess = Reidentification().run([case], knowledge, stream(0, "attack"))
-    found = next(a for a in guess if isinstance(a, Ranking) and a.slice["transform"] == "known")
+    answers = Reidentification().run([case], knowledge, stream(0, "attack"))
+    found = next(a for a in answers if isinstance(a, Ranking) and a.slice["transform"] == "known")
     return float((found.distances.argmin(1) == torch.arange(len(found.distances))).double().mean())
 
 
@@ -206,7 +216,7 @@ def test_rows_under_noise_are_found_by_who_whitens_the_noise():
     mean, std = whole.statistics(shown).style(unbiased=True)
     released = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
     case = Case(
-        request="as_if_released", views=(upload(released),), victim="client:0", slice={"domain": "planted"},
+        question="as_if_released", views=(upload(released),), victim="client:0", slice={"domain": "planted"},
         candidates=shown,
     )  # fmt: skip
     aware = knowing(whole, torch.arange(200, 400), noise)
@@ -227,11 +237,11 @@ def test_releases_are_passed_with_the_images_behind_them():
     knowledge = replace(whole, auxiliary=holding(whole, torch.arange(10)), defended=looking)
     assert knowledge.auxiliary is not None
 
-    blur = blur_of_mean(
+    defense_noise = defense_noise_of_mean(
         knowledge, knowledge.auxiliary, records=7, about=torch.zeros(8).double(), rng=stream(0, "attack")
     )
 
-    assert blur is not None
+    assert defense_noise is not None
     assert {size for size, _ in seen} == {7}
     assert max(row for _, row in seen) < 10  # of the adversary's own images alone
-    assert float(blur.variance.max()) == 0.0
+    assert float(defense_noise.variance.max()) == 0.0

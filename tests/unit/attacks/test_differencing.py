@@ -6,12 +6,12 @@ import torch
 from fdgsec.attacks.differencing.attack import Differencing
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import PooledStyles, Reading, StyleDistributions
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Knowledge, Plant, Recovered, TargetFacts, Truth
+from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Recovered, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, planted_moments, upload
@@ -28,8 +28,8 @@ ATTACK = Differencing()
 FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
 def test_twenty_records_are_asked_for_when_quick_and_fifty_otherwise():
@@ -43,22 +43,28 @@ def test_twenty_records_are_asked_for_when_quick_and_fifty_otherwise():
 READINGS = [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)]
 
 
-@pytest.mark.parametrize(("seed", "reading"), [*((0, reading) for reading in READINGS), (1, READINGS[0])])
-def test_the_added_image_is_named_every_time(seed: int, reading: Reading):
-    plant = ATTACK.plant(replace(BLANK, reading=reading), stream(seed, "attack"))
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
+@pytest.mark.parametrize(
+    ("seed", "reading"), [*((0, released_statistic) for released_statistic in READINGS), (1, READINGS[0])]
+)
+def test_the_added_image_is_named_every_time(seed: int, released_statistic: ReleasedStatistic):
+    planted_control = ATTACK.positive_control(
+        replace(BLANK, released_statistic=released_statistic), stream(seed, "attack")
+    )
+    answers = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    (control,) = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
+    (control,) = positive_control(planted_control, answers, Judge(bootstrap_repeats=100), stream(seed, "attack"))
 
     assert control.passed
     assert control.measurement.value == 1
 
 
 def test_its_statistic_is_recovered_up_to_the_rounding_of_float32():
-    plant = planted()
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
+    planted_control = planted()
+    answers = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
-    rows = Judge(bootstrap_repeats=100).measure(guess, plant.cases, plant.truths, stream(0, "attack"))
+    rows = Judge(bootstrap_repeats=100).measure(
+        answers, planted_control.cases, planted_control.truths, stream(0, "attack")
+    )
 
     (error,) = [row for row in rows if row.name == "relative_error"]
     assert error.value is not None
@@ -69,35 +75,35 @@ def test_its_statistic_is_recovered_up_to_the_rounding_of_float32():
 
 
 def test_the_estimate_is_n_plus_1_times_the_second_mean_less_n_times_the_first():
-    plant = planted()
+    planted_control = planted()
 
-    answer = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))[0]
+    answer = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))[0]
 
     assert isinstance(answer, Recovered)
-    before, after = (linear_statistic(*plant.cases[0].released(run))[0] for run in (0, 1))
+    before, after = (linear_statistic(*planted_control.cases[0].released(run))[0] for run in (0, 1))
     assert torch.allclose(answer.statistic[0], 21 * after - 20 * before, rtol=0, atol=1e-12)
 
 
 def test_the_blind_guess_is_the_mean_of_the_auxiliary_images():
-    plant = planted()
-    answer = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))[0]
+    planted_control = planted()
+    answer = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))[0]
 
-    assert plant.knowledge.auxiliary is not None
-    found = plant.knowledge.statistics(plant.knowledge.auxiliary)
+    assert planted_control.knowledge.auxiliary is not None
+    found = planted_control.knowledge.statistics(planted_control.knowledge.auxiliary)
     by_hand = torch.cat([found.mean, found.m2 / 64 + found.mean**2], dim=1).mean(0)
     assert isinstance(answer, Recovered)
     assert torch.allclose(answer.without, by_hand)
 
 
 def test_without_the_victims_domain_only_the_blind_guess_changes():
-    plant = planted()
-    images = plant.knowledge.auxiliary
+    planted_control = planted()
+    images = planted_control.knowledge.auxiliary
     assert images is not None
     halved = replace(images, domains=torch.arange(len(images)) % 2, domain_names=("planted", "other"))
-    known = replace(plant.knowledge, auxiliary=halved)
-    untold = [replace(case, domain=None) for case in plant.cases]
+    known = replace(planted_control.knowledge, auxiliary=halved)
+    untold = [replace(case, domain=None) for case in planted_control.cases]
 
-    told, blind = (ATTACK.run(cases, known, stream(0, "attack"))[0] for cases in (plant.cases, untold))
+    told, blind = (ATTACK.run(cases, known, stream(0, "attack"))[0] for cases in (planted_control.cases, untold))
 
     assert isinstance(told, Recovered)
     assert isinstance(blind, Recovered)
@@ -116,10 +122,10 @@ class Cohort:
 
 
 def cohort(seed: int = 0, *, clients: int = 8, distributions: bool = False) -> Cohort:
-    plant = planted(seed)
-    assert isinstance(plant.knowledge.statistics, PlantedStatistics)
+    planted_control = planted(seed)
+    assert isinstance(planted_control.knowledge.statistics, PlantedStatistics)
     rng, channels = stream(seed, "attack", "cohort"), 24
-    reading = StyleDistributions() if distributions else PooledStyles()
+    released_statistic = StyleDistributions() if distributions else PooledStyles()
     mean = 2 + torch.randn(200, channels, generator=rng, dtype=torch.float64)
     variance = 0.5 + torch.rand(200, channels, generator=rng, dtype=torch.float64)
     moments, sent, truths = planted_moments(mean, variance), list[Artifact](), []
@@ -131,10 +137,14 @@ def cohort(seed: int = 0, *, clients: int = 8, distributions: bool = False) -> C
         messages=tuple(m for number, a in enumerate(sent) for m in upload(a, sender=f"client:{number}").messages)
     )
     cases = [
-        Case(request="resampled_clients", views=(everything,), victim=f"client:{number}", records=10 + number, slice={})
+        Case(
+            question="resampled_clients", views=(everything,), victim=f"client:{number}", records=10 + number, slice={}
+        )
         for number in range(clients)
     ]
-    return Cohort(cases=cases, truths=truths, knowledge=replace(plant.knowledge, reading=reading))
+    return Cohort(
+        cases=cases, truths=truths, knowledge=replace(planted_control.knowledge, released_statistic=released_statistic)
+    )
 
 
 def pooled(moments: Moments) -> StyleStatistics:
@@ -155,8 +165,8 @@ def distribution(moments: Moments) -> StyleDistribution:
 def test_a_clients_style_is_the_difference_of_two_averages_over_clients(distributions: bool):
     seen = cohort(distributions=distributions)
 
-    guess = ATTACK.run(seen.cases, seen.knowledge, stream(0, "attack"))
-    (row,) = Judge(bootstrap_repeats=50).measure(guess, seen.cases, seen.truths, stream(0, "attack"))
+    answers = ATTACK.run(seen.cases, seen.knowledge, stream(0, "attack"))
+    (row,) = Judge(bootstrap_repeats=50).measure(answers, seen.cases, seen.truths, stream(0, "attack"))
 
     assert (row.name, dict(row.slice), row.n) == ("relative_error", {"joins": "a client"}, 8)
     assert row.value is not None
@@ -187,27 +197,30 @@ def test_exchanged_cohorts_are_not_significant():
     failures = 0
     for seed in range(20):
         seen = cohort(seed)
-        guess = ATTACK.shuffled(seen.cases, seen.knowledge, stream(seed, "attack", "ring"))
-        rows = Judge().null(guess, seen.cases, seen.truths, stream(seed, "attack", "null"), permutations=199)
+        answers = ATTACK.negative_control(seen.cases, seen.knowledge, stream(seed, "attack", "ring"))
+        rows = Judge().null(answers, seen.cases, seen.truths, stream(seed, "attack", "null"), permutations=199)
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
 
     assert failures <= 4  # 20 rows, each fails with probability .05 at most
 
 
 def test_an_image_that_joins_a_distribution_of_styles_is_recovered_from_four_vectors():
-    plant = planted()
-    assert isinstance(plant.knowledge.statistics, PlantedStatistics)
-    table, inside = plant.knowledge.statistics.moments, torch.arange(20)
+    planted_control = planted()
+    assert isinstance(planted_control.knowledge.statistics, PlantedStatistics)
+    table, inside = planted_control.knowledge.statistics.moments, torch.arange(20)
     cases = []
-    for number, case in enumerate(plant.cases):
+    for number, case in enumerate(planted_control.cases):
         assert case.candidates is not None
         row = case.candidates.rows[number].reshape(1)
         views = tuple(upload(distribution(table.rows(rows))) for rows in (inside, torch.cat([inside, row])))
         cases.append(replace(case, views=views))
-    known = replace(plant.knowledge, reading=StyleDistributions())
+    known = replace(planted_control.knowledge, released_statistic=StyleDistributions())
 
-    guess = ATTACK.run(cases, known, stream(0, "attack"))
-    rows = {r.name: r for r in Judge(bootstrap_repeats=50).measure(guess, cases, plant.truths, stream(0, "attack"))}
+    answers = ATTACK.run(cases, known, stream(0, "attack"))
+    rows = {
+        r.name: r
+        for r in Judge(bootstrap_repeats=50).measure(answers, cases, planted_control.truths, stream(0, "attack"))
+    }
 
     assert rows["top1"].value == 1
     assert float(rows["relative_error"].value or 1) < 1e-4
@@ -217,16 +230,17 @@ def test_an_image_that_joins_a_distribution_of_styles_is_recovered_from_four_vec
 def test_without_a_release_there_is_nothing_to_find():
     alarms = 0
     for seed in range(20):
-        plant, rng = planted(seed % 4), stream(seed, "attack", "blank")
+        planted_control, rng = planted(seed % 4), stream(seed, "attack", "blank")
         blank = [
             StyleStatistics(mean=torch.randn(24, generator=rng), std=1 + torch.rand(24, generator=rng))
-            for _ in range(2 * len(plant.cases))
+            for _ in range(2 * len(planted_control.cases))
         ]
         cases = [
-            replace(case, views=(upload(blank[2 * i]), upload(blank[2 * i + 1]))) for i, case in enumerate(plant.cases)
+            replace(case, views=(upload(blank[2 * i]), upload(blank[2 * i + 1])))
+            for i, case in enumerate(planted_control.cases)
         ]
-        guess = ATTACK.run(cases, plant.knowledge, rng)
-        rows = Judge(bootstrap_repeats=50).measure(guess, cases, plant.truths, rng)
+        answers = ATTACK.run(cases, planted_control.knowledge, rng)
+        rows = Judge(bootstrap_repeats=50).measure(answers, cases, planted_control.truths, rng)
         alarms += sum(row.verdict == "leaks" for row in rows if row.name in ("top1", "relative_error"))
 
     assert alarms <= 4  # of 40; P(more | 5%) = 4.8%, and errors of random differences are far above chance
@@ -235,18 +249,22 @@ def test_without_a_release_there_is_nothing_to_find():
 def test_exchanged_runs_are_not_significant():
     failures = 0
     for seed in range(20):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        answers = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        rows = Judge().null(
+            answers, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
 
     assert failures <= 4  # 40 rows, each fails with probability .025 at most
 
 
 def test_every_question_is_answered_from_another_ones_runs():
-    plant = planted()
-    own = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
-    other = ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+    planted_control = planted()
+    own = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
+    other = ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
     pairs = [
         (a.statistic, b.statistic)
@@ -259,15 +277,17 @@ def test_every_question_is_answered_from_another_ones_runs():
 
 
 def test_rows_of_single_images_are_refused():
-    plant = planted()
+    planted_control = planted()
     rows = upload(ImageStyles(mean=torch.zeros(2, 24), std=torch.ones(2, 24)))
 
     with pytest.raises(UsageError, match="sent 2 and 2"):
-        ATTACK.run([replace(plant.cases[0], views=(rows, rows))], plant.knowledge, stream(0, "attack"))
+        ATTACK.run(
+            [replace(planted_control.cases[0], views=(rows, rows))], planted_control.knowledge, stream(0, "attack")
+        )
 
 
 def test_an_unknown_client_size_is_refused():
-    plant = planted()
+    planted_control = planted()
 
     with pytest.raises(UsageError, match="number of images"):
-        ATTACK.run([replace(plant.cases[0], records=None)], plant.knowledge, stream(0, "attack"))
+        ATTACK.run([replace(planted_control.cases[0], records=None)], planted_control.knowledge, stream(0, "attack"))

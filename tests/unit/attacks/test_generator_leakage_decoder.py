@@ -33,29 +33,29 @@ def gain_over_untrained(answers: Sequence[Reconstructions], images: DomainDatase
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class AttackContext:
     public: DomainDataset
     shown: DomainDataset
     decoders: Decoding
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> AttackContext:
     """Noise images, and decoders of which that of the untrained generator is fitted once for all tests."""
     images = noise_images(160, side=8, classes=2, rng=stream(0, "attack"))
     public = images.subset(torch.arange(128))
-    return Scene(
+    return AttackContext(
         public=public, shown=images.subset(128 + torch.arange(32)), decoders=decoding(public, stream(0, "attack"))
     )
 
 
-def test_a_generator_that_lets_its_image_through_is_decoded_better_than_one_that_never_trained(scene: Scene):
+def test_a_generator_that_lets_its_image_through_is_decoded_better_than_one_that_never_trained(scene: AttackContext):
     answers = scene.decoders.answers({0: carrying()}, {0: scene.shown})
 
     assert gain_over_untrained(answers, scene.shown) > 2  # dB
 
 
-def test_another_generator_that_never_trained_is_decoded_no_better_than_the_control(scene: Scene):
+def test_another_generator_that_never_trained_is_decoded_no_better_than_the_control(scene: AttackContext):
     never = replace(carrying(), returned=state_of(PerturbationNetwork(8, rng=stream(0, "attack", "another"))))
 
     answers = scene.decoders.answers({0: never}, {0: scene.shown})
@@ -63,7 +63,7 @@ def test_another_generator_that_never_trained_is_decoded_no_better_than_the_cont
     assert abs(gain_over_untrained(answers, scene.shown)) < 1  # dB
 
 
-def test_perturbations_of_other_images_reconstruct_nothing(scene: Scene):
+def test_perturbations_of_other_images_reconstruct_nothing(scene: AttackContext):
     (answer,) = scene.decoders.exchanged({0: carrying()}, {0: scene.shown})
 
     mean = as_float(scene.public.pixels()).mean(0, keepdim=True)

@@ -13,7 +13,7 @@ from fdgsec.attacks.statistics.linear_models import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Labels, Observer, Plant, Truth
+from fdgsec.threats.attack import Attack, Labels, PositiveControl, Truth
 from fdgsec.threats.judging.judge import Judge
 from tests.support.judged import case, judged
 from tests.support.perturbation_generators import BLANK
@@ -65,29 +65,29 @@ def test_one_domain_alone_cannot_be_parted():
         parted(images, stream(0, "attack"))
 
 
-def renumbered(plant: Plant) -> Plant:
+def renumbered(control: PositiveControl) -> PositiveControl:
     """The plant where domain 0 is one that nobody holds, and all others have one number more."""
-    auxiliary, names = plant.knowledge.auxiliary, ("unseen", *plant.knowledge.domain_names)
+    auxiliary, names = control.knowledge.auxiliary, ("unseen", *control.knowledge.domain_names)
     assert auxiliary is not None
 
     def moved(images: DomainDataset) -> DomainDataset:
         return replace(images, domains=images.domains + 1, domain_names=names)
 
-    truths = [truth if truth.domains is None else replace(truth, domains=truth.domains + 1) for truth in plant.truths]
-    knowledge = replace(plant.knowledge, auxiliary=moved(auxiliary), domain_names=names)
-    return replace(plant, knowledge=knowledge, truths=truths)
+    truths = [truth if truth.domains is None else replace(truth, domains=truth.domains + 1) for truth in control.truths]
+    knowledge = replace(control.knowledge, auxiliary=moved(auxiliary), domain_names=names)
+    return replace(control, knowledge=knowledge, truths=truths)
 
 
 @pytest.mark.parametrize("attack", [GeneratorLeakage(), DomainInference()], ids=lambda attack: attack.name)
-def test_domains_are_told_right_where_the_unseen_one_is_number_0(attack: Observer):
-    plant = renumbered(attack.plant(BLANK, stream(0, "attack")))
+def test_domains_are_told_right_where_the_unseen_one_is_number_0(attack: Attack):
+    control = renumbered(attack.positive_control(BLANK, stream(0, "attack")))
     cases, truths = zip(
-        *[pair for pair in zip(plant.cases, plant.truths, strict=True) if pair[0].candidates is None], strict=True
+        *[pair for pair in zip(control.cases, control.truths, strict=True) if pair[0].candidates is None], strict=True
     )
 
-    guess = attack.run(cases, plant.knowledge, stream(0, "attack"))
+    answers = attack.run(cases, control.knowledge, stream(0, "attack"))
 
-    labels = [answer for answer in guess if isinstance(answer, Labels)]
+    labels = [answer for answer in answers if isinstance(answer, Labels)]
     assert {number for answer in labels for number in answer.predicted.tolist()} <= {1, 2, 3}
     assert max(int(answer.predicted.max()) for answer in labels) == 3  # as many as there are classes
     rows = Judge(bootstrap_repeats=50).measure(labels, cases, truths, stream(0, "attack"))

@@ -12,7 +12,7 @@ from fdgsec.attacks.gradient_inversion.control import planted_gradients
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, View
@@ -21,7 +21,7 @@ from fdgsec.threats.attack import (
     Case,
     Knowledge,
     Labels,
-    Plant,
+    PositiveControl,
     Prediction,
     Proportions,
     Ranking,
@@ -47,17 +47,19 @@ FACTS = TargetFacts(
 )  # fmt: skip
 
 
-def planted(seed: int = 0, *batches: int) -> Plant:
+def planted(seed: int = 0, *batches: int) -> PositiveControl:
     return planted_gradients(BLANK, stream(seed, "attack"), batches=batches or (1, 1, 2, 2))
 
 
-def pictures(guess: list[Answer]) -> dict[int, Tensor]:
-    return {answer.case: answer.images for answer in guess if isinstance(answer, Reconstructions)}
+def pictures(answers: list[Answer]) -> dict[int, Tensor]:
+    return {answer.case: answer.images for answer in answers if isinstance(answer, Reconstructions)}
 
 
-def as_it_was(plant: Plant, **changes: int) -> list[Case]:
+def as_it_was(planted_control: PositiveControl, **changes: int) -> list[Case]:
     """The planted questions as if about the run itself."""
-    return [replace(case, request="released", slice={"domain": "planted"}, **changes) for case in plant.cases]
+    return [
+        replace(case, question="released", slice={"domain": "planted"}, **changes) for case in planted_control.cases
+    ]
 
 
 def run(cases: list[Case], knowledge: Knowledge, seed: int = 0) -> list[Answer]:
@@ -94,17 +96,17 @@ def test_the_laboratory_keeps_models_for_it():
 
 
 def test_planted_pictures_and_labels_are_recovered_better_than_by_every_control():
-    plant = planted()
+    planted_control = planted()
 
-    guess = run(list(plant.cases), plant.knowledge)
+    answers = run(list(planted_control.cases), planted_control.knowledge)
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=50), stream(0, "attack"))
+    controls = positive_control(planted_control, answers, Judge(bootstrap_repeats=50), stream(0, "attack"))
     assert {(c.measurement.slice["rows"], c.measurement.slice["over"]) for c in controls} == {
         (rows, over) for rows in ("batch-1", "batch-2") for over in ("B0", "B1", "B2", "B3")
     }
     assert all(control.passed for control in controls), controls
-    for answer in guess:
-        shares, labels = plant.truths[answer.case].proportions, plant.truths[answer.case].labels
+    for answer in answers:
+        shares, labels = planted_control.truths[answer.case].proportions, planted_control.truths[answer.case].labels
         assert shares is not None
         assert labels is not None
         if isinstance(answer, Proportions):
@@ -116,12 +118,14 @@ def test_planted_pictures_and_labels_are_recovered_better_than_by_every_control(
 
 
 def test_the_picture_is_picked_out_of_candidates_by_its_gradient_and_by_its_outline():
-    plant = planted(0, 1, 1)
-    everything = plant.knowledge.public_images()
+    planted_control = planted(0, 1, 1)
+    everything = planted_control.knowledge.public_images()
     shown = replace(everything, rows=torch.arange(26), labels=torch.zeros(26, dtype=torch.int64), domains=torch.zeros(26, dtype=torch.int64), ids=tuple(map(str, range(26))), attributes={})  # fmt: skip
-    cases = [replace(case, candidates=shown) for case in plant.cases]  # the public pictures, then the clients'
+    cases = [
+        replace(case, candidates=shown) for case in planted_control.cases
+    ]  # the public pictures, then the clients'
 
-    found = [answer for answer in run(cases, plant.knowledge) if isinstance(answer, Ranking)]
+    found = [answer for answer in run(cases, planted_control.knowledge) if isinstance(answer, Ranking)]
 
     assert {(answer.case, answer.slice["by"]) for answer in found} == {
         (case, by) for case in (0, 1) for by in ("gradient", "outline")
@@ -141,41 +145,47 @@ def test_outlines_do_not_depend_on_colours():
 
 
 def test_the_weight_of_smoothness_is_rehearsed_where_none_is_given():
-    plant = planted(0, 1)
+    planted_control = planted(0, 1)
 
-    guess = list(GradientInversion(steps=40).run(plant.cases, plant.knowledge, stream(0, "attack", "run")))
+    answers = list(
+        GradientInversion(steps=40).run(planted_control.cases, planted_control.knowledge, stream(0, "attack", "run"))
+    )
 
-    images = plant.truths[0].images
+    images = planted_control.truths[0].images
     assert images is not None
-    assert float(psnr(pictures(guess)[0], as_float(images))) > 20.0  # controls reach 9 to 16 dB
+    assert float(psnr(pictures(answers)[0], as_float(images))) > 20.0  # controls reach 9 to 16 dB
 
 
 def test_the_shuffled_attack_draws_the_pictures_of_others():
-    plant = planted(1, 1, 1)
-    true = [as_float(truth.images) for truth in plant.truths if truth.images is not None]
+    planted_control = planted(1, 1, 1)
+    true = [as_float(truth.images) for truth in planted_control.truths if truth.images is not None]
 
-    found = pictures(list(ATTACK.shuffled(plant.cases, plant.knowledge, stream(1, "attack"))))
+    found = pictures(
+        list(ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(1, "attack")))
+    )
 
     assert float(psnr(found[0], true[1])) > float(psnr(found[0], true[0])) + 3.0
     assert float(psnr(found[1], true[0])) > float(psnr(found[1], true[1])) + 3.0
 
 
 def test_a_case_alone_in_its_slice_has_nobody_to_be_shuffled_with_but_is_answered():
-    plant = planted(0, 1)
+    planted_control = planted(0, 1)
 
-    assert list(ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))) == []
-    (answer,) = [a for a in run(list(plant.cases), plant.knowledge) if isinstance(a, Reconstructions)]
+    assert list(ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(0, "attack"))) == []
+    (answer,) = [
+        a for a in run(list(planted_control.cases), planted_control.knowledge) if isinstance(a, Reconstructions)
+    ]
     assert set(answer.controls) == {"B0", "B1", "B2", "B3"}
     assert not torch.equal(answer.controls["B3"], answer.images)
 
 
 def test_many_local_steps_are_unavailable_with_their_reason():
-    plant = planted()
-    cases = as_it_was(plant, records=700)
+    planted_control = planted()
+    cases = as_it_was(planted_control, records=700)
 
-    rows = ATTACK.missing(cases, plant.knowledge)
+    rows = ATTACK.missing(cases, planted_control.knowledge)
 
-    assert run(cases, plant.knowledge) == []
+    assert run(cases, planted_control.knowledge) == []
     assert {row.name for row in rows} == {"psnr", "mae"}
     for row in rows:
         assert row.slice == {"domain": "planted", "loss": "gradient"}
@@ -185,16 +195,16 @@ def test_many_local_steps_are_unavailable_with_their_reason():
 
 
 def test_the_run_itself_is_inverted_where_its_clients_take_one_step():
-    plant = planted(0, 1, 2)
-    cases = as_it_was(plant)
+    planted_control = planted(0, 1, 2)
+    cases = as_it_was(planted_control)
 
-    found = pictures(run(cases, plant.knowledge))
+    found = pictures(run(cases, planted_control.knowledge))
 
-    assert ATTACK.missing(cases, plant.knowledge) == []
-    for number, truth in enumerate(plant.truths):
+    assert ATTACK.missing(cases, planted_control.knowledge) == []
+    for number, truth in enumerate(planted_control.truths):
         assert truth.images is not None
         assert found[number].shape == truth.images.shape
-    alone = plant.truths[0].images
+    alone = planted_control.truths[0].images
     assert alone is not None
     assert float(psnr(found[0], as_float(alone))) > 20.0
 
@@ -202,38 +212,38 @@ def test_the_run_itself_is_inverted_where_its_clients_take_one_step():
 @pytest.mark.parametrize(
     ("knowledge", "words"),
     [
-        ({"plan": Plan(optimiser="adam", learning_rate=0.1)}, "Adam"),
-        ({"plan": Plan(momentum=0.9, learning_rate=0.1), "keeps_moments": True}, "momentum 0.9"),
-        ({"plan": Plan(batch_size=1, steps=1, learning_rate=0.1)}, "1 of 2 images"),
+        ({"plan": TrainingPlan(optimiser="adam", learning_rate=0.1)}, "Adam"),
+        ({"plan": TrainingPlan(momentum=0.9, learning_rate=0.1), "keeps_moments": True}, "momentum 0.9"),
+        ({"plan": TrainingPlan(batch_size=1, steps=1, learning_rate=0.1)}, "1 of 2 images"),
         ({"plan": None}, "does not know"),
         ({"network": None}, "does not know"),
     ],
     ids=["adam", "momentum", "part of a client", "no plan", "no architecture"],
 )
 def test_what_stands_against_the_runs_own_inversion_is_said(knowledge: dict[str, object], words: str):
-    plant = planted(0, 2)
-    known = replace(plant.knowledge, **knowledge)  # type: ignore[arg-type]
+    planted_control = planted(0, 2)
+    known = replace(planted_control.knowledge, **knowledge)  # type: ignore[arg-type]
 
-    row, _ = ATTACK.missing(as_it_was(plant), known)
+    row, _ = ATTACK.missing(as_it_was(planted_control), known)
 
     assert row.unavailable is not None
     assert words in row.unavailable
 
 
 def test_the_first_step_of_a_fresh_optimiser_has_no_momentum():
-    plant = planted(0, 1)
-    known = replace(plant.knowledge, plan=Plan(momentum=0.9, learning_rate=0.1))
+    planted_control = planted(0, 1)
+    known = replace(planted_control.knowledge, plan=TrainingPlan(momentum=0.9, learning_rate=0.1))
 
-    assert ATTACK.missing(as_it_was(plant), known) == []
+    assert ATTACK.missing(as_it_was(planted_control), known) == []
 
 
 def test_an_update_that_was_not_seen_or_did_not_move_is_said():
-    plant = planted(0, 1)
-    model, update = plant.cases[0].views[0].messages
-    unseen = replace(plant.cases[0], views=(View(messages=(model,)),))
-    still = replace(plant.cases[0], views=(View(messages=(model, replace(update, artifact=model.artifact))),))
+    planted_control = planted(0, 1)
+    model, update = planted_control.cases[0].views[0].messages
+    unseen = replace(planted_control.cases[0], views=(View(messages=(model,)),))
+    still = replace(planted_control.cases[0], views=(View(messages=(model, replace(update, artifact=model.artifact))),))
 
-    reasons = [row.unavailable or "" for row in ATTACK.missing([unseen, still], plant.knowledge)]
+    reasons = [row.unavailable or "" for row in ATTACK.missing([unseen, still], planted_control.knowledge)]
 
     assert len(reasons) == 2  # one slice: both reasons in each of its rows
     assert all("no update of client:1 was seen" in reason for reason in reasons)
@@ -241,23 +251,27 @@ def test_an_update_that_was_not_seen_or_did_not_move_is_said():
 
 
 def test_an_adversary_whose_auxiliary_images_are_none_is_told_so():
-    plant = planted(0, 1)
-    empty = replace(plant.knowledge, auxiliary=plant.knowledge.public_images().subset(torch.arange(0)))
+    planted_control = planted(0, 1)
+    empty = replace(
+        planted_control.knowledge, auxiliary=planted_control.knowledge.public_images().subset(torch.arange(0))
+    )
 
     with pytest.raises(UsageError, match="use more images"):
-        run(list(plant.cases), empty)
+        run(list(planted_control.cases), empty)
 
 
 def test_the_same_stream_gives_the_same_answers():
-    plant = planted(2, 1)
+    planted_control = planted(2, 1)
 
-    first, second = (pictures(run(list(plant.cases), plant.knowledge)) for _ in range(2))
+    first, second = (pictures(run(list(planted_control.cases), planted_control.knowledge)) for _ in range(2))
 
     assert torch.equal(first[0], second[0])
 
 
-def p_value(guess: list[Answer], plant: Plant, seed: int, name: str) -> float:
-    rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+def p_value(answers: list[Answer], planted_control: PositiveControl, seed: int, name: str) -> float:
+    rows = Judge().null(
+        answers, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+    )
     return next(row.p_value for row in rows if row.name == name)
 
 
@@ -266,12 +280,14 @@ def test_the_shuffled_attack_is_silent_and_the_attack_is_not():
     quick = GradientInversion(steps=30, variation=0.05)
     alarms, found = {"psnr": 0, "balanced_accuracy": 0, "mae": 0}, 0
     for seed in range(20):
-        plant = planted(seed, *[1] * 8)
-        guess = list(quick.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "run")))
+        planted_control = planted(seed, *[1] * 8)
+        answers = list(
+            quick.negative_control(planted_control.cases, planted_control.knowledge, stream(seed, "attack", "run"))
+        )
         for name in alarms:
-            alarms[name] += p_value(guess, plant, seed, name) < 0.05
+            alarms[name] += p_value(answers, planted_control, seed, name) < 0.05
         if seed < 2:
-            found += p_value(list(quick.run(plant.cases, plant.knowledge, stream(seed, "attack"))), plant, seed, "psnr") < 0.01  # fmt: skip
+            found += p_value(list(quick.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))), planted_control, seed, "psnr") < 0.01  # fmt: skip
 
     assert max(alarms.values()) <= 4  # 20 tests at 5%: more with probability .003
     assert found == 2
@@ -283,9 +299,11 @@ def test_gradients_of_strangers_betray_nobody(batch: int):
     quick = GradientInversion(steps=15, variation=0.05)
     alarms = 0
     for seed in range(20):
-        plant, others = planted(seed, *[batch] * 8), planted(seed + 1000, *[batch] * 8)
-        cases = [replace(case, views=other.views) for case, other in zip(plant.cases, others.cases, strict=True)]
-        guess = list(quick.run(cases, plant.knowledge, stream(seed, "attack", "run")))
-        alarms += p_value(guess, plant, seed, "psnr") < 0.05
+        planted_control, others = planted(seed, *[batch] * 8), planted(seed + 1000, *[batch] * 8)
+        cases = [
+            replace(case, views=other.views) for case, other in zip(planted_control.cases, others.cases, strict=True)
+        ]
+        answers = list(quick.run(cases, planted_control.knowledge, stream(seed, "attack", "run")))
+        alarms += p_value(answers, planted_control, seed, "psnr") < 0.05
 
     assert alarms <= 4

@@ -20,7 +20,7 @@ from fdgsec.threats.attack import (
     GeneratedSets,
     Knowledge,
     Labels,
-    Plant,
+    PositiveControl,
     Ranking,
     Reconstructions,
     TargetFacts,
@@ -44,8 +44,8 @@ SINGLE = TargetFacts(
 )  # fmt: skip
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
 def received(case: Case, artifact: Artifact) -> Case:
@@ -58,15 +58,17 @@ def of_read(answers: list[Answer]) -> list[Answer]:
     return [answer for answer in answers if not isinstance(answer, GeneratedSets)]
 
 
-def measured(answers: list[Answer], plant: Plant) -> list[Measurement]:
-    return Judge(bootstrap_repeats=200).measure(of_read(answers), plant.cases, plant.truths, stream(0, "attack"))
+def measured(answers: list[Answer], planted_control: PositiveControl) -> list[Measurement]:
+    return Judge(bootstrap_repeats=200).measure(
+        of_read(answers), planted_control.cases, planted_control.truths, stream(0, "attack")
+    )
 
 
 def test_rows_of_single_images_are_asked_for_and_of_pooled_releases_the_run_alone():
     pooled = replace(SINGLE, artifact_kinds=frozenset({"StyleStatistics", "InterpolationStyle"}))
 
-    assert [request.kind for request in ATTACK.plan(SINGLE)] == ["released", "as_if_released"]
-    assert [request.kind for request in ATTACK.plan(pooled)] == ["released"]
+    assert [question.kind for question in ATTACK.plan(SINGLE)] == ["released", "as_if_released"]
+    assert [question.kind for question in ATTACK.plan(pooled)] == ["released"]
 
 
 def test_an_adversary_that_is_no_client_is_told_so():
@@ -76,11 +78,11 @@ def test_an_adversary_that_is_no_client_is_told_so():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_reading_of_planted_rows_wins(seed: int):
-    plant = planted(seed)
-    answers = list(ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack")))
-    rows = {(row.name, row.slice.get("over", "")): row for row in measured(answers, plant)}
+    planted_control = planted(seed)
+    answers = list(ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack")))
+    rows = {(row.name, row.slice.get("over", "")): row for row in measured(answers, planted_control)}
 
-    controls = positive_control(plant, of_read(answers), Judge(bootstrap_repeats=100), stream(seed, "attack"))
+    controls = positive_control(planted_control, of_read(answers), Judge(bootstrap_repeats=100), stream(seed, "attack"))
 
     assert controls
     assert all(control.passed for control in controls)
@@ -92,9 +94,13 @@ def test_every_reading_of_planted_rows_wins(seed: int):
 def test_exchanged_rows_are_not_significant():
     failures, total = 0, 0
     for seed in range(8):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        rows = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
         total += len(rows)
 
@@ -106,14 +112,14 @@ def test_exchanged_rows_are_not_significant():
 def test_rows_that_say_nothing_alarm_as_often_as_the_level_says():
     alarms, total = 0, 0
     for seed in range(100):
-        plant = planted(seed)
+        planted_control = planted(seed)
         rng = stream(seed, "attack", "noise")
-        bank = plant.cases[0].views[0].latest(StyleBank)
+        bank = planted_control.cases[0].views[0].latest(StyleBank)
         assert bank is not None
         mixed = torch.randperm(len(bank.mean), generator=rng)
-        case = received(plant.cases[0], replace(bank, mean=bank.mean[mixed], std=bank.std[mixed]))
-        guess = of_read(list(ATTACK.run([case], plant.knowledge, rng)))
-        rows = Judge().null(guess, [case], plant.truths, rng, permutations=199)
+        case = received(planted_control.cases[0], replace(bank, mean=bank.mean[mixed], std=bank.std[mixed]))
+        guess = of_read(list(ATTACK.run([case], planted_control.knowledge, rng)))
+        rows = Judge().null(guess, [case], planted_control.truths, rng, permutations=199)
         alarms += sum(row.p_value <= 0.05 for row in rows)
         total += len(rows)
 
@@ -122,9 +128,9 @@ def test_rows_that_say_nothing_alarm_as_often_as_the_level_says():
 
 
 def test_a_case_that_shows_own_images_is_left_out():
-    plant = planted()
-    own = plant.knowledge.own
-    bank = plant.cases[0].views[0].latest(StyleBank)
+    planted_control = planted()
+    own = planted_control.knowledge.own
+    bank = planted_control.cases[0].views[0].latest(StyleBank)
     assert own is not None
     assert bank is not None
     mean, std = (part[:1].float() for part in statistics("pixels", own).style(unbiased=True))
@@ -132,7 +138,7 @@ def test_a_case_that_shows_own_images_is_left_out():
         mean=torch.cat([bank.mean[1:], mean]), std=torch.cat([bank.std[1:], std]), owner=torch.ones_like(bank.owner)
     )
 
-    assert ATTACK.run([received(plant.cases[0], shown)], plant.knowledge, stream(0, "attack")) == []
+    assert ATTACK.run([received(planted_control.cases[0], shown)], planted_control.knowledge, stream(0, "attack")) == []
 
 
 def sets_of(case: Case, knowledge: Knowledge) -> dict[str, Tensor]:
@@ -141,23 +147,23 @@ def sets_of(case: Case, knowledge: Knowledge) -> dict[str, Tensor]:
 
 
 def test_own_images_take_on_the_received_rows_statistics():
-    plant = planted()
-    bank = plant.cases[0].views[0].latest(StyleBank)
+    planted_control = planted()
+    bank = planted_control.cases[0].views[0].latest(StyleBank)
     assert bank is not None
     one = StyleBank(
         mean=torch.tensor([[0.1, 0.2, 0.3], [0.0, 0.0, 0.0]]), std=torch.full((2, 3), 0.1), owner=torch.tensor([1, 2])
     )
 
-    made = sets_of(received(plant.cases[0], one), plant.knowledge)
-    found = statistics("pixels", as_dataset(made["stylised"], plant)).mean
+    made = sets_of(received(planted_control.cases[0], one), planted_control.knowledge)
+    found = statistics("pixels", as_dataset(made["stylised"], planted_control)).mean
 
     assert set(made) == {"stylised", "stylised as another", "own images"}
     assert torch.allclose(found, one.mean[:1].double().expand_as(found), atol=0.01)  # 8 bits are .02 of a unit
     assert not torch.allclose(made["stylised"], made["stylised as another"], atol=0.01)
 
 
-def as_dataset(images: Tensor, plant: Plant) -> DomainDataset:
-    own = plant.knowledge.own
+def as_dataset(images: Tensor, planted_control: PositiveControl) -> DomainDataset:
+    own = planted_control.knowledge.own
     assert own is not None
     pixels = (images * 255).round().to(torch.uint8)
     count = torch.arange(len(pixels))
@@ -165,13 +171,13 @@ def as_dataset(images: Tensor, plant: Plant) -> DomainDataset:
 
 
 def test_an_interpolation_style_restyles_own_images_and_is_read_no_further():
-    plant = planted()
+    planted_control = planted()
     case = replace(
-        received(plant.cases[0], InterpolationStyle(mean=torch.zeros(3), std=torch.full((3,), 0.2))),
-        request="released", candidates=None,
+        received(planted_control.cases[0], InterpolationStyle(mean=torch.zeros(3), std=torch.full((3,), 0.2))),
+        question="released", candidates=None,
     )  # fmt: skip
 
-    answers = ATTACK.run([case], plant.knowledge, stream(0, "attack"))
+    answers = ATTACK.run([case], planted_control.knowledge, stream(0, "attack"))
 
     assert [(type(a), a.slice["received"], a.slice["set"]) for a in answers] == [
         (GeneratedSets, "InterpolationStyle", "stylised"), (GeneratedSets, "InterpolationStyle", "own images"),
@@ -179,22 +185,22 @@ def test_an_interpolation_style_restyles_own_images_and_is_read_no_further():
 
 
 def test_the_set_of_own_images_is_what_the_client_holds():
-    plant = planted()
-    own = plant.knowledge.own
+    planted_control = planted()
+    own = planted_control.knowledge.own
     assert own is not None
 
-    plain = sets_of(plant.cases[0], plant.knowledge)["own images"]
+    plain = sets_of(planted_control.cases[0], planted_control.knowledge)["own images"]
 
     assert sorted(plain.flatten(1).sum(1).tolist()) == sorted(as_float(own.pixels()).flatten(1).sum(1).tolist())
 
 
 def test_without_a_decoder_the_missing_sets_say_why(monkeypatch: pytest.MonkeyPatch):
-    plant = planted()
+    planted_control = planted()
     encoder = type("Silent", (), {"has_decoder": False})()
     monkeypatch.setattr("fdgsec.attacks.inter_client.curious_client.encoder_named", lambda name: encoder)
 
-    answers = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
-    (row,) = ATTACK.missing(plant.cases, plant.knowledge)
+    answers = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
+    (row,) = ATTACK.missing(planted_control.cases, planted_control.knowledge)
 
     assert [type(answer) for answer in answers] == [Ranking, Reconstructions, Labels]
     assert row.unavailable is not None
@@ -202,20 +208,20 @@ def test_without_a_decoder_the_missing_sets_say_why(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_client_without_images_is_refused():
-    plant = planted()
+    planted_control = planted()
 
     with pytest.raises(UsageError, match="at least 2"):
-        ATTACK.run(plant.cases, replace(plant.knowledge, own=None), stream(0, "attack"))
+        ATTACK.run(planted_control.cases, replace(planted_control.knowledge, own=None), stream(0, "attack"))
 
 
-def behind(plant: Plant, noise: Noise) -> Plant:
+def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     """The same bank with noise on its rows, and a client that knows of it."""
-    bank = plant.cases[0].views[0].latest(StyleBank)
+    bank = planted_control.cases[0].views[0].latest(StyleBank)
     assert bank is not None
     sent = noise.on(ImageStyles(mean=bank.mean, std=bank.std), stream(0, "secret"))
     assert isinstance(sent, ImageStyles)
-    case = received(plant.cases[0], replace(bank, mean=sent.mean, std=sent.std))
-    return replace(plant, cases=[case], knowledge=replace(plant.knowledge, defended=noise))
+    case = received(planted_control.cases[0], replace(bank, mean=sent.mean, std=sent.std))
+    return replace(planted_control, cases=[case], knowledge=replace(planted_control.knowledge, defended=noise))
 
 
 def test_who_knows_of_noise_learns_from_noisy_rows_and_compares_in_its_metric():

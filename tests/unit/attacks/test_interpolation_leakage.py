@@ -11,7 +11,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Knowledge, Membership, Plant, Prediction, Ranking, TargetFacts, Truth
+from fdgsec.threats.attack import Case, Knowledge, Membership, PositiveControl, Prediction, Ranking, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 
@@ -27,8 +27,8 @@ ATTACK = InterpolationLeakage(simulations=500, kept=120)
 QUICK = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
 def test_three_schemes_are_asked_for_and_a_second_session_where_it_says_something():
@@ -43,10 +43,10 @@ def test_three_schemes_are_asked_for_and_a_second_session_where_it_says_somethin
 
 @pytest.mark.parametrize("seed", range(3))
 def test_clients_that_differ_are_found_in_what_their_federation_published(seed: int):
-    plant = planted(seed)
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
+    planted_control = planted(seed)
+    guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
+    controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
 
     assert [control.measurement.slice for control in controls] == [{"clients": "planted", "test": "likelihood ratio"}]
     assert all(control.passed for control in controls)
@@ -55,9 +55,13 @@ def test_clients_that_differ_are_found_in_what_their_federation_published(seed: 
 def test_exchanged_styles_are_not_significant():
     failures = 0
     for seed in range(10):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        rows = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         assert len(rows) == 1
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=1))
 
@@ -68,17 +72,19 @@ def test_exchanged_styles_are_not_significant():
 def test_without_a_tie_between_style_and_clients_the_false_alarms_are_those_of_the_level():
     alarms = 0
     for seed in range(100):
-        plant = planted_cohorts(BLANK, stream(seed, "attack"), told=False)
-        guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
-        rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted_cohorts(BLANK, stream(seed, "attack"), told=False)
+        guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
+        rows = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         alarms += rows[0].p_value <= 0.05
 
     assert alarms <= 11  # binomial(100, .05) exceeds 11 in 4 of 1,000
 
 
 def test_an_adversary_that_takes_part_counts_itself_in_and_is_no_candidate():
-    plant = planted()
-    case, knowledge = plant.cases[0], plant.knowledge
+    planted_control = planted()
+    case, knowledge = planted_control.cases[0], planted_control.knowledge
     assert case.candidates is not None
     assert case.groups is not None
     assert knowledge.simulate is not None
@@ -98,8 +104,8 @@ def test_an_adversary_that_takes_part_counts_itself_in_and_is_no_candidate():
 
 
 def test_a_style_published_by_no_known_rule_is_compared_by_distance():
-    plant = planted()
-    simulate = plant.knowledge.simulate
+    planted_control = planted()
+    simulate = planted_control.knowledge.simulate
     assert simulate is not None
 
     def largest(data: list[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
@@ -111,7 +117,9 @@ def test_a_style_published_by_no_known_rule_is_compared_by_distance():
         last = Message(round=1, stage="broadcast", sender=SERVER, receiver="client:1", artifact=style)
         return View(messages=(*view.messages, last))
 
-    answers = ATTACK.run(plant.cases[:1], replace(plant.knowledge, simulate=largest), stream(0, "attack"))
+    answers = ATTACK.run(
+        planted_control.cases[:1], replace(planted_control.knowledge, simulate=largest), stream(0, "attack")
+    )
 
     assert [(type(a), a.slice) for a in answers] == [(Membership, {"test": "nearest style"})]
 
@@ -128,7 +136,7 @@ def with_uploads(seed: int, *, rows: int) -> Case:
         Message(round=0, stage="share", sender=sender, receiver=SERVER, artifact=artifact)
         for sender, artifact in zip(senders, artifacts, strict=True)
     )
-    return Case(request="released", views=(View(messages=messages),), victim="client:0", slice={"domain": "a"})
+    return Case(question="released", views=(View(messages=messages),), victim="client:0", slice={"domain": "a"})
 
 
 @pytest.mark.parametrize(("rows", "share"), [(8, 1.0), (6, 0.75), (0, 0.0)])
@@ -159,9 +167,10 @@ def sessions(seed: int, *, same: bool) -> tuple[list[Case], list[Truth]]:
         artifact = InterpolationStyle(mean=style[:10], std=style[10:].abs())
         return View(messages=(Message(round=0, stage="b", sender=SERVER, receiver="client:1", artifact=artifact),))
 
-    plant = planted()
+    planted_control = planted()
     cases = [
-        replace(plant.cases[0], views=(view(own[i]), view(again[(i + 3) % 8])), slice={"clients": 20}) for i in range(8)
+        replace(planted_control.cases[0], views=(view(own[i]), view(again[(i + 3) % 8])), slice={"clients": 20})
+        for i in range(8)
     ]
     return cases, [Truth(partner=(i - 3) % 8) for i in range(8)]
 
@@ -169,7 +178,7 @@ def sessions(seed: int, *, same: bool) -> tuple[list[Case], list[Truth]]:
 @pytest.mark.parametrize("same", [True, False])
 def test_second_sessions_are_linked_where_federations_differ_for_good(same: bool):
     cases, truths = sessions(1, same=same)
-    blind = [replace(case, request="cohorts") for case in cases]
+    blind = [replace(case, question="cohorts") for case in cases]
     attack = InterpolationLeakage(simulations=500, kept=120)
     guess = [a for a in attack.run(blind, small(), stream(0, "attack")) if isinstance(a, Ranking)]
 
@@ -182,8 +191,8 @@ def test_second_sessions_are_linked_where_federations_differ_for_good(same: bool
 
 def small() -> Knowledge:
     """Knowledge whose public method publishes styles of another width, so that only sessions matter."""
-    plant = planted()
-    simulate = plant.knowledge.simulate
+    planted_control = planted()
+    simulate = planted_control.knowledge.simulate
     assert simulate is not None
 
     def narrow(data: list[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
@@ -195,4 +204,4 @@ def small() -> Knowledge:
             found.append(replace(message, artifact=cut))
         return View(messages=tuple(found))
 
-    return replace(plant.knowledge, simulate=narrow)
+    return replace(planted_control.knowledge, simulate=narrow)

@@ -7,12 +7,12 @@ import torch
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import PooledStyles, Reading, StyleDistributions
+from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, Plant, Prediction, Ranking, TargetFacts
+from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Prediction, Ranking, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, upload
@@ -29,19 +29,21 @@ ATTACK = Linkage()
 FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=700, classes=7, profile="quick")
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
-def again(plant: Plant) -> list[Case]:
+def again(planted_control: PositiveControl) -> list[Case]:
     """The planted halves asked about as two sessions."""
-    return [replace(case, request="sessions") for case in plant.cases]
+    return [replace(case, question="sessions") for case in planted_control.cases]
 
 
-def judged(cases: list[Case], plant: Plant, attack: Linkage = ATTACK, seed: int = 0) -> dict[str, Measurement]:
+def judged(
+    cases: list[Case], planted_control: PositiveControl, attack: Linkage = ATTACK, seed: int = 0
+) -> dict[str, Measurement]:
     """The hit rate of the nearest client by distance and noise."""
-    guess = attack.run(cases, plant.knowledge, stream(seed, "attack"))
-    rows = Judge(bootstrap_repeats=100).measure(guess, cases, plant.truths, stream(seed, "attack"))
+    guess = attack.run(cases, planted_control.knowledge, stream(seed, "attack"))
+    rows = Judge(bootstrap_repeats=100).measure(guess, cases, planted_control.truths, stream(seed, "attack"))
     return {
         " ".join(str(row.slice[key]) for key in ("distance", "noise") if key in row.slice): row
         for row in rows if row.name == "top1" and "matching" not in row.slice
@@ -67,11 +69,13 @@ def test_a_client_that_is_not_told_whose_distributions_it_receives_is_told_so():
 @pytest.mark.parametrize(
     ("seed", "reading"), [*((seed, PooledStyles()) for seed in range(4)), (0, StyleDistributions())]
 )
-def test_clients_with_a_style_of_their_own_are_linked(seed: int, reading: Reading):
-    plant = ATTACK.plant(replace(BLANK, reading=reading), stream(seed, "attack"))
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
+def test_clients_with_a_style_of_their_own_are_linked(seed: int, released_statistic: ReleasedStatistic):
+    planted_control = ATTACK.positive_control(
+        replace(BLANK, released_statistic=released_statistic), stream(seed, "attack")
+    )
+    guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
+    controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
 
     assert [tuple(control.measurement.slice.values()) for control in controls] == [
         ("planted", "whitened"), ("planted", "whitened", "hungarian"),
@@ -81,16 +85,16 @@ def test_clients_with_a_style_of_their_own_are_linked(seed: int, reading: Readin
 
 
 def test_clients_without_one_are_linked_as_often_as_by_chance():
-    plant = planted()
+    planted_control = planted()
     rng = stream(7, "attack")
     total = 0.0
     for _ in range(20):
         cases = [
             replace(c, views=(upload(StyleStatistics(mean=torch.randn(24, generator=rng), std=torch.ones(24))),))
-            for c in plant.cases
+            for c in planted_control.cases
         ]
-        guess = ATTACK.run(cases, plant.knowledge, rng)
-        rows = Judge(bootstrap_repeats=50).measure(guess, cases, plant.truths, rng)
+        guess = ATTACK.run(cases, planted_control.knowledge, rng)
+        rows = Judge(bootstrap_repeats=50).measure(guess, cases, planted_control.truths, rng)
         total += float(rows[0].value or 0)
 
     assert 0.02 < total / 20 < 0.16  # 1/12 with standard deviation .018 over 240 clients
@@ -99,38 +103,48 @@ def test_clients_without_one_are_linked_as_often_as_by_chance():
 def test_exchanged_releases_are_not_significant():
     failures = 0
     for seed in range(30):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        rows = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        rows = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
 
     assert failures <= 6  # 60 rows, each fails with probability .025
 
 
 def test_only_the_first_halves_are_linked_and_each_to_all_second_halves():
-    plant = planted()
+    planted_control = planted()
 
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
+    guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
     assert [answer.case for answer in guess] == [*range(12), *range(12)]
     assert all(isinstance(a, Ranking) and a.distances.shape == (1, 12) and a.of == "partner" for a in guess)
 
 
 def test_without_classes_or_domains_only_the_whitened_distance_is_left():
-    plant = planted()
-    auxiliary = plant.knowledge.auxiliary
+    planted_control = planted()
+    auxiliary = planted_control.knowledge.auxiliary
     assert auxiliary is not None
     unlabelled = replace(auxiliary, labels=torch.zeros_like(auxiliary.labels))
 
-    guess = ATTACK.run(plant.cases, replace(plant.knowledge, auxiliary=unlabelled), stream(0, "attack"))
+    guess = ATTACK.run(
+        planted_control.cases, replace(planted_control.knowledge, auxiliary=unlabelled), stream(0, "attack")
+    )
 
     assert {answer.slice["distance"] for answer in guess} == {"whitened"}
 
 
 def test_class_directions_are_a_projection_of_the_whitened_space():
-    plant = planted()
+    planted_control = planted()
     rng = stream(5, "attack")
-    answers = {str(a.slice["distance"]): a for a in ATTACK.run(plant.cases, plant.knowledge, rng) if a.case == 0}
+    answers = {
+        str(a.slice["distance"]): a
+        for a in ATTACK.run(planted_control.cases, planted_control.knowledge, rng)
+        if a.case == 0
+    }
     narrow, wide = answers["class directions"], answers["whitened"]
 
     assert isinstance(narrow, Ranking)
@@ -139,17 +153,20 @@ def test_class_directions_are_a_projection_of_the_whitened_space():
 
 
 def test_populations_are_linked_within_themselves():
-    plant = planted()
-    cases = [*plant.cases, *(replace(case, slice={**case.slice, "clients": "again"}) for case in plant.cases)]
+    planted_control = planted()
+    cases = [
+        *planted_control.cases,
+        *(replace(case, slice={**case.slice, "clients": "again"}) for case in planted_control.cases),
+    ]
 
-    guess = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))
+    guess = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))
 
     assert [answer.case for answer in guess] == [*range(12), *range(12), *range(24, 36), *range(24, 36)]
     assert all(isinstance(answer, Ranking) and answer.distances.shape == (1, 12) for answer in guess)
 
 
 def test_rows_of_single_images_are_pooled_before_they_are_linked():
-    plant = planted()
+    planted_control = planted()
     mean, std = torch.rand(5, 24, generator=stream(1, "attack")), 1 + torch.rand(5, 24, generator=stream(2, "attack"))
     pooled = linear_statistic(mean.double(), std.double()).mean(0)
     centre, square = pooled[:24], pooled[24:]
@@ -158,7 +175,9 @@ def test_rows_of_single_images_are_pooled_before_they_are_linked():
 
     by_rows, by_whole = (
         ATTACK.run(
-            [replace(plant.cases[0], views=(upload(a),)), *plant.cases[1:]], plant.knowledge, stream(0, "attack")
+            [replace(planted_control.cases[0], views=(upload(a),)), *planted_control.cases[1:]],
+            planted_control.knowledge,
+            stream(0, "attack"),
         )[0]
         for a in (rows, whole)
     )
@@ -169,12 +188,12 @@ def test_rows_of_single_images_are_pooled_before_they_are_linked():
 
 
 def test_distributions_of_image_styles_are_linked_as_means_of_four_channels_numbers():
-    plant = planted()
-    assert isinstance(plant.knowledge.statistics, PlantedStatistics)
-    moments, size, auxiliary = plant.knowledge.statistics.moments, 15, 240
-    cases = list(plant.cases)
+    planted_control = planted()
+    assert isinstance(planted_control.knowledge.statistics, PlantedStatistics)
+    moments, size, auxiliary = planted_control.knowledge.statistics.moments, 15, 240
+    cases = list(planted_control.cases)
     for number in range(12):
-        partner = plant.truths[number].partner
+        partner = planted_control.truths[number].partner
         assert partner is not None
         for place, start in ((number, auxiliary + 30 * number), (12 + partner, auxiliary + 30 * number + size)):
             mean, std = (part.float() for part in moments.rows(torch.arange(start, start + size)).style(unbiased=True))
@@ -184,7 +203,9 @@ def test_distributions_of_image_styles_are_linked_as_means_of_four_channels_numb
             )  # fmt: skip
             cases[place] = replace(cases[place], views=(upload(artifact),))
 
-    seen = replace(plant, knowledge=replace(plant.knowledge, reading=StyleDistributions()))
+    seen = replace(
+        planted_control, knowledge=replace(planted_control.knowledge, released_statistic=StyleDistributions())
+    )
 
     rows = judged(cases, seen)
     assert float(rows["whitened"].value or 0) >= 0.9
@@ -192,14 +213,14 @@ def test_distributions_of_image_styles_are_linked_as_means_of_four_channels_numb
 
 
 def test_the_same_release_twice_is_a_link_by_every_distance():
-    plant = planted()
-    cases = again(plant)
+    planted_control = planted()
+    cases = again(planted_control)
     for number in range(12):
-        partner = plant.truths[number].partner
+        partner = planted_control.truths[number].partner
         assert partner is not None
         cases[12 + partner] = replace(cases[12 + partner], views=cases[number].views)
 
-    rows = judged(cases, plant)
+    rows = judged(cases, planted_control)
 
     assert {row.slice["data"] for row in rows.values()} == {"the same"}
     assert [rows[name].value for name in ("whitened", "class directions", "plain")] == [1, 1, 1]
@@ -207,10 +228,10 @@ def test_the_same_release_twice_is_a_link_by_every_distance():
 
 
 def test_linkage_falls_with_noise_until_nothing_is_left():
-    plant = planted()
+    planted_control = planted()
     attack = Linkage(noise=(), noise_in_sds=(0.1, 0.5, 1.0, 2.0, 4.0, 1000.0))
 
-    runs = [judged(again(plant), plant, attack, seed) for seed in range(10)]
+    runs = [judged(again(planted_control), planted_control, attack, seed) for seed in range(10)]
 
     means = [sum(float(run[f"plain {level:g} sd"].value or 0) for run in runs) / 10 for level in attack.noise_in_sds]
     assert means[0] > 0.9
@@ -219,13 +240,15 @@ def test_linkage_falls_with_noise_until_nothing_is_left():
 
 
 def test_a_level_of_noise_is_also_told_in_units_of_the_spread_between_clients():
-    plant = planted()
+    planted_control = planted()
     attack = Linkage(noise=(), noise_in_sds=(2.0,))
-    released = torch.stack([torch.cat(case.released()).flatten() for case in plant.cases[12:]])
+    released = torch.stack([torch.cat(case.released()).flatten() for case in planted_control.cases[12:]])
     unit = float(released.std(0).quantile(0.5))
 
-    one = attack.run(again(plant), plant.knowledge, stream(0, "attack"))
-    other = Linkage(noise=(2 * unit,), noise_in_sds=()).run(again(plant), plant.knowledge, stream(0, "attack"))
+    one = attack.run(again(planted_control), planted_control.knowledge, stream(0, "attack"))
+    other = Linkage(noise=(2 * unit,), noise_in_sds=()).run(
+        again(planted_control), planted_control.knowledge, stream(0, "attack")
+    )
 
     spread = [answer for answer in one if isinstance(answer, Prediction)]
     assert [(answer.name, answer.slice["distance"]) for answer in spread] == [("between_client_sd", "plain")]
@@ -235,11 +258,11 @@ def test_a_level_of_noise_is_also_told_in_units_of_the_spread_between_clients():
 
 
 def test_halves_are_noised_only_where_asked():
-    plant = planted()
+    planted_control = planted()
 
-    plain = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))
+    plain = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
     noisy = Linkage(noised=("halves",), noise=(0.1,), noise_in_sds=()).run(
-        plant.cases, plant.knowledge, stream(0, "attack")
+        planted_control.cases, planted_control.knowledge, stream(0, "attack")
     )
 
     assert not any("noise" in answer.slice for answer in plain)
@@ -247,31 +270,31 @@ def test_halves_are_noised_only_where_asked():
 
 
 def test_one_image_that_is_drawn_in_both_sessions_is_a_link():
-    plant, rng = planted(), stream(3, "attack")
-    cases = again(plant)
+    planted_control, rng = planted(), stream(3, "attack")
+    cases = again(planted_control)
     for number in range(12):
-        partner = plant.truths[number].partner
+        partner = planted_control.truths[number].partner
         assert partner is not None
         mean, std = torch.randn(9, 24, generator=rng), 1 + torch.rand(9, 24, generator=rng)
         for place, rows in ((number, slice(0, 5)), (12 + partner, slice(4, 9))):  # row 4 is in both
             cases[place] = replace(cases[place], views=(upload(ImageStyles(mean=mean[rows], std=std[rows])),))
 
-    found = judged(cases, plant)
+    found = judged(cases, planted_control)
 
     assert found["nearest row"].value == 1
     assert float(found["class directions"].value or 0) < 0.7
 
 
 def test_a_population_in_which_somebody_sent_no_row_says_so():
-    plant = planted()
+    planted_control = planted()
     nothing_sent = upload(ImageStyles(mean=torch.zeros(0, 24), std=torch.zeros(0, 24)))
-    cases = [replace(plant.cases[0], views=(nothing_sent,)), *plant.cases[1:]]
+    cases = [replace(planted_control.cases[0], views=(nothing_sent,)), *planted_control.cases[1:]]
 
-    guess = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))
-    (row,) = ATTACK.missing(cases, plant.knowledge)
+    guess = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))
+    (row,) = ATTACK.missing(cases, planted_control.knowledge)
 
     assert guess == []
-    assert ATTACK.missing(plant.cases, plant.knowledge) == []
+    assert ATTACK.missing(planted_control.cases, planted_control.knowledge) == []
     assert (row.name, row.slice) == ("top1", {"clients": "planted"})
     assert "no row" in str(row.unavailable)
 
@@ -280,12 +303,12 @@ def test_a_population_in_which_somebody_sent_no_row_says_so():
 def test_random_releases_raise_a_false_alarm_in_at_most_ten_of_a_hundred_repeats():
     alarms: dict[str, int] = {}
     for seed in range(100):
-        plant, rng = planted(seed % 5), stream(seed, "attack", "blank")
+        planted_control, rng = planted(seed % 5), stream(seed, "attack", "blank")
         cases = [
             replace(c, views=(upload(StyleStatistics(mean=torch.randn(24, generator=rng), std=torch.ones(24))),))
-            for c in again(plant)
+            for c in again(planted_control)
         ]
-        for name, row in judged(cases, plant, seed=seed).items():
+        for name, row in judged(cases, planted_control, seed=seed).items():
             alarms[name] = alarms.get(name, 0) + (row.verdict == "leaks")
 
     assert len(alarms) == 9  # three distances, six levels of noise

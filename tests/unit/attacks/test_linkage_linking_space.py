@@ -14,7 +14,7 @@ from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, Ranking, RequestKind, Truth
+from fdgsec.threats.attack import Case, Knowledge, QuestionKind, Ranking, Truth
 from fdgsec.threats.judging.controls import negative_controls
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
@@ -24,7 +24,7 @@ CLIENTS, SIZE, PUBLIC = 30, 20, 300
 
 
 def populations(
-    whole: Knowledge, noise: Noise, *, request: RequestKind, rows: bool = False, seed: int = 0
+    whole: Knowledge, noise: Noise, *, question: QuestionKind, rows: bool = False, seed: int = 0
 ) -> tuple[list[Case], list[Truth]]:
     """Two noisy releases of each of 30 clients of 20 images, of the same images in sessions, of as many others in halves."""
     cases, truths = [], []
@@ -32,16 +32,16 @@ def populations(
     for half in ("A", "B"):
         for place in range(CLIENTS):
             client = place if half == "A" else int(order[place])
-            start = 2 * SIZE * client + (SIZE if half == "B" and request == "halves" else 0)
+            start = 2 * SIZE * client + (SIZE if half == "B" and question == "halves" else 0)
             found = whole.statistics(holding(whole, torch.arange(start, start + SIZE)))
-            artifact: Artifact = pooled_release(found, whole.reading)
+            artifact: Artifact = pooled_release(found, whole.released_statistic)
             if rows:
                 mean, std = found.style(unbiased=True)
                 artifact = ImageStyles(mean=mean.float(), std=std.float())
             noisy = noise.on(artifact, stream(seed, "secret", half, place))
             cases.append(
                 Case(
-                    request=request, views=(upload(noisy),), victim="client:0", records=SIZE, domain="planted 0",
+                    question=question, views=(upload(noisy),), victim="client:0", records=SIZE, domain="planted 0",
                     slice={"clients": "iid", "half": half},
                 )
             )  # fmt: skip
@@ -52,11 +52,13 @@ def populations(
 def linked(knowledge: Knowledge, cases: list[Case], truths: list[Truth], *, control: bool = False) -> dict[str, float]:
     """The share of clients whose nearest second release is their own, by distance."""
     rng = stream(0, "attack")
-    guess = (
-        Linkage(noised=()).shuffled(cases, knowledge, rng) if control else Linkage(noised=()).run(cases, knowledge, rng)
+    answers = (
+        Linkage(noised=()).negative_control(cases, knowledge, rng)
+        if control
+        else Linkage(noised=()).run(cases, knowledge, rng)
     )
     found: dict[str, list[bool]] = {}
-    for answer in guess:
+    for answer in answers:
         if isinstance(answer, Ranking):
             hit = int(answer.distances[0].argmin()) == truths[answer.case].partner
             found.setdefault(str(answer.slice["distance"]), []).append(hit)
@@ -85,7 +87,7 @@ def own_styles(whole: Knowledge, *, spread: float) -> Knowledge:
 def test_halves_of_clients_with_a_style_of_their_own_are_linked_better_by_who_knows_of_the_noise(whole: Knowledge):
     noise = Noise(scale=1.0)
     mine = own_styles(whole, spread=0.5)
-    cases, truths = populations(mine, noise, request="halves")
+    cases, truths = populations(mine, noise, question="halves")
     aware = knowing(mine, PUBLIC_ROWS, noise)
 
     knows, ignores = (linked(each, cases, truths)["whitened"] for each in (aware, replace(aware, defended=None)))
@@ -97,7 +99,7 @@ def test_halves_of_clients_with_a_style_of_their_own_are_linked_better_by_who_kn
 def test_the_same_images_are_linked_best_by_the_likelihood_ratio(whole: Knowledge):
     noise, seeds = Noise(scale=1.0), range(4)
     aware = knowing(whole, PUBLIC_ROWS, noise)
-    questions = [populations(whole, noise, request="sessions", seed=seed) for seed in seeds]
+    questions = [populations(whole, noise, question="sessions", seed=seed) for seed in seeds]
 
     knows = [linked(aware, *question) for question in questions]
     ignores = [linked(replace(aware, defended=None), *question) for question in questions]
@@ -114,7 +116,7 @@ def test_noise_that_drowns_everything_links_as_often_as_chance(whole: Knowledge)
     aware = knowing(whole, PUBLIC_ROWS, noise)
 
     rates = [
-        linked(aware, *populations(whole, noise, request="sessions", seed=seed))["likelihood ratio"]
+        linked(aware, *populations(whole, noise, question="sessions", seed=seed))["likelihood ratio"]
         for seed in range(3)
     ]
 
@@ -126,9 +128,9 @@ def test_exchanged_noisy_releases_are_linked_as_often_as_chance(whole: Knowledge
     aware = knowing(whole, PUBLIC_ROWS, noise)
     failed = rows = 0
     for seed in range(2):
-        cases, truths = populations(whole, noise, request="sessions", seed=seed)
-        guess = Linkage(noised=()).shuffled(cases, aware, stream(seed, "attack", "ring"))
-        null = Judge().null(guess, cases, truths, stream(seed, "attack", "null"), permutations=199)
+        cases, truths = populations(whole, noise, question="sessions", seed=seed)
+        answers = Linkage(noised=()).negative_control(cases, aware, stream(seed, "attack", "ring"))
+        null = Judge().null(answers, cases, truths, stream(seed, "attack", "null"), permutations=199)
         rows += len(null)
         failed += sum(not control.passed for control in negative_controls(null, comparisons=len(null)))
 
@@ -138,7 +140,7 @@ def test_exchanged_noisy_releases_are_linked_as_often_as_chance(whole: Knowledge
 
 def test_rows_of_single_images_are_found_again_by_who_weighs_the_noise(whole: Knowledge):
     noise = Noise(scale=1.0)
-    cases, truths = populations(whole, noise, request="sessions", rows=True)
+    cases, truths = populations(whole, noise, question="sessions", rows=True)
     aware = knowing(whole, PUBLIC_ROWS, noise)
 
     knows, ignores = linked(aware, cases, truths), linked(replace(aware, defended=None), cases, truths)
@@ -156,7 +158,7 @@ def test_one_row_of_a_single_image_is_no_mean_of_a_client(whole: Knowledge):
     mean, std = whole.statistics(holding(whole, torch.arange(8))).style(unbiased=True)
     cases = [
         Case(
-            request="halves", views=(upload(ImageStyles(mean=mean[n : n + 1].float(), std=std[n : n + 1].float())),),
+            question="halves", views=(upload(ImageStyles(mean=mean[n : n + 1].float(), std=std[n : n + 1].float())),),
             victim="client:0", records=9, slice={"clients": "iid", "half": "AB"[n % 2]},
         )
         for n in range(8)
@@ -178,7 +180,7 @@ def test_without_a_defense_the_space_is_the_same_object(whole: Knowledge):
 def test_a_defense_without_effect_leaves_distances_as_they_were(whole: Knowledge):
     aware = knowing(whole, PUBLIC_ROWS, Noise(scale=0.0))
     space = linking_space(aware)
-    some = whole.reading.records(whole.statistics(holding(whole, torch.arange(12))))
+    some = whole.released_statistic.records(whole.statistics(holding(whole, torch.arange(12))))
 
     same = space.under_noise(aware, 20, single=False, rng=stream(0, "attack"))
 

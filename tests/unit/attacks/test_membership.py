@@ -12,7 +12,7 @@ from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Knowledge, Plant, Prediction, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Case, Knowledge, PositiveControl, Prediction, TargetFacts, Truth
 from fdgsec.threats.attack import Membership as MembershipAnswer
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
@@ -34,7 +34,7 @@ def areas(answers: Sequence[Answer], truths: Sequence[Truth]) -> list[float]:
     return found
 
 
-def scene(seed: int, *, clients: int = 8, records: int = 30, heavy: bool = False) -> Plant:
+def scene(seed: int, *, clients: int = 8, records: int = 30, heavy: bool = False) -> PositiveControl:
     """Two domains far apart; per domain 60 auxiliary images, 100 of the federation, 40 held out; correlated channels."""
     rng = stream(seed, "world", "scene")
     per_domain, channels = 200, 20
@@ -59,13 +59,13 @@ def scene(seed: int, *, clients: int = 8, records: int = 30, heavy: bool = False
             order = torch.randperm(len(both), generator=rng)
             cases.append(
                 Case(
-                    request="resampled_clients", views=(upload(artifact),), victim="client:0", records=records,
+                    question="resampled_clients", views=(upload(artifact),), victim="client:0", records=records,
                     domain=name, slice={"domain": name, "n_per_client": records}, candidates=images.subset(both[order]),
                 )
             )  # fmt: skip
             truths.append(Truth(members=order < records))
     auxiliary = images.subset((torch.arange(2 * per_domain) % per_domain) < 60)
-    return Plant(
+    return PositiveControl(
         cases=cases, truths=truths, knowledge=replace(EMPTY, statistics=statistics, auxiliary=auxiliary),
         measurement="auc", at_least=0.5,
     )  # fmt: skip
@@ -73,19 +73,19 @@ def scene(seed: int, *, clients: int = 8, records: int = 30, heavy: bool = False
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_planted_members_are_found(seed: int):
-    plant = Membership().plant(EMPTY, stream(seed, "attack", "plant"))
+    control = Membership().positive_control(EMPTY, stream(seed, "attack", "plant"))
 
-    found = areas(Membership().run(plant.cases, plant.knowledge, stream(seed, "attack", "run")), plant.truths)
+    found = areas(Membership().run(control.cases, control.knowledge, stream(seed, "attack", "run")), control.truths)
 
-    assert plant.measurement == "auc"
+    assert control.measurement == "auc"
     assert len(found) == 6
-    assert sum(found) / len(found) >= plant.at_least >= 0.9
+    assert sum(found) / len(found) >= control.at_least >= 0.9
 
 
 def test_plan_asks_for_fifty_clients_of_each_size():
     requests = Membership().plan(FACTS)
 
-    assert [(request.kind, request.count, request.records) for request in requests] == [
+    assert [(question.kind, question.count, question.records) for question in requests] == [
         ("resampled_clients", 50, 40), ("resampled_clients", 50, 130), ("resampled_clients", 50, 500)
     ]  # fmt: skip
 
@@ -106,7 +106,7 @@ def test_exchanged_releases_give_an_area_of_one_half():
     means = []
     for seed in range(12):
         world = scene(seed, clients=10, heavy=True)
-        null = Membership().shuffled(world.cases, world.knowledge, stream(seed, "attack", "null"))
+        null = Membership().negative_control(world.cases, world.knowledge, stream(seed, "attack", "null"))
         assert not any(isinstance(answer, Prediction) for answer in null)
         found = areas(null, world.truths)
         means.append(sum(found) / len(found))

@@ -63,7 +63,7 @@ def cases_of(
         place = torch.randperm(2 * SIZE, generator=rng)
         cases.append(
             Case(
-                request="rounds", views=(upload(seen),), victim="client:0", records=SIZE, domain="photo",
+                question="rounds", views=(upload(seen),), victim="client:0", records=SIZE, domain="photo",
                 slice={"n_per_client": SIZE, **({"extraction": extraction} if extraction else {})},
                 candidates=held.subset(order[place]),
             )
@@ -77,8 +77,8 @@ def found(scale: float | None, extraction: str = "random crop", look: str = "who
     knowledge, held = cropped_world()
     noise = None if scale is None else Noise(scale=scale)
     cases, members = cases_of(knowledge, held, noise, extraction)
-    guess = Membership(crops=4).run(cases, replace(knowledge, defended=noise), stream(0, "attack"))
-    scored = [a for a in guess if isinstance(a, Scores) and a.slice.get("look") == look]
+    answers = Membership(crops=4).run(cases, replace(knowledge, defended=noise), stream(0, "attack"))
+    scored = [a for a in answers if isinstance(a, Scores) and a.slice.get("look") == look]
     assert len(scored) == CLIENTS
     return sum(auc(a.scores[members[a.case]].numpy(), a.scores[~members[a.case]].numpy()) for a in scored) / CLIENTS
 

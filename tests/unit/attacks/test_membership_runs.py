@@ -19,7 +19,7 @@ from fdgsec.methods.fisc import FISC
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Case, Guess, Knowledge, Request, Truth
+from fdgsec.threats.attack import Answers, Case, Knowledge, Question, Truth
 from fdgsec.threats.attack import Membership as MembershipAnswer
 
 
@@ -47,9 +47,9 @@ def laboratory(roles: Roles, method: Method, encoder: str) -> tuple[Laboratory, 
     return lab, knowledge
 
 
-def areas(guess: Guess, truths: Sequence[Truth], **where: str) -> list[float]:
+def areas(answers: Answers, truths: Sequence[Truth], **where: str) -> list[float]:
     found = []
-    for answer in guess:
+    for answer in answers:
         members = truths[answer.case].members
         asked = {key: value for key, value in answer.slice.items() if key != "test"}
         if isinstance(answer, MembershipAnswer) and asked == where and members is not None:
@@ -63,60 +63,60 @@ def parted(pairs: Sequence[tuple[Case, Truth]]) -> tuple[list[Case], list[Truth]
 
 def test_fiscs_members_are_tested_on_shadow_clients_of_the_method_itself(roles: Roles):
     lab, knowledge = laboratory(roles, FISC(), "mini")
-    cases, truths = parted(lab.cases(Request(kind="rounds", count=10, records=12, rounds=1)))
+    cases, truths = parted(lab.cases(Question(kind="rounds", count=10, records=12, rounds=1)))
 
-    guess = Membership(shadows=40, tried=20).run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership(shadows=40, tried=20).run(cases, knowledge, stream(0, "attack", "run"))
 
-    found = areas(guess, truths)
+    found = areas(answers, truths)
     assert len(found) == len(cases) == 20
-    assert all(isinstance(a, MembershipAnswer) and bool(a.scores.isfinite().all()) for a in guess)
+    assert all(isinstance(a, MembershipAnswer) and bool(a.scores.isfinite().all()) for a in answers)
     assert sum(found) / 20 > 0.55  # 12 against 12: one area has a standard deviation of .12, the mean of 20 .027
 
 
 def test_images_whose_colours_were_released_are_told_from_all_others(roles: Roles):
     lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.2), "pixels")
-    released = lab.cases(Request(kind="rounds", count=4, records=30, rounds=1))
-    held = lab.cases(Request(kind="resampled_clients", count=4, records=30))
+    released = lab.cases(Question(kind="rounds", count=4, records=30, rounds=1))
+    held = lab.cases(Question(kind="resampled_clients", count=4, records=30))
     cases, truths = parted([*released, *held])
 
-    guess = Membership().run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership().run(cases, knowledge, stream(0, "attack", "run"))
 
-    assert areas(guess, truths, question="released image", look="whole image") == [1.0] * 8
-    held_areas = areas(guess, truths, question="client's image")
+    assert areas(answers, truths, question="released image", look="whole image") == [1.0] * 8
+    held_areas = areas(answers, truths, question="client's image")
     assert 0.5 < sum(held_areas) / 8 < 0.8  # six of thirty are exposed: .6 and luck
 
 
 def test_single_styles_are_equal_to_the_last_bit_or_two(roles: Roles):
     lab, knowledge = laboratory(roles, CCST(style="single", styles_per_client=3), "mini")
-    cases, truths = parted(lab.cases(Request(kind="rounds", count=2, records=20, rounds=1)))
+    cases, truths = parted(lab.cases(Question(kind="rounds", count=2, records=20, rounds=1)))
 
-    guess = Membership().run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership().run(cases, knowledge, stream(0, "attack", "run"))
 
-    assert areas(guess, truths, question="released image", look="whole image") == [1.0] * 4
+    assert areas(answers, truths, question="released image", look="whole image") == [1.0] * 4
 
 
 def test_styles_of_crops_match_no_whole_image_and_are_looked_for_among_crops(roles: Roles):
     lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.5), "pixels")
-    cases, truths = parted(lab.cases(Request(kind="rounds", count=4, records=30, rounds=1, scheme="crops")))
+    cases, truths = parted(lab.cases(Question(kind="rounds", count=4, records=30, rounds=1, scheme="crops")))
 
-    guess = Membership(crops=24).run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership(crops=24).run(cases, knowledge, stream(0, "attack", "run"))
 
     assert all(isinstance(case.release(), ImageStyles) for case in cases)
     assert {case.slice["extraction"] for case in cases} == {"random crop"}
-    whole = areas(guess, truths, question="released image", look="whole image")
-    cropped = areas(guess, truths, question="released image", look="24 crops")
+    whole = areas(answers, truths, question="released image", look="whole image")
+    cropped = areas(answers, truths, question="released image", look="24 crops")
     assert len(whole) == len(cropped) == 8
     assert all(
-        float(answer.scores.max()) < -1e-4 for answer in guess if isinstance(answer, MembershipAnswer)
+        float(answer.scores.max()) < -1e-4 for answer in answers if isinstance(answer, MembershipAnswer)
     )  # nothing is equal, as it is where images are whole
     assert sum(cropped) / 8 > 0.95
-    near = {look: members_scores(guess, truths, look) for look in ("whole image", "24 crops")}
+    near = {look: members_scores(answers, truths, look) for look in ("whole image", "24 crops")}
     assert near["24 crops"] > 0.5 * near["whole image"]  # scores are negative distances
 
 
-def members_scores(guess: Guess, truths: Sequence[Truth], look: str) -> float:
+def members_scores(answers: Answers, truths: Sequence[Truth], look: str) -> float:
     found = []
-    for answer in guess:
+    for answer in answers:
         members = truths[answer.case].members
         if isinstance(answer, MembershipAnswer) and answer.slice["look"] == look and members is not None:
             found.append(float(answer.scores[members].mean()))
@@ -125,18 +125,18 @@ def members_scores(guess: Guess, truths: Sequence[Truth], look: str) -> float:
 
 def test_whole_images_are_not_looked_for_among_crops(roles: Roles):
     lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.5), "pixels")
-    cases, _ = parted(lab.cases(Request(kind="rounds", count=1, records=30, rounds=1)))
+    cases, _ = parted(lab.cases(Question(kind="rounds", count=1, records=30, rounds=1)))
 
-    guess = Membership(crops=2).run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership(crops=2).run(cases, knowledge, stream(0, "attack", "run"))
 
-    assert {answer.slice["look"] for answer in guess} == {"whole image"}
+    assert {answer.slice["look"] for answer in answers} == {"whole image"}
 
 
 def test_another_clients_rows_give_nothing_away(roles: Roles):
     lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.2), "pixels")
-    cases, truths = parted(lab.cases(Request(kind="rounds", count=24, records=30, rounds=1)))
+    cases, truths = parted(lab.cases(Question(kind="rounds", count=24, records=30, rounds=1)))
 
-    null = Membership().shuffled(cases, knowledge, stream(0, "attack", "null"))
+    null = Membership().negative_control(cases, knowledge, stream(0, "attack", "null"))
 
     found = areas(null, truths, question="released image", look="whole image")
     assert len(found) == 48
@@ -149,11 +149,12 @@ def test_a_client_finds_others_rows_in_the_bank_that_it_received(roles: Roles):
         method=lab.method, roles=roles, sources=(0,), clients=lab.clients, adversary=ADVERSARIES["client"],
         encoder="mini", seed=0,
     )  # fmt: skip
-    cases, truths = parted(client.cases(Request(kind="rounds", count=3, records=20, rounds=1)))
+    cases, truths = parted(client.cases(Question(kind="rounds", count=3, records=20, rounds=1)))
 
-    guess = Membership().run(cases, knowledge, stream(0, "attack", "run"))
+    answers = Membership().run(cases, knowledge, stream(0, "attack", "run"))
 
     assert all(case.domain is None and case.records is None for case in cases)
     assert (
-        torch.tensor(areas(guess, truths, question="released image", look="whole image")).eq(1.0).tolist() == [True] * 3
+        torch.tensor(areas(answers, truths, question="released image", look="whole image")).eq(1.0).tolist()
+        == [True] * 3
     )

@@ -17,7 +17,7 @@ from fdgsec.nn.training.loop import logits
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Answer, Case, Knowledge, Plant, ReadsModels, TargetFacts
+from fdgsec.threats.attack import Answer, Case, Knowledge, PositiveControl, ReadsModels, TargetFacts
 from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 
@@ -36,8 +36,8 @@ FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=70
 ALL_TESTS = ["lira", "rmia", "loss", "calibrated", "lira online", "rmia online"]
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
 def answered(cases: Sequence[Case], knowledge: Knowledge, seed: int = 0) -> list[Answer]:
@@ -48,30 +48,32 @@ def of(answers: Sequence[Answer], test: str, model: str) -> list[Answer]:
     return [answer for answer in answers if (answer.slice["test"], answer.slice["model"]) == (test, model)]
 
 
-def p_value(answers: Sequence[Answer], plant: Plant, seed: int) -> float:
-    (row,) = Judge().null(answers, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+def p_value(answers: Sequence[Answer], planted_control: PositiveControl, seed: int) -> float:
+    (row,) = Judge().null(
+        answers, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+    )
     return row.p_value
 
 
-def of_strangers(plant: Plant, seed: int) -> list[Case]:
+def of_strangers(planted_control: PositiveControl, seed: int) -> list[Case]:
     """The planted questions about models that were trained on images that nobody asks about."""
     images = noise_images(48, side=16, classes=4, rng=stream(seed, "attack", "strangers"))
     view = Interpolators()(
         [images.subset(torch.arange(24)), images.subset(torch.arange(24, 48))], stream(seed, "attack")
     )
-    return [replace(case, views=(view,)) for case in plant.cases]
+    return [replace(case, views=(view,)) for case in planted_control.cases]
 
 
-def exhibited(plant: Plant) -> list[Case]:
+def exhibited(planted_control: PositiveControl) -> list[Case]:
     """The planted questions as a client of a larger federation meets them: two models, and nobody says whose."""
-    states = [plant.cases[0].views[0].sent(f"client:{number}", ModelState) for number in (2, 1)]
+    states = [planted_control.cases[0].views[0].sent(f"client:{number}", ModelState) for number in (2, 1)]
     shown = View(
         messages=tuple(
             Message(round=1, stage="exhibit", sender=SERVER, receiver="client:0", artifact=state)
             for state in states if state is not None
         )
     )  # fmt: skip
-    return [replace(case, views=(shown,), domain=None, records=None) for case in plant.cases]
+    return [replace(case, views=(shown,), domain=None, records=None) for case in planted_control.cases]
 
 
 def test_the_quick_profile_leaves_it_out_unless_references_are_asked_for():
@@ -79,8 +81,8 @@ def test_the_quick_profile_leaves_it_out_unless_references_are_asked_for():
 
     with pytest.raises(UsageError, match="full profile only"):
         ModelMembership().plan(quick)
-    assert [request.kind for request in ModelMembership(references=4).plan(quick)] == ["trained"]
-    assert [request.kind for request in ModelMembership().plan(FACTS)] == ["trained"]
+    assert [question.kind for question in ModelMembership(references=4).plan(quick)] == ["trained"]
+    assert [question.kind for question in ModelMembership().plan(FACTS)] == ["trained"]
 
 
 def test_an_outsider_without_images_is_told_so():
@@ -95,10 +97,13 @@ def test_the_laboratory_keeps_models_for_it():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_test_finds_what_interpolating_models_remember(seed: int):
-    plant = planted(seed)
+    planted_control = planted(seed)
 
     controls = positive_control(
-        plant, answered(plant.cases, plant.knowledge, seed), Judge(bootstrap_repeats=50), stream(seed, "attack")
+        planted_control,
+        answered(planted_control.cases, planted_control.knowledge, seed),
+        Judge(bootstrap_repeats=50),
+        stream(seed, "attack"),
     )
 
     assert {(c.measurement.slice["test"], c.measurement.slice["model"]) for c in controls} == {
@@ -110,10 +115,13 @@ def test_every_test_finds_what_interpolating_models_remember(seed: int):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_client_has_a_positive_control_of_models_without_owners(seed: int):
     own = noise_images(4, side=16, classes=4, rng=stream(seed, "attack"))
-    plant = ATTACK.plant(replace(BLANK, own=own), stream(seed, "attack"))
+    planted_control = ATTACK.positive_control(replace(BLANK, own=own), stream(seed, "attack"))
 
     controls = positive_control(
-        plant, answered(plant.cases, plant.knowledge, seed), Judge(bootstrap_repeats=50), stream(seed, "attack")
+        planted_control,
+        answered(planted_control.cases, planted_control.knowledge, seed),
+        Judge(bootstrap_repeats=50),
+        stream(seed, "attack"),
     )
 
     assert {c.measurement.slice["model"] for c in controls} == {"peer", "global"}
@@ -125,10 +133,10 @@ def test_a_client_has_a_positive_control_of_models_without_owners(seed: int):
 def test_the_shuffled_attack_finds_nothing():
     alarms = {"client": 0, "global": 0}
     for seed in range(20):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack"))
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
         for model in alarms:
-            alarms[model] += p_value(of(guess, "lira", model), plant, seed) < 0.05
+            alarms[model] += p_value(of(guess, "lira", model), planted_control, seed) < 0.05
 
     assert max(alarms.values()) <= 4  # 20 tests at 5%: more with probability .003
 
@@ -137,30 +145,30 @@ def test_the_shuffled_attack_finds_nothing():
 def test_models_of_strangers_betray_nobody():
     alarms = {(test, model): 0 for test in ALL_TESTS for model in ("client", "global")}
     for seed in range(20):
-        plant = planted(seed)
-        answers = answered(of_strangers(plant, seed), plant.knowledge, seed)
+        planted_control = planted(seed)
+        answers = answered(of_strangers(planted_control, seed), planted_control.knowledge, seed)
         for test, model in alarms:
-            alarms[test, model] += p_value(of(answers, test, model), plant, seed) < 0.05
+            alarms[test, model] += p_value(of(answers, test, model), planted_control, seed) < 0.05
 
     assert max(alarms.values()) <= 5  # 12 rows of 20 tests at 5%: some row above with probability .004
 
 
 def test_the_shuffled_attack_answers_every_case_and_model():
-    plant = planted()
+    planted_control = planted()
 
-    guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+    guess = ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
     for model in ("client", "global"):
         assert [answer.case for answer in of(guess, "lira", model)] == [0, 1]
 
 
 def test_a_client_reads_the_models_that_it_judges_without_knowing_whose_they_are():
-    plant = planted()
-    client = replace(plant.knowledge, auxiliary=None, own=plant.knowledge.auxiliary)
-    cases = exhibited(plant)
+    planted_control = planted()
+    client = replace(planted_control.knowledge, auxiliary=None, own=planted_control.knowledge.auxiliary)
+    cases = exhibited(planted_control)
 
     rows = Judge(bootstrap_repeats=50).measure(
-        answered(cases, client), cases, plant.truths, stream(0, "attack")
+        answered(cases, client), cases, planted_control.truths, stream(0, "attack")
     )  # fmt: skip
 
     areas = {row.slice["test"]: row.value for row in rows if row.name == "auc"}
@@ -170,11 +178,11 @@ def test_a_client_reads_the_models_that_it_judges_without_knowing_whose_they_are
 
 
 def test_one_exhibit_is_not_taken_for_a_peer():
-    plant = planted()
-    cases = [replace(c, views=(View(messages=c.views[0].messages[:1]),)) for c in exhibited(plant)]
+    planted_control = planted()
+    cases = [replace(c, views=(View(messages=c.views[0].messages[:1]),)) for c in exhibited(planted_control)]
 
-    assert answered(cases, plant.knowledge) == []
-    assert [row.unavailable is not None for row in ATTACK.missing(cases, plant.knowledge)] == [True, True]
+    assert answered(cases, planted_control.knowledge) == []
+    assert [row.unavailable is not None for row in ATTACK.missing(cases, planted_control.knowledge)] == [True, True]
 
 
 def test_the_global_model_of_a_first_round_is_nobodys():
@@ -186,29 +194,29 @@ def test_the_global_model_of_a_first_round_is_nobodys():
 
 
 def test_every_row_says_how_many_reference_models_it_was_measured_with():
-    plant = planted()
+    planted_control = planted()
 
-    found = {answer.slice["references"] for answer in answered(plant.cases, plant.knowledge)}
-    control = ATTACK.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+    found = {answer.slice["references"] for answer in answered(planted_control.cases, planted_control.knowledge)}
+    control = ATTACK.negative_control(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
     assert found == {8}
     assert {answer.slice["references"] for answer in control} == {4}
 
 
 def test_few_references_of_many_clients_leave_the_online_tests_out():
-    plant = planted()
+    planted_control = planted()
 
-    answers = ModelMembership(references=6).run(plant.cases, plant.knowledge, stream(0, "attack"))
+    answers = ModelMembership(references=6).run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
     assert {a.slice["test"] for a in answers if a.slice["model"] == "client"} == {"lira", "rmia", "loss", "calibrated"}
     assert {a.slice["test"] for a in answers if a.slice["model"] == "global"} == set(ALL_TESTS)
 
 
 def test_an_adversary_that_cannot_run_the_target_is_told_so():
-    plant = planted()
+    planted_control = planted()
 
     with pytest.raises(UsageError, match="cannot run it"):
-        answered(plant.cases, replace(plant.knowledge, simulate=None))
+        answered(planted_control.cases, replace(planted_control.knowledge, simulate=None))
 
 
 @pytest.mark.parametrize(
@@ -234,10 +242,10 @@ def test_every_image_is_in_as_many_federations_and_with_one_client_of_each():
 
 
 def test_a_pool_holds_each_candidate_once_and_nothing_that_is_set_aside():
-    plant = planted()
-    twice = [plant.cases[0], replace(plant.cases[0], victim="client:2")]
+    planted_control = planted()
+    twice = [planted_control.cases[0], replace(planted_control.cases[0], victim="client:2")]
 
-    (pool,) = pools_of([0, 1], twice, plant.knowledge, stream(0, "attack"))
+    (pool,) = pools_of([0, 1], twice, planted_control.knowledge, stream(0, "attack"))
 
     candidates = twice[0].candidates
     assert candidates is not None
@@ -249,10 +257,12 @@ def test_a_pool_holds_each_candidate_once_and_nothing_that_is_set_aside():
 
 
 def test_references_train_on_what_they_are_said_to_train_on():
-    plant = planted()
-    pools = pools_of([0, 1], plant.cases, plant.knowledge, stream(0, "attack"))
+    planted_control = planted()
+    pools = pools_of([0, 1], planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
-    runs = list(reference_runs(pools, plant.knowledge, models=4, most=None, rounds=2, rng=stream(1, "attack")))
+    runs = list(
+        reference_runs(pools, planted_control.knowledge, models=4, most=None, rounds=2, rng=stream(1, "attack"))
+    )
 
     run, (pool,) = runs[2], pools
     state = run.view.sent(run.clients[1], ModelState)

@@ -9,7 +9,7 @@ from fdgsec.attacks.poisoning.control import planted_harm
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.attack.loop import obstacle
 from fdgsec.federation.forged_artifacts import Honest, Scaled
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
@@ -39,7 +39,7 @@ def test_forgeries_are_of_what_a_target_sends_malformed_ones_first():
     (pairs, breakdown) = Poisoning().plan(FACTS)
 
     assert (pairs.kind, pairs.count, pairs.rounds) == ("hostile", 5, 2)
-    assert [f"{one.kind}: {one.name}" for one in pairs.intruders] == [
+    assert [f"{one.kind}: {one.name}" for one in pairs.malicious_clients] == [
         "everything: honest",
         *(f"StyleStatistics: {flaw}" for flaw in ("nan", "infinity", "negative", "another shape", "missing")),
         *(f"ModelState: {flaw}" for flaw in ("nan", "infinity", "another shape", "missing")),
@@ -53,14 +53,14 @@ def test_a_run_without_training_has_no_model_to_forge_and_a_full_one_all_rounds(
     untrained, _ = Poisoning().plan(replace(FACTS, rounds=0))
     full, _ = Poisoning().plan(replace(FACTS, profile="full"))
 
-    assert {one.kind for one in untrained.intruders} == {"everything", "StyleStatistics"}
+    assert {one.kind for one in untrained.malicious_clients} == {"everything", "StyleStatistics"}
     assert full.rounds == 6
 
 
 def test_some_forgeries_alone_can_be_asked_for():
     (pairs,) = Poisoning(forgeries=("update x-1",)).plan(FACTS)
 
-    assert [one.name for one in pairs.intruders] == ["honest", "update x-1"]
+    assert [one.name for one in pairs.malicious_clients] == ["honest", "update x-1"]
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_only_a_client_can_forge(adversary: str, able: bool):
 
 def test_a_hundredfold_update_is_found_to_do_harm():
     attack = Poisoning()
-    plant = attack.plant(BLANK, stream(0, "attack"))
-    guess = attack.run(plant.cases, plant.knowledge, stream(0, "attack"))
+    planted_control = attack.positive_control(BLANK, stream(0, "attack"))
+    guess = attack.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
-    (control,) = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(0, "attack"))
+    (control,) = positive_control(planted_control, guess, Judge(bootstrap_repeats=100), stream(0, "attack"))
 
     assert control.passed
     assert control.measurement.n == 5
@@ -97,18 +97,18 @@ def test_a_hundredfold_update_is_found_to_do_harm():
 @pytest.mark.parametrize(
     ("intruder", "passed"), [(Honest(), True), (Scaled(kind="ModelState", factor=1 + 1e-6), False)]
 )
-def test_the_negative_control_fails_where_a_run_differs_however_little(intruder: Intruder, passed: bool):
-    plant = planted_harm(BLANK, stream(0, "attack"), intruder=intruder)
-    cases = [replace(case, slice={"forgery": "honest"}) for case in plant.cases]
-    guess = Poisoning().shuffled(cases, BLANK, stream(0, "attack"))
+def test_the_negative_control_fails_where_a_run_differs_however_little(malicious_client: MaliciousClient, passed: bool):
+    planted_control = planted_harm(BLANK, stream(0, "attack"), malicious_client=malicious_client)
+    cases = [replace(case, slice={"forgery": "honest"}) for case in planted_control.cases]
+    guess = Poisoning().negative_control(cases, BLANK, stream(0, "attack"))
 
-    (null,) = Judge().null(guess, cases, plant.truths, stream(0, "attack"))
+    (null,) = Judge().null(guess, cases, planted_control.truths, stream(0, "attack"))
 
     assert [control.passed for control in negative_controls([null], comparisons=1)] == [passed]
 
 
 def judged(*harms: Harm) -> dict[tuple[str, str], Measurement]:
-    cases = [Case(request="hostile", views=(), victim="client:0", slice={"forgery": "x10"})] * len(harms)
+    cases = [Case(question="hostile", views=(), victim="client:0", slice={"forgery": "x10"})] * len(harms)
     guess = [Harmed(case=number) for number in range(len(harms))]
     rows = Judge(bootstrap_repeats=200).measure(guess, cases, [Truth(harm=one) for one in harms], stream(0, "attack"))
     return {(row.name, str(row.slice.get("run", row.slice.get("of", "")))): row for row in rows}

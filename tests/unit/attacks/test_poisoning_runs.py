@@ -11,9 +11,9 @@ from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.world import with_validation
 from fdgsec.federation.artifacts import ModelState, StyleBank
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import Intruder
+from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign, allocation
@@ -22,14 +22,14 @@ from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.fisc import FISC
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.answers import Harm
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.attack import Case, Question, Truth
 from fdgsec.threats.paired_runs import picked
 
-PLAN = Plan(batch_size=16, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=16, learning_rate=0.05, crop=None, flip=0.0)
 STYLE = "StyleStatistics"
 
 
@@ -52,13 +52,15 @@ def laboratory(roles: Roles, method: Method, *, rounds: int = 1, adversary: str 
     ]
     return Laboratory(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary], encoder="mini",
-        seed=0, shield=Shield(usual=Guards()), rounds=rounds, initial=lambda seed: initial(method, seed),
+        seed=0, defense_stack=DefenseStack(usual=Guards()), rounds=rounds, initial=lambda seed: initial(method, seed),
         unseen=roles.held_out.of_domain(3),
     )  # fmt: skip
 
 
-def asked(lab: Laboratory, *intruders: Intruder, seeds: int = 1) -> list[tuple[Case, Harm]]:
-    return _harms(lab.cases(Request(kind="hostile", count=seeds, rounds=lab.rounds, intruders=intruders)))
+def asked(lab: Laboratory, *malicious_clients: MaliciousClient, seeds: int = 1) -> list[tuple[Case, Harm]]:
+    return _harms(
+        lab.cases(Question(kind="hostile", count=seeds, rounds=lab.rounds, malicious_clients=malicious_clients))
+    )
 
 
 def _harms(pairs: list[tuple[Case, Truth]]) -> list[tuple[Case, Harm]]:
@@ -81,10 +83,10 @@ def test_every_forgery_of_a_seed_stands_beside_the_same_honest_run(roles: Roles)
 
 
 def test_equal_seeds_give_equal_outcomes_and_the_honest_forgery_is_asked_once(roles: Roles):
-    intruders = (Honest(), ScaledUpdate(factor=-1.0))
+    malicious_clients = (Honest(), ScaledUpdate(factor=-1.0))
 
-    one = asked(laboratory(roles, FedAvg(plan=PLAN)), *intruders, seeds=2)
-    other = asked(laboratory(roles, FedAvg(plan=PLAN)), *intruders, seeds=2)
+    one = asked(laboratory(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
+    other = asked(laboratory(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
 
     assert [harm for _, harm in one] == [harm for _, harm in other]
     assert [case.slice["forgery"] for case, _ in one] == ["honest", "update x-1", "update x-1"]
@@ -136,13 +138,15 @@ def test_who_lies_about_peers_weighs_what_the_lie_is_worth(roles: Roles):
      Flawed(kind="GeneratorState", flaw="missing"), Judging(peers=0.0)],
     ids=lambda one: f"{one.kind} {one.name}",
 )  # fmt: skip
-def test_forgeries_of_feddag_end_or_move_something(roles: Roles, intruder: Intruder):
+def test_forgeries_of_feddag_end_or_move_something(roles: Roles, malicious_client: MaliciousClient):
     method = FedDAG(plan=PLAN, warm_up=0, generator="fcn16")
 
-    ((_, harm),) = asked(laboratory(roles, method, rounds=2), intruder)  # a generator goes out again in the next round
+    ((_, harm),) = asked(
+        laboratory(roles, method, rounds=2), malicious_client
+    )  # a generator goes out again in the next round
 
     assert harm.hostile.ended or harm.displacement["global model"] > 0 or harm.hostile.numbers != harm.honest.numbers
-    assert harm.hostile.refused == isinstance(intruder, Flawed)
+    assert harm.hostile.refused == isinstance(malicious_client, Flawed)
 
 
 def test_a_stablefdg_distribution_moves_what_its_one_receiver_gets(roles: Roles):
@@ -165,15 +169,19 @@ def test_without_training_only_what_is_exchanged_is_compared(roles: Roles):
 
 def test_an_adversary_that_is_no_client_has_nobody_to_forge(roles: Roles):
     lab = laboratory(roles, FISC(), rounds=0, adversary="server")
-    crowd = Request(kind="breakdown", count=1, clients=3, records=4, hostile=(1,), intruders=(Honest(),))
+    crowd = Question(kind="breakdown", count=1, clients=3, records=4, hostile=(1,), malicious_clients=(Honest(),))
 
     assert asked(lab, Honest()) == []
     assert lab.cases(crowd) == []
 
 
-def broken(roles: Roles, intruder: Intruder, *, hostile: tuple[int, ...], clients: int = 9) -> list[Harm]:
-    request = Request(kind="breakdown", count=1, clients=clients, records=6, hostile=hostile, intruders=(intruder,))
-    pairs = _harms(laboratory(roles, FISC(), rounds=0).cases(request))
+def broken(
+    roles: Roles, malicious_client: MaliciousClient, *, hostile: tuple[int, ...], clients: int = 9
+) -> list[Harm]:
+    question = Question(
+        kind="breakdown", count=1, clients=clients, records=6, hostile=hostile, malicious_clients=(malicious_client,)
+    )
+    pairs = _harms(laboratory(roles, FISC(), rounds=0).cases(question))
     assert [case.slice["hostile"] for case, _ in pairs] == list(hostile)
     return [harm for _, harm in pairs]
 
@@ -196,9 +204,9 @@ def test_one_client_in_every_domain_drags_the_median_over_clusters_like_the_mean
 
 
 def test_too_few_images_give_no_crowd(roles: Roles):
-    request = Request(kind="breakdown", count=1, clients=9, records=1000, hostile=(1,), intruders=(Honest(),))
+    question = Question(kind="breakdown", count=1, clients=9, records=1000, hostile=(1,), malicious_clients=(Honest(),))
 
-    assert laboratory(roles, FISC(), rounds=0).cases(request) == []
+    assert laboratory(roles, FISC(), rounds=0).cases(question) == []
 
 
 def test_a_row_of_huge_variance_is_drawn_as_often_as_its_cluster_and_every_time_in_it():

@@ -18,7 +18,17 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
 from fdgsec.threats.answers import Exposure, InferredSize, Palettes
-from fdgsec.threats.attack import ADVERSARIES, Case, Guess, Knowledge, Plant, Prediction, Ranking, TargetFacts, Truth
+from fdgsec.threats.attack import (
+    ADVERSARIES,
+    Answers,
+    Case,
+    Knowledge,
+    PositiveControl,
+    Prediction,
+    Ranking,
+    TargetFacts,
+    Truth,
+)
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
@@ -37,12 +47,14 @@ FACTS = TargetFacts(artifact_kinds=ATTACK.reads, clients=3, images_per_client=70
 Rows = dict[tuple[str, ...], Measurement]
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
-def measured(guess: Guess, plant: Plant, seed: int = 0) -> Rows:
-    rows = Judge(bootstrap_repeats=100).measure(guess, plant.cases, plant.truths, stream(seed, "attack"))
+def measured(guess: Answers, planted_control: PositiveControl, seed: int = 0) -> Rows:
+    rows = Judge(bootstrap_repeats=100).measure(
+        guess, planted_control.cases, planted_control.truths, stream(seed, "attack")
+    )
     return {(row.name, *(str(v) for k, v in row.slice.items() if k != "domain")): row for row in rows}
 
 
@@ -60,11 +72,11 @@ def test_exchanges_and_rows_in_number_are_asked_for():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_everything_that_was_planted_is_found(seed: int):
-    plant = planted(seed)
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
+    planted_control = planted(seed)
+    guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
-    rows = measured(guess, plant, seed)
+    controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=100), stream(seed, "attack"))
+    rows = measured(guess, planted_control, seed)
 
     assert [control.measurement.slice["n_per_client"] for control in controls] == [20, 40]
     assert all(control.passed for control in controls)
@@ -78,12 +90,12 @@ def test_everything_that_was_planted_is_found(seed: int):
 
 
 def test_exposure_is_the_share_of_images_that_were_published_and_close_to_what_theory_says():
-    plant = planted()
+    planted_control = planted()
 
-    rows = measured(ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack")), plant)
+    rows = measured(ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack")), planted_control)
 
     for size in ("20", "40"):
-        members = [t.members for c, t in zip(plant.cases, plant.truths, strict=True) if c.slice.get("n_per_client") == int(size)]  # fmt: skip
+        members = [t.members for c, t in zip(planted_control.cases, planted_control.truths, strict=True) if c.slice.get("n_per_client") == int(size)]  # fmt: skip
         true = sum(int(m.sum()) for m in members if m is not None) / (3 * int(size))
         assert rows["exposed_fraction", size, "4"].value == pytest.approx(true)
         assert rows["distinct_fraction", size, "4"].value == pytest.approx(true)
@@ -93,9 +105,13 @@ def test_exposure_is_the_share_of_images_that_were_published_and_close_to_what_t
 def test_exchanged_releases_are_not_significant():
     failures = rows = 0
     for seed in range(10):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        nulls = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        nulls = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
         rows += len(nulls)
 
@@ -106,9 +122,9 @@ def test_exchanged_releases_are_not_significant():
 def test_foreign_images_published_over_rounds_expose_nobody():
     alarms = 0
     for seed in range(20):
-        plant, rng = planted(seed % 4), stream(seed, "attack", "foreign")
-        cases = [blank(case, rng) for case in plant.cases]
-        rows = measured(ATTACK.run(cases, plant.knowledge, rng), replace(plant, cases=cases), seed)
+        planted_control, rng = planted(seed % 4), stream(seed, "attack", "foreign")
+        cases = [blank(case, rng) for case in planted_control.cases]
+        rows = measured(ATTACK.run(cases, planted_control.knowledge, rng), replace(planted_control, cases=cases), seed)
         told = [("exposed_fraction", "20", "4"), ("exposed_fraction", "40", "4"), ("top1", "as if released", "palette"),
                 ("median_rank", "as if released", "neighbours"), ("palette_emd_gain", "as if released", "public median")]  # fmt: skip
         alarms += sum(rows[name].verdict == "leaks" for name in told)
@@ -127,9 +143,9 @@ def blank(case: Case, rng: torch.Generator) -> Case:
 
 
 def test_what_an_adversary_knows_too_little_for_is_named():
-    plant = planted()
-    untold = [replace(case, records=None) for case in plant.cases]
-    little = replace(plant.knowledge, simulate=None, encoder="mini")
+    planted_control = planted()
+    untold = [replace(case, records=None) for case in planted_control.cases]
+    little = replace(planted_control.knowledge, simulate=None, encoder="mini")
 
     guess = ATTACK.run(untold, little, stream(0, "attack"))
 
@@ -139,15 +155,15 @@ def test_what_an_adversary_knows_too_little_for_is_named():
     assert "how many images" in missing["exposed_fraction"]
     assert "public method" in missing["relative_error"]
     assert "closed form" in missing["palette_emd"]
-    assert ATTACK.missing(plant.cases, plant.knowledge) == []
+    assert ATTACK.missing(planted_control.cases, planted_control.knowledge) == []
 
 
 def test_a_client_without_rows_exposes_nothing():
-    plant = planted()
+    planted_control = planted()
     empty = upload(ImageStyles(mean=torch.zeros(0, 3), std=torch.zeros(0, 3)), sender="client:0")
-    cases = [replace(plant.cases[0], views=(empty, empty)), *plant.cases[1:]]
+    cases = [replace(planted_control.cases[0], views=(empty, empty)), *planted_control.cases[1:]]
 
-    guess = ATTACK.run(cases, plant.knowledge, stream(0, "attack"))
+    guess = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))
 
     mine = [answer for answer in guess if answer.case == 0]
     assert isinstance(mine[0], Exposure)
@@ -157,16 +173,16 @@ def test_a_client_without_rows_exposes_nothing():
 
 
 def test_without_the_victims_domain_only_the_blind_palette_changes():
-    plant = planted()
-    images = plant.knowledge.auxiliary
+    planted_control = planted()
+    images = planted_control.knowledge.auxiliary
     assert images is not None
     halved = replace(images, domains=torch.arange(len(images)) % 2, domain_names=("planted", "other"))
-    known = replace(plant.knowledge, auxiliary=halved)
-    untold = [replace(case, domain=None) for case in plant.cases]
+    known = replace(planted_control.knowledge, auxiliary=halved)
+    untold = [replace(case, domain=None) for case in planted_control.cases]
 
     told, blind = (
         next(a for a in ATTACK.run(cases, known, stream(0, "attack")) if isinstance(a, Palettes))
-        for cases in (plant.cases, untold)
+        for cases in (planted_control.cases, untold)
     )
 
     assert torch.equal(told.palettes, blind.palettes)
@@ -195,7 +211,7 @@ def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_sa
 ):
     lab, knowledge = fedalign
     attack = PoolExposure(sizes=(20, 40), clients=6, rounds=(10,), per_class=5, gallery=150)
-    pairs = [pair for request in attack.plan(FACTS) for pair in lab.cases(request)]
+    pairs = [pair for question in attack.plan(FACTS) for pair in lab.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
     guess = attack.run(cases, knowledge, stream(0, "attack"))
@@ -217,16 +233,19 @@ def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_sa
 
 
 def test_a_truth_about_pools_without_images_is_unavailable():
-    plant = planted()
-    truths = [replace(truth, images=None) if truth.images is not None else truth for truth in plant.truths]
+    planted_control = planted()
+    truths = [replace(truth, images=None) if truth.images is not None else truth for truth in planted_control.truths]
 
-    rows = measured(ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack")), replace(plant, truths=truths))
+    rows = measured(
+        ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack")),
+        replace(planted_control, truths=truths),
+    )
 
     assert "no true image" in str(rows["palette_emd", "as if released"].unavailable)
     assert isinstance(truths[-1], Truth)
 
 
-def behind(plant: Plant, noise: Noise) -> Plant:
+def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     """The same rows with noise on them, and an adversary who knows of it."""
 
     def worn(number: int, run: int, view: View) -> View:
@@ -237,9 +256,9 @@ def behind(plant: Plant, noise: Noise) -> Plant:
 
     cases = [
         replace(case, views=tuple(worn(number, run, view) for run, view in enumerate(case.views)))
-        for number, case in enumerate(plant.cases)
+        for number, case in enumerate(planted_control.cases)
     ]
-    return replace(plant, cases=cases, knowledge=replace(plant.knowledge, defended=noise))
+    return replace(planted_control, cases=cases, knowledge=replace(planted_control.knowledge, defended=noise))
 
 
 def test_behind_noise_rows_are_compared_in_its_metric():

@@ -11,7 +11,7 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, Plant, Ranking, TargetFacts
+from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Ranking, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
@@ -28,8 +28,8 @@ ATTACK = Reidentification()
 VARIANTS = ["known", "float16", "2 decimals", "random crop", "jpeg 75"]
 
 
-def planted(seed: int = 0) -> Plant:
-    return ATTACK.plant(BLANK, stream(seed, "attack"))
+def planted(seed: int = 0) -> PositiveControl:
+    return ATTACK.positive_control(BLANK, stream(seed, "attack"))
 
 
 def facts(*kinds: str) -> TargetFacts:
@@ -58,10 +58,10 @@ def test_spectra_that_are_pooled_are_said_to_be():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_colours_are_found_through_every_copy(seed: int):
-    plant = planted(seed)
-    guess = ATTACK.run(plant.cases, plant.knowledge, stream(seed, "attack"))
+    planted_control = planted(seed)
+    guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=50), stream(seed, "attack"))
+    controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=50), stream(seed, "attack"))
 
     assert [control.measurement.slice["transform"] for control in controls] == [*VARIANTS, *ROUNDINGS]  # and spectra
     assert all(control.passed for control in controls), [control.measurement.value for control in controls]
@@ -71,9 +71,13 @@ def test_planted_colours_are_found_through_every_copy(seed: int):
 def test_exchanged_rows_are_not_significant():
     failures = rows = 0
     for seed in range(10):
-        plant = planted(seed)
-        guess = ATTACK.shuffled(plant.cases, plant.knowledge, stream(seed, "attack", "ring"))
-        nulls = Judge().null(guess, plant.cases, plant.truths, stream(seed, "attack", "null"), permutations=199)
+        planted_control = planted(seed)
+        guess = ATTACK.negative_control(
+            planted_control.cases, planted_control.knowledge, stream(seed, "attack", "ring")
+        )
+        nulls = Judge().null(
+            guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199
+        )
         failures += sum(not control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
         rows += len(nulls)
 
@@ -82,31 +86,35 @@ def test_exchanged_rows_are_not_significant():
 
 
 def test_copies_are_made_for_the_runs_own_rows_only():
-    plant = planted()
-    case = replace(plant.cases[0], request="as_if_released")
+    planted_control = planted()
+    case = replace(planted_control.cases[0], question="as_if_released")
 
-    guess = ATTACK.run([case], plant.knowledge, stream(0, "attack"))
+    guess = ATTACK.run([case], planted_control.knowledge, stream(0, "attack"))
 
     assert [dict(a.slice) for a in guess] == [{"rows": "as if released", "transform": v} for v in ROUNDINGS]
 
 
 def test_equal_candidates_share_the_credit():
-    plant = planted()
-    gallery = plant.cases[0].candidates
+    planted_control = planted()
+    gallery = planted_control.cases[0].candidates
     assert gallery is not None
     twice = gallery.subset(torch.arange(60).repeat(2))
     doubled = replace(twice, ids=tuple(f"planted/{i}" for i in range(120)))
 
-    guess = ATTACK.run([replace(plant.cases[0], candidates=doubled)], plant.knowledge, stream(0, "attack"))
-    rows = Judge(bootstrap_repeats=50).measure(guess[:1], plant.cases, plant.truths, stream(0, "attack"))
+    guess = ATTACK.run(
+        [replace(planted_control.cases[0], candidates=doubled)], planted_control.knowledge, stream(0, "attack")
+    )
+    rows = Judge(bootstrap_repeats=50).measure(
+        guess[:1], planted_control.cases, planted_control.truths, stream(0, "attack")
+    )
 
     assert (rows[0].name, rows[0].value) == ("top1", 0.5)
 
 
 def test_distances_are_those_of_whitened_styles():
-    plant = planted()
+    planted_control = planted()
 
-    answer = ATTACK.run(plant.cases, plant.knowledge, stream(0, "attack"))[0]
+    answer = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))[0]
 
     assert isinstance(answer, Ranking)
     assert answer.distances.shape == (20, 60)
@@ -217,10 +225,10 @@ def test_a_copied_gallery_keeps_order_ids_and_labels():
 
 
 def test_rows_without_a_gallery_are_refused():
-    plant = planted()
+    planted_control = planted()
 
     with pytest.raises(UsageError, match="without any"):
-        ATTACK.run([replace(plant.cases[0], candidates=None)], plant.knowledge, stream(0, "attack"))
+        ATTACK.run([replace(planted_control.cases[0], candidates=None)], planted_control.knowledge, stream(0, "attack"))
 
 
 def test_pooled_releases_are_outside_its_reach():

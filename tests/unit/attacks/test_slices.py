@@ -29,12 +29,12 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import names
-from fdgsec.threats.attack import ADVERSARIES, Answer, Case, Guess, Knowledge, Observer, TargetFacts
+from fdgsec.threats.attack import ADVERSARIES, Answer, Answers, Attack, Case, Knowledge, TargetFacts
 
 POOLED, ROWS = frozenset({"StyleStatistics", "StyleBank"}), frozenset({"ImageStyles", "StyleBank"})
 CLUSTERED = frozenset({"StyleStatistics", "InterpolationStyle"})
 METHODS: Mapping[frozenset[str], Method] = {POOLED: CCST(), ROWS: CCST(style="single"), CLUSTERED: FISC()}
-ATTACKS: Mapping[str, tuple[Observer, frozenset[str]]] = {
+ATTACKS: Mapping[str, tuple[Attack, frozenset[str]]] = {
     "differencing": (Differencing(records=2), POOLED),
     "domain-inference": (DomainInference(per_class=2), ROWS),
     "domain-inference, pooled": (DomainInference(clients=2, records=10), POOLED),
@@ -59,18 +59,18 @@ RENAMED = {"photo": "painting", "painting": "cartoon", "cartoon": "photo"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Scene:
+class AttackContext:
     """A laboratory, the one that each attack watched, what their server knows, and what each was asked and answered."""
 
     laboratory: Laboratory
     watched: Mapping[str, Laboratory]
     knowledge: Knowledge
     asked: Mapping[str, list[Case]]
-    answered: Mapping[str, Guess]
+    answered: Mapping[str, Answers]
 
 
 @pytest.fixture(scope="module")
-def scene() -> Scene:
+def scene() -> AttackContext:
     data = shapes(image_size=32, per_domain=84)
     roles = split_roles(data, rng=stream(0, "world", "roles"))
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
@@ -85,7 +85,7 @@ def scene() -> Scene:
     )  # fmt: skip
     seen = {name: watched(name, laboratory, ADVERSARY.get(name, "server")) for name in ATTACKS}
     cases = {name: asked(name, seen[name]) for name in ATTACKS}
-    empty = Scene(laboratory=laboratory, watched=seen, knowledge=knowledge, asked=cases, answered={})
+    empty = AttackContext(laboratory=laboratory, watched=seen, knowledge=knowledge, asked=cases, answered={})
     return replace(empty, answered={name: answered(name, cases[name], empty) for name in ATTACKS})
 
 
@@ -99,10 +99,10 @@ def asked(name: str, laboratory: Laboratory) -> list[Case]:
         artifact_kinds=released, clients=3, images_per_client=50, classes=7, profile="quick",
         knows=frozenset(laboratory.adversary.knows),
     )  # fmt: skip
-    return [case for request in attack.plan(facts) for case, _ in laboratory.cases(request)]
+    return [case for question in attack.plan(facts) for case, _ in laboratory.cases(question)]
 
 
-def answered(name: str, cases: Sequence[Case], scene: Scene, laboratory: Laboratory | None = None) -> Guess:
+def answered(name: str, cases: Sequence[Case], scene: AttackContext, laboratory: Laboratory | None = None) -> Answers:
     laboratory = laboratory or scene.watched[name]
     knowledge = replace(scene.knowledge, simulate=laboratory.simulated)
     if laboratory.adversary.name == "client":
@@ -121,7 +121,7 @@ def same(one: object, other: object) -> bool:
     return one == other
 
 
-def agree(one: Guess, other: Guess) -> bool:
+def agree(one: Answers, other: Answers) -> bool:
     return len(one) == len(other) > 0 and all(same(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -137,7 +137,7 @@ def test_every_attack_is_tried():
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_answers_stay_where_the_domains_in_slices_change_their_names(scene: Scene, name: str):
+def test_answers_stay_where_the_domains_in_slices_change_their_names(scene: AttackContext, name: str):
     cases = renamed(scene.asked[name])
 
     assert any(case.slice != other.slice for case, other in zip(cases, scene.asked[name], strict=True))
@@ -145,14 +145,14 @@ def test_answers_stay_where_the_domains_in_slices_change_their_names(scene: Scen
 
 
 @pytest.mark.parametrize("name", [name for name in ATTACKS if name not in PAIRED])
-def test_answers_stay_where_slices_are_blank(scene: Scene, name: str):
+def test_answers_stay_where_slices_are_blank(scene: AttackContext, name: str):
     cases = [replace(case, slice={}) for case in scene.asked[name]]
 
     assert agree(answered(name, cases, scene), scene.answered[name])
 
 
 @pytest.mark.parametrize("name", ["domain-inference", "domain-inference, pooled", "reidentification"])
-def test_a_domain_that_is_told_is_no_help_to_attacks_that_do_not_read_it(scene: Scene, name: str):
+def test_a_domain_that_is_told_is_no_help_to_attacks_that_do_not_read_it(scene: AttackContext, name: str):
     cases = [replace(case, domain=None) for case in scene.asked[name]]
 
     assert all(case.domain is not None for case in scene.asked[name])
@@ -160,14 +160,14 @@ def test_a_domain_that_is_told_is_no_help_to_attacks_that_do_not_read_it(scene: 
 
 
 @pytest.mark.parametrize("name", ["differencing", "label-inference", "membership"])
-def test_a_wrong_domain_that_is_told_changes_the_answers_of_those_that_do(scene: Scene, name: str):
+def test_a_wrong_domain_that_is_told_changes_the_answers_of_those_that_do(scene: AttackContext, name: str):
     cases = [replace(case, domain=RENAMED[str(case.domain)]) for case in scene.asked[name]]
 
     assert not agree(answered(name, cases, scene), scene.answered[name])
 
 
 @pytest.mark.parametrize("name", ["label-inference", "linkage", "reidentification", "style-inversion"])
-def test_a_client_attacks_without_knowing_the_victims_domain(scene: Scene, name: str):
+def test_a_client_attacks_without_knowing_the_victims_domain(scene: AttackContext, name: str):
     laboratory = watched(name, scene.laboratory, "client")
 
     cases = asked(name, laboratory)
@@ -178,6 +178,6 @@ def test_a_client_attacks_without_knowing_the_victims_domain(scene: Scene, name:
 
 
 @pytest.mark.parametrize("name", ["label-inference", "linkage", "reidentification"])
-def test_an_outsider_without_any_image_is_told_what_it_lacks(scene: Scene, name: str):
+def test_an_outsider_without_any_image_is_told_what_it_lacks(scene: AttackContext, name: str):
     with pytest.raises(UsageError, match="needs auxiliary or own data"):
         asked(name, watched(name, scene.laboratory, "outsider"))

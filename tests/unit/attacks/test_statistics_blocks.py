@@ -44,11 +44,11 @@ def test_the_most_alike_rows_are_those_of_the_whole_matrix_of_distances():
 
 def test_rows_told_one_at_a_time_expose_the_same_images(monkeypatch: pytest.MonkeyPatch):
     attack = pool_exposure.PoolExposure()
-    plant = attack.plant(BLANK, stream(0, "attack"))
+    control = attack.positive_control(BLANK, stream(0, "attack"))
 
     def published(at_once: int) -> list[list[bool]]:
         monkeypatch.setattr(pool_exposure, "AT_ONCE", at_once)
-        guess = attack.run(plant.cases, plant.knowledge, stream(0, "attack"))
+        guess = attack.run(control.cases, control.knowledge, stream(0, "attack"))
         return [answer.published.tolist() for answer in guess if isinstance(answer, Exposure)]
 
     assert published(1) == published(7) == published(10_000)
@@ -56,31 +56,33 @@ def test_rows_told_one_at_a_time_expose_the_same_images(monkeypatch: pytest.Monk
 
 def test_differences_rank_candidates_by_the_relative_distance_of_their_statistic():
     attack = Differencing()
-    plant = attack.plant(BLANK, stream(0, "attack"))
-    candidates = plant.cases[0].candidates
+    control = attack.positive_control(BLANK, stream(0, "attack"))
+    candidates = control.cases[0].candidates
     assert candidates is not None
 
-    first = next(a for a in attack.run(plant.cases, plant.knowledge, stream(0, "attack")) if isinstance(a, Ranking))
+    first = next(a for a in attack.run(control.cases, control.knowledge, stream(0, "attack")) if isinstance(a, Ranking))
 
-    before, after = (plant.knowledge.reading.release(plant.cases[0].release(run), images=20 + run) for run in (0, 1))
+    before, after = (
+        control.knowledge.released_statistic.release(control.cases[0].release(run), images=20 + run) for run in (0, 1)
+    )
     estimate = 21 * after[0] - 20 * before[0]
-    known = plant.knowledge.reading.records(plant.knowledge.statistics(candidates))
+    known = control.knowledge.released_statistic.records(control.knowledge.statistics(candidates))
     asked = (known - estimate).norm(dim=1) / known.norm(dim=1)
     torch.testing.assert_close(first.distances[0], asked, rtol=1e-12, atol=1e-12)
 
 
 def test_clients_with_different_numbers_of_rows_are_compared_row_by_row():
-    plant = Linkage().plant(BLANK, stream(0, "attack"))
+    control = Linkage().positive_control(BLANK, stream(0, "attack"))
     rng = stream(1, "attack")
     cases = []
-    for number, case in enumerate(plant.cases):
+    for number, case in enumerate(control.cases):
         count = 2 + number % 3
         rows = ImageStyles(mean=torch.randn(count, 24, generator=rng), std=1 + torch.rand(count, 24, generator=rng))
         cases.append(
-            Case(request="sessions", views=(upload(rows),), victim=case.victim, records=case.records, slice=case.slice)
+            Case(question="sessions", views=(upload(rows),), victim=case.victim, records=case.records, slice=case.slice)
         )
 
-    guess = Linkage().run(cases, plant.knowledge, stream(0, "attack"))
+    guess = Linkage().run(cases, control.knowledge, stream(0, "attack"))
 
     nearest = [a for a in guess if isinstance(a, Ranking) and a.slice.get("distance") == "nearest row"]
     assert [answer.distances.shape for answer in nearest] == [(1, 12)] * 12

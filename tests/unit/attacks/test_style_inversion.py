@@ -16,7 +16,7 @@ from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Plant
+from fdgsec.threats.attack import PositiveControl
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
 from tests.support.noisy_styles import Noise
@@ -35,21 +35,29 @@ from tests.support.quadrants import (
 
 
 @cache
-def planted() -> tuple[StyleInversion, Plant, list[Measurement]]:
+def planted() -> tuple[StyleInversion, PositiveControl, list[Measurement]]:
     attack = StyleInversion()
-    plant = attack.plant(SERVER, coins())
-    guess = attack.run(plant.cases, plant.knowledge, coins(1))
-    return attack, plant, Judge(bootstrap_repeats=300).measure(guess, plant.cases, plant.truths, coins(2))
+    planted_control = attack.positive_control(SERVER, coins())
+    answers = attack.run(planted_control.cases, planted_control.knowledge, coins(1))
+    return (
+        attack,
+        planted_control,
+        Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, coins(2)),
+    )
 
 
 @pytest.mark.parametrize("control", ["B0", "B1", "B2", "B3", "B4"])
 @pytest.mark.parametrize("loss", ["mse", "perceptual_mini"])
 def test_what_is_planted_is_found_beyond_every_control(control: str, loss: str):
-    _, plant, rows = planted()
-    (gain,) = [r for r in rows if r.name == plant.measurement and (r.slice["over"], r.slice["loss"]) == (control, loss)]
+    _, planted_control, rows = planted()
+    (gain,) = [
+        r
+        for r in rows
+        if r.name == planted_control.measurement and (r.slice["over"], r.slice["loss"]) == (control, loss)
+    ]
 
     assert gain.low is not None
-    assert gain.low > plant.at_least
+    assert gain.low > planted_control.at_least
 
 
 def test_planted_images_are_picked_out_of_their_gallery():
@@ -61,9 +69,9 @@ def test_planted_images_are_picked_out_of_their_gallery():
 
 
 def test_exchanged_styles_find_nothing():
-    attack, plant, _ = planted()
-    guess = attack.shuffled(plant.cases, plant.knowledge, coins(1))
-    nulls = Judge().null(guess, plant.cases, plant.truths, coins(2))
+    attack, planted_control, _ = planted()
+    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, coins(1))
+    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, coins(2))
 
     assert [row.name for row in nulls] == ["psnr"]
     assert nulls[0].p_value > 0.05
@@ -72,7 +80,7 @@ def test_exchanged_styles_find_nothing():
 def test_a_single_row_cannot_be_exchanged_and_is_left_out_of_the_negative_control():
     case = image_rows(victims(0, 1), "red")
 
-    assert INTRA.shuffled([case], SERVER, coins()) == []
+    assert INTRA.negative_control([case], SERVER, coins()) == []
     assert len(reconstructions(INTRA, [case], SERVER)) == 1
 
 
@@ -153,15 +161,15 @@ def test_a_released_std_is_read_as_unbiased():
 
 @pytest.mark.parametrize("scale", [0.3, 1.0])
 def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: float):
-    attack, plant, _ = planted()
+    attack, planted_control, _ = planted()
     noise = Noise(scale=scale)
-    mean, std = plant.cases[0].released()
+    mean, std = planted_control.cases[0].released()
     sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
-    case = replace(plant.cases[0], views=(upload(sent),))
+    case = replace(planted_control.cases[0], views=(upload(sent),))
     alone, gains = replace(attack, losses=("mse",)), {}
     for name, defended in (("aware", noise), ("not", None)):
-        guess = alone.run([case], replace(plant.knowledge, defended=defended), coins(1))
-        rows = Judge(bootstrap_repeats=100).measure(guess, [case], plant.truths, coins(2))
+        answers = alone.run([case], replace(planted_control.knowledge, defended=defended), coins(1))
+        rows = Judge(bootstrap_repeats=100).measure(answers, [case], planted_control.truths, coins(2))
         gains[name] = next(r.value or 0.0 for r in rows if r.name == "psnr_gain" and r.slice["over"] == "B0")
 
     assert gains["aware"] > gains["not"] + 0.7

@@ -13,7 +13,16 @@ from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Guess, Knowledge, Plant, Prediction, Reconstructions, TargetFacts, Truth
+from fdgsec.threats.attack import (
+    Answers,
+    Case,
+    Knowledge,
+    PositiveControl,
+    Prediction,
+    Reconstructions,
+    TargetFacts,
+    Truth,
+)
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
@@ -44,7 +53,7 @@ def image_rows(images: DomainDataset, domain: str | None, encoder: str = "pixels
     mean, std = statistics(encoder, images).style(unbiased=True)
     view = upload(ImageStyles(mean=mean.float(), std=std.float()))
     return Case(
-        request="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": str(domain)},
+        question="as_if_released", views=(view,), victim="client:0", domain=domain, slice={"domain": str(domain)},
         candidates=images,
     )  # fmt: skip
 
@@ -59,30 +68,30 @@ def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case
         mean, std = statistics("pixels", images).pooled().style(unbiased=False)
         views.append(upload(StyleStatistics(mean=mean[0].float(), std=std[0].float())))
     return Case(
-        request="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
+        question="add_one_record", views=tuple(views), victim="client:0", domain=domain, slice={"domain": domain},
         records=len(holds),
     )  # fmt: skip
 
 
-def pictures(guess: Guess, restarts: str = "best") -> list[Reconstructions]:
-    return [a for a in guess if isinstance(a, Reconstructions) and a.slice["restarts"] == restarts]
+def pictures(answers: Answers, restarts: str = "best") -> list[Reconstructions]:
+    return [a for a in answers if isinstance(a, Reconstructions) and a.slice["restarts"] == restarts]
 
 
-def numbers(guess: Guess, name: str, of: str = "best") -> list[float]:
-    return [a.value for a in guess if isinstance(a, Prediction) and a.name == name and a.slice["of"] == of]
+def numbers(answers: Answers, name: str, of: str = "best") -> list[float]:
+    return [a.value for a in answers if isinstance(a, Prediction) and a.name == name and a.slice["of"] == of]
 
 
 @cache
-def planted() -> tuple[OptimisationInversion, Plant, Guess]:
+def planted() -> tuple[OptimisationInversion, PositiveControl, Answers]:
     attack = OptimisationInversion(restarts=2)
-    plant = attack.plant(knowledge("mini"), coins())
-    return attack, plant, attack.run(plant.cases, plant.knowledge, coins(1))
+    planted_control = attack.positive_control(knowledge("mini"), coins())
+    return attack, planted_control, attack.run(planted_control.cases, planted_control.knowledge, coins(1))
 
 
 @cache
 def judged() -> list[Measurement]:
-    _, plant, guess = planted()
-    return Judge(bootstrap_repeats=300).measure(guess, plant.cases, plant.truths, coins(2))
+    _, planted_control, answers = planted()
+    return Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, coins(2))
 
 
 def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
@@ -93,9 +102,9 @@ def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
 
 
 def test_the_positive_control_is_won_against_every_control_by_both_answers():
-    _, plant, guess = planted()
+    _, planted_control, answers = planted()
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=300), coins(2))
+    controls = positive_control(planted_control, answers, Judge(bootstrap_repeats=300), coins(2))
 
     assert {(c.measurement.slice["over"], c.measurement.slice["restarts"]) for c in controls} == {
         (control, restarts) for control in ("B0", "B1", "B2", "B3", "B4") for restarts in ("best", "mean")
@@ -117,24 +126,24 @@ def test_images_of_one_colour_are_picked_out_of_their_gallery():
 
 
 def test_exchanged_styles_find_nothing():
-    attack, plant, _ = planted()
-    guess = attack.shuffled(plant.cases, plant.knowledge, coins(1))
-    nulls = Judge().null(guess, plant.cases, plant.truths, coins(2))
+    attack, planted_control, _ = planted()
+    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, coins(1))
+    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, coins(2))
 
     assert [row.name for row in nulls] == ["psnr"]
     assert all(control.passed for control in negative_controls(nulls, comparisons=1))
 
 
 def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_often_than_the_level():
-    _, plant, guess = planted()
-    (found,) = pictures(guess)
-    true = plant.truths[0].images
+    _, planted_control, answers = planted()
+    (found,) = pictures(answers)
+    true = planted_control.truths[0].images
     assert true is not None
     alarms = 0
     for number in range(100):
         order = torch.randperm(len(true), generator=coins(number))  # blind to what the permutation test exchanges
         truths = [Truth(images=true[order])]
-        (null,) = Judge().null([found], plant.cases, truths, coins(number), permutations=199)
+        (null,) = Judge().null([found], planted_control.cases, truths, coins(number), permutations=199)
         alarms += null.p_value <= 0.05
 
     assert alarms <= 11  # P(Binomial(100, .05) > 11) = .0043
@@ -143,30 +152,30 @@ def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_oft
 def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
     victims = of("photo", 30, 33)
     attack = OptimisationInversion(steps=150, restarts=2, side=32)
-    guess = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), coins())
-    (found,) = pictures(guess)
+    answers = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), coins())
+    (found,) = pictures(answers)
     mean, std = statistics("mini", victims).style(unbiased=False)
     with torch.no_grad():
         own = style_of(encoder_named("mini").encode(found.images), unbiased=False)
     gap = torch.cat([own[0] - mean, own[1] - std], dim=1).norm() / torch.cat([mean, std], dim=1).norm()
 
     assert float(gap) < 0.05
-    assert numbers(guess, "converged_fraction") == [1.0]
-    assert numbers(guess, "style_residual")[0] < numbers(guess, "style_residual", of="B2")[0] / 5
-    assert numbers(guess, "restart_share")[0] > 0.5
-    assert numbers(guess, "restart_spread")[0] > 0.1
+    assert numbers(answers, "converged_fraction") == [1.0]
+    assert numbers(answers, "style_residual")[0] < numbers(answers, "style_residual", of="B2")[0] / 5
+    assert numbers(answers, "restart_share")[0] > 0.5
+    assert numbers(answers, "restart_spread")[0] > 0.1
 
 
 def test_answers_and_bookkeeping_come_for_every_case():
     cases = [image_rows(of("photo", 21, 27), "photo"), image_rows(of("cartoon", 21, 24), "cartoon")]
-    guess = SHORT.run(cases, knowledge(), coins())
+    answers = SHORT.run(cases, knowledge(), coins())
 
-    assert [(a.case, a.slice["restarts"], tuple(a.images.shape)) for a in guess if isinstance(a, Reconstructions)] == [
+    assert [(a.case, a.slice["restarts"], tuple(a.images.shape)) for a in answers if isinstance(a, Reconstructions)] == [
         (0, "best", (6, 3, 16, 16)), (0, "mean", (6, 3, 16, 16)),
         (1, "best", (3, 3, 16, 16)), (1, "mean", (3, 3, 16, 16)),
     ]  # fmt: skip
-    assert len(numbers(guess, "converged_fraction")) == len(numbers(guess, "restart_share")) == 2
-    assert len(numbers(guess, "style_residual", of="B4")) == 2
+    assert len(numbers(answers, "converged_fraction")) == len(numbers(answers, "restart_share")) == 2
+    assert len(numbers(answers, "style_residual", of="B4")) == 2
 
 
 def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domain():
@@ -204,14 +213,14 @@ def test_a_single_row_has_the_style_of_a_public_image_as_its_control_and_cannot_
     assert answer.controls["B3"].shape == (1, 3, 16, 16)
     assert not torch.equal(answer.controls["B3"], answer.images)
     assert not torch.equal(answer.controls["B3"], answer.controls["B4"])
-    assert SHORT.shuffled([case], knowledge(), coins()) == []
+    assert SHORT.negative_control([case], knowledge(), coins()) == []
 
 
 def test_the_mean_answer_averages_what_the_best_was_chosen_from():
     case = image_rows(of("photo", 21, 24), "photo")
     one = replace(SHORT, restarts=1)
-    guess, single = SHORT.run([case], knowledge(), coins()), one.run([case], knowledge(), coins())
-    first, mean, best = pictures(single)[0].images, pictures(guess, "mean")[0].images, pictures(guess)[0].images
+    answers, single = SHORT.run([case], knowledge(), coins()), one.run([case], knowledge(), coins())
+    first, mean, best = pictures(single)[0].images, pictures(answers, "mean")[0].images, pictures(answers)[0].images
     second = 2 * mean - first
 
     assert torch.equal(first, pictures(single, "mean")[0].images)
@@ -224,8 +233,8 @@ def test_the_mean_answer_averages_what_the_best_was_chosen_from():
 def test_differences_of_one_domain_are_parted_and_serve_as_each_others_control():
     holds = of("painting", 0, 21)
     cases = [pooled_pair(holds, of("painting", n, n + 1), "painting") for n in range(30, 33)]
-    guess = replace(SHORT, steps=100).run(cases, knowledge(), coins())
-    found = pictures(guess)
+    answers = replace(SHORT, steps=100).run(cases, knowledge(), coins())
+    found = pictures(answers)
     images, exchanged = torch.cat([a.images for a in found]), torch.cat([a.controls["B3"] for a in found])
     true = as_float(of("painting", 30, 33).pixels())
 
@@ -280,8 +289,8 @@ def test_rows_are_asked_for_where_images_are_released_singly_and_pairs_where_the
     single = OptimisationInversion().plan(facts("ImageStyles", "StyleBank"))
     pooled = OptimisationInversion().plan(facts("StyleStatistics", "StyleBank"))
 
-    assert [(request.kind, request.per_class) for request in single] == [("released", 0), ("as_if_released", 2)]
-    assert [(request.kind, request.count) for request in pooled] == [("add_one_record", 8)]
+    assert [(question.kind, question.per_class) for question in single] == [("released", 0), ("as_if_released", 2)]
+    assert [(question.kind, question.count) for question in pooled] == [("add_one_record", 8)]
 
 
 def test_what_cannot_be_parted_or_controlled_is_refused():

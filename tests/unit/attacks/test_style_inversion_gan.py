@@ -209,7 +209,7 @@ def test_the_adversarial_variant_and_the_baseline_run_on_shapes_at_32_px():
     )  # fmt: skip
     mean, std = statistics("mini", asked).style(unbiased=True)
     case = Case(
-        request="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),), victim="client:0",
+        question="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),), victim="client:0",
         domain="photo", slice={"domain": "photo"}, candidates=asked,
     )  # fmt: skip
 

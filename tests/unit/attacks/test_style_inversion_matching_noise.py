@@ -19,14 +19,14 @@ KNOWLEDGE = Knowledge(
 
 def test_behind_noise_the_likely_style_is_aimed_at():
     attack, noise = OptimisationInversion(restarts=1, steps=60), Noise(scale=0.5)
-    plant = attack.plant(KNOWLEDGE, stream(0, "attack", "plant"))
-    mean, std = plant.cases[0].released()
+    control = attack.positive_control(KNOWLEDGE, stream(0, "attack", "plant"))
+    mean, std = control.cases[0].released()
     sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
-    case = replace(plant.cases[0], views=(upload(sent),))
+    case = replace(control.cases[0], views=(upload(sent),))
     gains = {}
     for name, defended in (("aware", noise), ("not", None)):
-        guess = attack.run([case], replace(plant.knowledge, defended=defended), stream(0, "attack"))
-        rows = Judge(bootstrap_repeats=100).measure(guess, [case], plant.truths, stream(1, "attack"))
+        answers = attack.run([case], replace(control.knowledge, defended=defended), stream(0, "attack"))
+        rows = Judge(bootstrap_repeats=100).measure(answers, [case], control.truths, stream(1, "attack"))
         gains[name] = next(r.value or 0.0 for r in rows if r.name == "psnr_gain" and r.slice["over"] == "B0")
 
     assert gains["aware"] > gains["not"] + 0.5

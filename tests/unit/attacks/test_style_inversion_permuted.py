@@ -30,14 +30,14 @@ def percentiles(pictures: Tensor, gallery: Tensor, true: Tensor) -> Tensor:
 @pytest.mark.slow
 def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_uniformly():
     attack = StyleInversion(losses=("mse",))
-    plant = attack.plant(SERVER, child(ROOT, "plant"))
-    (rows,) = populations(plant.cases, plant.knowledge)
-    workshop = attack.workshop(plant.knowledge, child(ROOT, "train"))
-    prior = workshop.prior("intra", "planted", single=True)
+    control = attack.positive_control(SERVER, child(ROOT, "plant"))
+    (rows,) = populations(control.cases, control.knowledge)
+    inverter_cache = attack.inverter_cache(control.knowledge, child(ROOT, "train"))
+    prior = inverter_cache.prior("intra", "planted", single=True)
     assert prior is not None
-    drawer = workshop.drawer(prior, "mse")
+    drawer = inverter_cache.drawer(prior, "mse")
     assert drawer is not None
-    (case,), (truth,) = plant.cases, plant.truths
+    (case,), (truth,) = control.cases, control.truths
     assert case.candidates is not None
     assert truth.rows is not None
     gallery, count = shrunk(case.candidates, (16, 16)), len(rows.features)
@@ -47,7 +47,7 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
         order = torch.randperm(count, generator=coins)
         drawn = drawing(replace(rows, features=rows.features[order]), prior, drawer, coins)
         answers = drawn.reconstructions({"prior": "intra", "loss": "mse", "rows": rows.kind})
-        (null,) = Judge().null(answers, plant.cases, plant.truths, coins, permutations=199)
+        (null,) = Judge().null(answers, control.cases, control.truths, coins, permutations=199)
         p_values.append(null.p_value)
         # one row of each permutation, whose places are then independent
         asked = int(torch.randint(count, (1,), generator=coins))
@@ -62,6 +62,6 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
     assert stats.kstest(torch.tensor(placed) - 1 / 80, "uniform").pvalue > 0.001
 
     own = drawing(rows, prior, drawer, child(ROOT, "own"))
-    (null,) = Judge().null(own.reconstructions({}), plant.cases, plant.truths, child(ROOT, "own"), permutations=199)
+    (null,) = Judge().null(own.reconstructions({}), control.cases, control.truths, child(ROOT, "own"), permutations=199)
     assert null.p_value < 0.001  # the same pictures in their own order: what the control must be able to see
     assert float(percentiles(own.images, gallery, truth.rows).mean()) < 0.1

@@ -35,7 +35,7 @@ def clients(released: DomainDataset | None = None) -> tuple[list[Case], list[Tru
         order = torch.randperm(ASKED, generator=coins(number))
         cases.append(
             Case(
-                request="resampled_clients", views=(upload(sent),), victim="client:0", domain="red", records=HELD,
+                question="resampled_clients", views=(upload(sent),), victim="client:0", domain="red", records=HELD,
                 slice={"domain": "red", "n_per_client": HELD}, candidates=images.subset(order),
             )
         )  # fmt: skip
@@ -64,7 +64,7 @@ def test_a_picture_of_two_pooled_images_says_who_was_pooled():
 def test_exchanged_pooled_styles_say_nothing():
     cases, truths = clients()
 
-    (null,) = Judge().null(POOLED.shuffled(cases, SERVER, coins()), cases, truths, coins(2))
+    (null,) = Judge().null(POOLED.negative_control(cases, SERVER, coins()), cases, truths, coins(2))
 
     assert null.name == "auc"
     assert null.p_value > 0.05
@@ -116,7 +116,7 @@ def test_everybodys_style_is_scored_for_each_client_and_cannot_be_exchanged():
 
     assert [answer.case for answer in answers] == list(range(CLIENTS))
     assert all(isinstance(answer, Membership) for answer in answers)
-    assert POOLED.shuffled(told, SERVER, coins()) == []
+    assert POOLED.negative_control(told, SERVER, coins()) == []
 
 
 @pytest.mark.parametrize("averaged", [False, True])

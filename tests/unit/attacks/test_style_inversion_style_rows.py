@@ -17,7 +17,7 @@ from fdgsec.threats.attack import Case, View
 from fdgsec.threats.planted import upload
 from tests.support.quadrants import AUXILIARY, SERVER, image_rows, pooled_pair, quadrant_statistics, victims
 
-DISTRIBUTIONS = replace(SERVER, reading=StyleDistributions(unbiased=True, eps=1e-6))
+DISTRIBUTIONS = replace(SERVER, released_statistic=StyleDistributions(unbiased=True, eps=1e-6))
 
 
 def distribution(images: DomainDataset) -> StyleDistribution:
@@ -32,7 +32,12 @@ def distribution(images: DomainDataset) -> StyleDistribution:
 
 def redrawn(*views: View, domain: str | None = "green") -> Case:
     return Case(
-        request="resampled_clients", views=views, victim="client:0", domain=domain, slice={"domain": "green"}, records=9
+        question="resampled_clients",
+        views=views,
+        victim="client:0",
+        domain=domain,
+        slice={"domain": "green"},
+        records=9,
     )
 
 
@@ -110,7 +115,7 @@ def test_foreign_channels_are_refused():
         ),
     }
 
-    for request, view in views.items():
-        case = replace(redrawn(view), request=request)  # type: ignore[arg-type]
+    for question, view in views.items():
+        case = replace(redrawn(view), question=question)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="released 5 channels; encoder quadrants has 12"):
             populations([case], SERVER)

@@ -110,7 +110,7 @@ def test_each_kind_of_style_is_asked_for_what_can_be_drawn_of_it(
         artifact_kinds=frozenset(kinds), clients=3, images_per_client=9, classes=7, profile="quick", pooled=pooled
     )
 
-    assert [(request.kind, request.count) for request in MSE.plan(facts)] == expected
+    assert [(question.kind, question.count) for question in MSE.plan(facts)] == expected
     assert MSE.reads & set(kinds)
 
 

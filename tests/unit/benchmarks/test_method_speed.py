@@ -22,10 +22,10 @@ from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
-PLAN = Plan(batch_size=6, learning_rate=0.1)
+PLAN = TrainingPlan(batch_size=6, learning_rate=0.1)
 
 
 def network() -> Classifier:

@@ -15,7 +15,7 @@ from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import load_world
 from fdgsec.experiments.train import split_sources, unseen_images
 from fdgsec.runtime.errors import DataError, UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.layouts import Files, camelyon, png, text, write
 
 LOCATIONS = 12
@@ -85,7 +85,7 @@ def test_cameras_that_wilds_keeps_aside_are_what_fisc_is_measured_on(tmp_path: P
     given = {"dataset": "iwildcam", "image_size": 16, "allow_partial": True, "clients": 6}
     config = table.config("fisc-lambda-0", table.splits("iwildcam", [])[0], 0, given)
 
-    world = load_world(config, data_root=write(tmp_path, cameras()), progress=Silent())
+    world = load_world(config, data_root=write(tmp_path, cameras()), progress=NoProgress())
     clients, measured = split_sources(world, config)
 
     def split_of(name: str) -> set[str]:
@@ -105,14 +105,14 @@ def test_the_test_cameras_are_unseen_by_default_and_cannot_be_both(tmp_path: Pat
     root = write(tmp_path, cameras())
     config = RunConfig(method="fedavg", dataset="iwildcam", image_size=16, allow_partial=True)
 
-    assert load_world(config, data_root=root, progress=Silent()).target_name == "@test"
+    assert load_world(config, data_root=root, progress=NoProgress()).target_name == "@test"
     with pytest.raises(UsageError, match="both the target and the validation domain"):
         load_world(
             RunConfig(
                 method="fedavg", dataset="iwildcam", image_size=16, allow_partial=True, validation_domain="@test"
             ),
             data_root=root,
-            progress=Silent(),
+            progress=NoProgress(),
         )
 
 

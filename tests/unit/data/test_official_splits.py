@@ -14,7 +14,7 @@ from fdgsec.experiments.setup.world import World, load_world
 from fdgsec.experiments.train import split_sources, unseen_images
 from fdgsec.federation.method import Client
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.layouts import (
     Files,
     camelyon,
@@ -35,7 +35,7 @@ def settings(dataset: str, **given: str | int) -> RunConfig:
 
 
 def world_of(config: RunConfig, root: Path, files: Files) -> World:
-    return load_world(config, data_root=write(root, files), progress=Silent())
+    return load_world(config, data_root=write(root, files), progress=NoProgress())
 
 
 def names_of_splits(data: DomainDataset | None) -> set[str]:

@@ -15,21 +15,21 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
 from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.federation.artifacts import Artifact, ModelState
-from fdgsec.federation.defense import Defense, Shield
+from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.toy_federation import PeerReviewed, PixelStyles, images, start
 
-PLAN = Plan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
+PLAN = TrainingPlan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
 CLIENTS = 3
 
 
@@ -65,15 +65,15 @@ def ran(
 ) -> Ran:
     method = method or FedAvg(plan=PLAN)
     members = [Client(name=f"client:{number}", data=images(size, f"c{number}")) for number, size in enumerate(sizes)]
-    shield = Shield(defenses=defenses)
-    shield.check(method)
+    defense_stack = DefenseStack(defenses=defenses)
+    defense_stack.check(method)
     wire = Wire(
         secret=lambda upload, number: stream(0, "secret", "server", upload.round, upload.sender, number),
-        filters=shield.filters, policies=shield.policies, keep=lambda message: True,
+        filters=defense_stack.filters, policies=defense_stack.policies, keep=lambda message: True,
     )  # fmt: skip
     reports: list[object] = []
-    driver = Driver(
-        method=method, engine=LocalEngine(members=members, method=method, seed=0, shield=shield), wire=wire, seed=0,
+    driver = RoundLoop(
+        method=method, engine=LocalEngine(members=members, method=method, seed=0, defense_stack=defense_stack), wire=wire, seed=0,
         rounds=rounds, participation=participation,
         on_round=lambda report, model: reports.append([dict(one) for one in report.metrics.values()]),
     )  # fmt: skip
@@ -224,9 +224,9 @@ def test_a_trusted_server_promises_nothing_against_itself_and_the_ledger_names_a
 
 
 def test_the_servers_noise_comes_before_anything_that_would_change_the_sum():
-    shield = Shield(defenses=[Guards(centre="median"), DPFedAvg(trust="server")])
+    defense_stack = DefenseStack(defenses=[Guards(centre="median"), DPFedAvg(trust="server")])
 
-    assert [type(one) for one in shield.filters] == [DPFedAvg, Guards]
+    assert [type(one) for one in defense_stack.filters] == [DPFedAvg, Guards]
 
 
 def test_other_releases_of_the_method_stay_uncovered_and_are_named():

@@ -6,23 +6,23 @@ import pytest
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.mixstyle import MixStyle
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.toy_federation import images
 
-PLAN = Plan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
+PLAN = TrainingPlan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
 
 
 def guarantees(method: FedAvg, *, norm: str = "group", rounds: int = 2) -> Sequence[Guarantee]:
@@ -30,11 +30,11 @@ def guarantees(method: FedAvg, *, norm: str = "group", rounds: int = 2) -> Seque
     plan = Blueprint(backbone="tiny", classes=2, norm="batch" if norm == "batch" else "group", remodel=method.remodel)
     begun = GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", "start")))))
     members = [Client(name=f"client:{number}", data=images(8, f"c{number}")) for number in range(3)]
-    shield = Shield(defenses=(DPFedAvg(epsilon=2.0),))
-    shield.check(method)
+    defense_stack = DefenseStack(defenses=(DPFedAvg(epsilon=2.0),))
+    defense_stack.check(method)
     wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
-    engine = LocalEngine(members=members, method=method, seed=0, shield=shield)
-    Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(begun)
+    engine = LocalEngine(members=members, method=method, seed=0, defense_stack=defense_stack)
+    RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(begun)
     return wire.ledger.guarantees(delta=1e-5)
 
 
@@ -71,11 +71,11 @@ def test_batch_norm_that_stays_with_its_client_is_no_release():
 
 @pytest.mark.parametrize(("trust", "refused"), [("distributed", True), ("local", False), ("server", False)])
 def test_a_quorum_is_refused_where_a_missing_client_would_take_its_noise_along(trust: str, refused: bool):
-    shield = Shield(defenses=(DPFedAvg(trust=trust),))  # type: ignore[arg-type]
+    defense_stack = DefenseStack(defenses=(DPFedAvg(trust=trust),))  # type: ignore[arg-type]
 
     if refused:
         with pytest.raises(UsageError, match="needs every client's noise in the sum; leave --quorum at 1"):
-            shield.check_quorum(0.5)
+            defense_stack.check_quorum(0.5)
     else:
-        shield.check_quorum(0.5)
-    shield.check_quorum(1.0)
+        defense_stack.check_quorum(0.5)
+    defense_stack.check_quorum(1.0)

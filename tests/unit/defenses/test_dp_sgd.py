@@ -12,11 +12,11 @@ from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Prototypes, Scores
-from fdgsec.federation.defense import Defense, Outgoing, Sender, Shield
+from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Sender
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Method
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
@@ -26,7 +26,7 @@ from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.methods.fisc_dp import FISCDP
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.stablefdg_dp import StableFDGDP
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use, epsilon
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError
@@ -37,7 +37,7 @@ from tests.support.round_loop import four_clients
 from tests.support.single_records import start
 
 CLOCK = Clock(round=0, rounds=1, participants=())
-PLAN = Plan(batch_size=8, epochs=1, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, epochs=1, learning_rate=0.05, crop=None, flip=0.0)
 SOUND = (FedAvg, CCST, StableFDGDP, FISCDP, FedAlignDP, FedDAGDP)
 REFUSED = (
     "stablefdg", "fisc", "fedalign", "feddag", "fpl", "fedadg", "fedbn", "fedccrl", "feddg", "feddg-ga", "fediir",
@@ -68,14 +68,14 @@ class Planless:
 def promises(
     method: FedAvg, clients: Sequence[Client], *defenses: Defense, rounds: int = 2, participation: float = 1.0
 ) -> Sequence[Mapping[str, object]]:
-    """What a run of Driver and LocalEngine promises."""
-    shield = Shield(defenses=defenses, name="test")
-    shield.check(method)
+    """What a run of RoundLoop and LocalEngine promises."""
+    defense_stack = DefenseStack(defenses=defenses, name="test")
+    defense_stack.check(method)
     wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
-    engine = LocalEngine(members=clients, method=method, seed=0, shield=shield)
-    driver = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, participation=participation)
+    engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=defense_stack)
+    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, participation=participation)
     driver.run(start(method))
-    return guarantee_documents(wire.ledger, shield, method, delta=1e-5)
+    return guarantee_documents(wire.ledger, defense_stack, method, delta=1e-5)
 
 
 def outgoing(
@@ -84,7 +84,9 @@ def outgoing(
     """What client:0 is about to send after a private step."""
     client = four_clients()[0]
     clock = Clock(round=0, rounds=1, participants=("client:0",))
-    sender = Sender(client=client, method=FedAvg(), clock=clock, model=None, state={}, look=None, trained=(USE,))
+    sender = Sender(
+        client=client, method=FedAvg(), clock=clock, model=None, state={}, statistic_source=None, trained=(USE,)
+    )
     plain = Outgoing(round=0, stage="update", name=name, artifact=artifact, sender=sender)
     return replace(plain, **given)  # type: ignore[arg-type]
 
@@ -183,10 +185,10 @@ def test_moments_that_outlive_rounds_are_those_of_noisy_gradients_and_cost_nothi
 
 
 def test_two_clients_and_two_rounds_draw_noise_of_their_own(clients: list[Client]):
-    shield, method = Shield(defenses=(DPSGD(noise_multiplier=1.0),)), FedAvg(plan=PLAN)
+    defense_stack, method = DefenseStack(defenses=(DPSGD(noise_multiplier=1.0),)), FedAvg(plan=PLAN)
     clocks = [Clock(round=number, rounds=2, participants=()) for number in (0, 1)]
 
-    trainers = [shield.dressed(client, method, clock)[1] for client in clients[:2] for clock in clocks]
+    trainers = [defense_stack.with_trainer(client, method, clock)[1] for client in clients[:2] for clock in clocks]
 
     drawn = [torch.rand(4, generator=t.secret).tolist() for t in trainers if isinstance(t, PrivateTrainer)]
     assert len({tuple(values) for values in drawn}) == 4
@@ -223,12 +225,12 @@ def test_what_stands_on_a_sound_method_is_not_sound_for_that(method: Method, sai
 def test_batch_norm_is_refused_and_group_norm_named(clients: list[Client]):
     plain = Blueprint(backbone="tiny", classes=7, norm="batch")
     model = GlobalModel(blueprint=plain, state=ModelState(state=detached(plain.network(stream(0, "world", "start")))))
-    shield = Shield(defenses=(DPSGD(noise_multiplier=1.0),))
-    engine = LocalEngine(members=clients[:1], method=FedAvg(plan=PLAN), seed=0, shield=shield)
+    defense_stack = DefenseStack(defenses=(DPSGD(noise_multiplier=1.0),))
+    engine = LocalEngine(members=clients[:1], method=FedAvg(plan=PLAN), seed=0, defense_stack=defense_stack)
     wire = Wire(secret=lambda upload, number: rng(), keep=lambda message: False)
 
     with pytest.raises(UsageError, match=r"BatchNorm2d.*--norm group"):
-        Driver(method=FedAvg(plan=PLAN), engine=engine, wire=wire, seed=0, rounds=1).run(model)
+        RoundLoop(method=FedAvg(plan=PLAN), engine=engine, wire=wire, seed=0, rounds=1).run(model)
 
 
 def test_the_model_pays_and_other_networks_of_the_same_steps_are_free():

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
-from fdgsec.federation.defense import Defense, Shield
+from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.robust_statistics import median, trimmed_mean
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.loop import predictions
@@ -41,13 +41,13 @@ class Ran:
 
 def ran(*defenses: Defense, usual: Defense | None = None, rounds: int = 1, clients: int = 3) -> Ran:
     method = PixelStyles(plan=FULL_BATCH)
-    shield = Shield(defenses=defenses, usual=usual)
+    defense_stack = DefenseStack(defenses=defenses, usual=usual)
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", number), guards=shield.guards, filters=shield.filters,
+        secret=lambda upload, number: stream(0, "secret", number), guards=defense_stack.guards, filters=defense_stack.filters,
         keep=lambda message: True,
     )  # fmt: skip
-    engine = LocalEngine(members=members(*(8,) * clients), method=method, seed=0, shield=shield)
-    model = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    engine = LocalEngine(members=members(*(8,) * clients), method=method, seed=0, defense_stack=defense_stack)
+    model = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
     assert model is not None
     return Ran(model=model, wire=wire)
 
@@ -114,8 +114,10 @@ def test_a_message_over_the_size_limit_is_refused():
 
 
 def test_what_is_refused_before_it_is_used_is_not_written_down():
-    shield = Shield(usual=Guards())
-    wire = Wire(secret=lambda upload, number: stream(0, "secret"), guards=shield.guards, filters=shield.filters)
+    defense_stack = DefenseStack(usual=Guards())
+    wire = Wire(
+        secret=lambda upload, number: stream(0, "secret"), guards=defense_stack.guards, filters=defense_stack.filters
+    )
     bad = forged(StyleStatistics, mean=torch.tensor([NAN]), std=torch.ones(1))
 
     with pytest.raises(ArtifactError):
@@ -146,8 +148,8 @@ def test_each_check_is_off_where_it_is_switched_off(guards: Guards, forge: Forge
 
 
 def test_every_run_of_a_verb_is_guarded_unless_guards_are_named():
-    usual = shield_of(RunConfig(method="fedavg"), FedAvg())
-    named = shield_of(RunConfig(method="fedavg", defenses=("guards:schema=false,finite=false",)), FedAvg())
+    usual = defense_stack_of(RunConfig(method="fedavg"), FedAvg())
+    named = defense_stack_of(RunConfig(method="fedavg", defenses=("guards:schema=false,finite=false",)), FedAvg())
 
     assert [guard.__self__ for guard in usual.guards] == [Guards()]  # type: ignore[attr-defined]
     assert usual.filters == (Guards(),)

@@ -8,7 +8,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.defenses.k_anonymous import KAnonymous, nearest_groups, random_groups
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleStatistics
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.image_styles import statistics
@@ -128,7 +128,11 @@ def test_the_judge_still_knows_which_image_is_behind_which_row():
     method = CCST(style="single", styles_per_client=12, k=1)
 
     seen = observe(
-        method, [Client(name="client:0", data=data)], seed=0, name="run", shield=Shield(defenses=[KAnonymous(k=4)])
+        method,
+        [Client(name="client:0", data=data)],
+        seed=0,
+        name="run",
+        defense_stack=DefenseStack(defenses=[KAnonymous(k=4)]),
     )
 
     shown = data.subset(seen.states["client:0"][SHARED_ROWS])

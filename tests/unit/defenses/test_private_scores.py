@@ -14,16 +14,16 @@ from fdgsec.defenses.private_scores import PrivateScores, sensitivity_of_scores
 from fdgsec.experiments.config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.defense import Outgoing, Protected, Sender, Shield
+from fdgsec.federation.defense import DefenseStack, Outgoing, Protected, Sender
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, Method
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.methods.feddg_ga import FedDGGA
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use, epsilon
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
@@ -31,7 +31,7 @@ from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.single_records import drawn, start
 
-PLAN = Plan(batch_size=8, steps=1, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, steps=1, learning_rate=0.05, crop=None, flip=0.0)
 METHOD = FedDAGDP(plan=PLAN, warm_up=0, generator="fcn16", rho=0.05)
 PAIRS = 150  # neighbours per example of hypothesis
 
@@ -45,7 +45,7 @@ def review(values: Tensor, *, method: Method = METHOD, rounds: int = 1, **client
     """What client:0, with four validation images, answers."""
     judge = replace(four_clients()[0], **client)  # type: ignore[arg-type]
     clock = Clock(round=0, rounds=rounds, participants=("client:0",))
-    sender = Sender(client=judge, method=method, clock=clock, model=None, state={}, look=None)
+    sender = Sender(client=judge, method=method, clock=clock, model=None, state={}, statistic_source=None)
     return Outgoing(round=0, stage="review", name="scores", artifact=Scores(values=values), sender=sender)
 
 
@@ -191,13 +191,13 @@ def test_options_out_of_range_are_refused(options: Mapping[str, object]):
 
 
 def test_alone_it_promises_scores_and_names_models(clients: list[Client]):
-    shield = Shield(defenses=(PrivateScores(epsilon=2.0),), name="test")
+    defense_stack = DefenseStack(defenses=(PrivateScores(epsilon=2.0),), name="test")
     wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
-    engine = LocalEngine(members=clients, method=METHOD, seed=0, shield=shield)
+    engine = LocalEngine(members=clients, method=METHOD, seed=0, defense_stack=defense_stack)
 
-    Driver(method=METHOD, engine=engine, wire=wire, seed=0, rounds=3).run(start(METHOD))
+    RoundLoop(method=METHOD, engine=engine, wire=wire, seed=0, rounds=3).run(start(METHOD))
 
-    run, scores = guarantee_documents(wire.ledger, shield, METHOD, delta=1e-5)
+    run, scores = guarantee_documents(wire.ledger, defense_stack, METHOD, delta=1e-5)
     assert run["epsilon"] is None
     assert run["uncovered"] == ["update/model", "update/generator", "update/perturbed", "update/numbers"]
     assert (scores["part"], scores["relation"]) == ("scores only", "replace-one")

@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Scores, StyleDistribution, StyleStatistics
-from fdgsec.federation.defense import Outgoing, Shield
+from fdgsec.federation.defense import DefenseStack, Outgoing
 from fdgsec.federation.method import NUMBERS, SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.federation.public_clip_bounds import Reference, colour_spaces, public_images, row_region, rows_of, with_rows
 from fdgsec.methods.ccst import CCST
@@ -145,9 +145,9 @@ def test_rows_that_k_anonymous_has_mixed_move_by_more_than_one_row_can_and_are_r
 
     assert float((one - other).norm()) > 2 * use.sensitivity["replace-one"]  # all five rows of its group: sqrt(5)
     with pytest.raises(UsageError, match="k-anonymous before it puts a record into several; put k-anonymous behind"):
-        Shield(defenses=(KAnonymous(), PrivateStyles())).check(SINGLE)
-    Shield(defenses=(PrivateStyles(), KAnonymous())).check(SINGLE)
-    Shield(defenses=(KAnonymous(), PrivateStyles(unit="client"))).check(SINGLE)
+        DefenseStack(defenses=(KAnonymous(), PrivateStyles())).check(SINGLE)
+    DefenseStack(defenses=(PrivateStyles(), KAnonymous())).check(SINGLE)
+    DefenseStack(defenses=(KAnonymous(), PrivateStyles(unit="client"))).check(SINGLE)
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,19 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
-from fdgsec.federation.defense import Outgoing, Shield
+from fdgsec.federation.defense import DefenseStack, Outgoing
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
 from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of
-from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, Reading, StyleDistributions
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.privacy.clipping import Ball, HalfDiscs
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.random_streams import stream
-from tests.support.private_styles_setting import PixelLens, cost, network_input, outgoing, plain_pixels, protected
+from tests.support.private_styles_setting import PixelStatistic, cost, network_input, outgoing, plain_pixels, protected
 from tests.support.toy_federation import PixelStyles, members, start
 
 OVERALL = CCST(encoder="pixels")
@@ -32,8 +32,8 @@ DRAWS = 1500
 READ = StyleDistributions(released=True)
 
 
-def pixel_distributions(images: DomainDataset, model: GlobalModel | None) -> PixelLens:
-    return PixelLens(reading=READ)
+def pixel_distributions(images: DomainDataset, model: GlobalModel | None) -> PixelStatistic:
+    return PixelStatistic(released_statistic=READ)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class PixelDistributions(PixelStyles):
 
 def distribution_message() -> Outgoing:
     message = outgoing(PixelDistributions(), count=40)
-    return replace(message, sender=replace(message.sender, look=pixel_distributions))
+    return replace(message, sender=replace(message.sender, statistic_source=pixel_distributions))
 
 
 def pooled_coordinates(message: Outgoing) -> Callable[[Artifact], Tensor]:
@@ -61,8 +61,8 @@ def pooled_coordinates(message: Outgoing) -> Callable[[Artifact], Tensor]:
     ball = cast(Ball, frame.region)
 
     def read(artifact: Artifact) -> Tensor:
-        t = frame.reading.release(artifact, images=len(message.sender.client.data))[0]
-        return (frame.reading.about(t, frame.about) - ball.centre) / ball.scale
+        t = frame.released_statistic.release(artifact, images=len(message.sender.client.data))[0]
+        return (frame.released_statistic.about(t, frame.about) - ball.centre) / ball.scale
 
     return read
 
@@ -179,10 +179,10 @@ def test_noise_of_ten_rounds_is_the_root_of_ten_times_that_of_one():
 
 
 def run_of(method: Method, defense: PrivateStyles, rounds: int) -> Wire:
-    shield = Shield(defenses=[defense], look=plain_pixels)
-    engine = LocalEngine(members=members(12, 8), method=method, seed=0, shield=shield, recode=True)
+    defense_stack = DefenseStack(defenses=[defense], statistic_source=plain_pixels)
+    engine = LocalEngine(members=members(12, 8), method=method, seed=0, defense_stack=defense_stack, recode=True)
     wire = Wire(secret=lambda message, number: stream(0, "secret"))
-    Driver(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
     return wire
 
 
@@ -201,22 +201,26 @@ def test_every_round_draws_fresh_noise_and_the_runs_ledger_composes_it():
 
 
 @pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)])
-def test_an_artifact_made_of_t_is_read_as_t(reading: Reading):
-    message = distribution_message() if isinstance(reading, StyleDistributions) else outgoing(OVERALL, count=40)
-    lens = replace(pixel_distributions(message.sender.client.data, None), reading=reading)
-    t = lens.records(message.sender.client.data).mean(0, keepdim=True)
+def test_an_artifact_made_of_t_is_read_as_t(released_statistic: ReleasedStatistic):
+    message = (
+        distribution_message() if isinstance(released_statistic, StyleDistributions) else outgoing(OVERALL, count=40)
+    )
+    record_statistic = replace(
+        pixel_distributions(message.sender.client.data, None), released_statistic=released_statistic
+    )
+    t = record_statistic.records(message.sender.client.data).mean(0, keepdim=True)
 
-    made = reading.artifact(t, like=message.artifact, images=40)
+    made = released_statistic.artifact(t, like=message.artifact, images=40)
 
-    torch.testing.assert_close(reading.release(made, images=40), t, rtol=0, atol=2e-6)  # float32
+    torch.testing.assert_close(released_statistic.release(made, images=40), t, rtol=0, atol=2e-6)  # float32
 
 
 @pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), MeanSpectra()])
-def test_squares_come_back_from_any_centre(reading: Reading):
+def test_squares_come_back_from_any_centre(released_statistic: ReleasedStatistic):
     t = torch.randn(5, 8, generator=stream(0, "world", "t"), dtype=torch.float64)
     centre = torch.randn(8, generator=stream(0, "world", "c"), dtype=torch.float64)
 
-    torch.testing.assert_close(reading.from_about(reading.about(t, centre), centre), t)
+    torch.testing.assert_close(released_statistic.from_about(released_statistic.about(t, centre), centre), t)
 
 
 def test_a_lens_of_low_frequencies_makes_no_spectra():

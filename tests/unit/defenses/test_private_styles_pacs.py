@@ -52,7 +52,7 @@ def pacs() -> list[Tensor]:
 def frame() -> Frame:
     public = READ.records(statistics("mini", public_images((128, 128))))
     about = public.mean(0)
-    return Frame(reading=READ, about=about, region=Reference().ball(READ.about(public, about)))
+    return Frame(released_statistic=READ, about=about, region=Reference().ball(READ.about(public, about)))
 
 
 @dataclass(frozen=True, kw_only=True)

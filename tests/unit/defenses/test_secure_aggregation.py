@@ -20,13 +20,13 @@ from fdgsec.federation.artifacts import (
     StyleBank,
     StyleStatistics,
 )
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import NUMBERS, Client, GlobalModel, Method, State, Update
 from fdgsec.federation.wire import Upload
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UnseenError, UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
@@ -36,7 +36,7 @@ from tests.support.round_loop import CLIENTS, ROUNDS, Outcome, federated, four_c
 SMALL = {"plan": {"batch_size": 8, "learning_rate": 0.01, "steps": 2}}
 LIGHT = {"fedadg": {"hidden": 64, "projected": 64}}
 SUMMED = {"fedavg", "fedprox", "fedbn", "mixstyle", "dsu", "rsc", "jigen", "fedsr", "fedadg", "ccst"}
-WORN = Shield(defenses=[SecureAggregation()])
+WORN = DefenseStack(defenses=[SecureAggregation()])
 
 
 def method_named(name: str) -> Method:
@@ -65,7 +65,7 @@ def clients() -> list[Client]:
 
 @pytest.fixture(scope="module")
 def exchanged(clients: list[Client]) -> Observed:
-    return observe(CCST(k=4), clients, seed=0, name="run", shield=WORN)
+    return observe(CCST(k=4), clients, seed=0, name="run", defense_stack=WORN)
 
 
 def test_the_sum_of_overall_styles_is_the_overall_style_of_all_images(clients: list[Client], exchanged: Observed):
@@ -103,7 +103,7 @@ def test_no_adversary_sees_a_clients_own_style(exchanged: Observed, adversary: s
 def test_averaging_methods_learn_from_the_sum_what_they_learn_from_single_models(name: str, clients: list[Client]):
     plain = federated(method_named(name), clients, recode=False)
 
-    hidden = federated(method_named(name), clients, recode=False, shield=WORN)
+    hidden = federated(method_named(name), clients, recode=False, defense_stack=WORN)
 
     for entry, value in plain.model.items():
         if value.is_floating_point():  # a wrong weighting is off by 1e-2
@@ -115,7 +115,7 @@ def test_averaging_methods_learn_from_the_sum_what_they_learn_from_single_models
 
 @pytest.fixture(scope="module")
 def trained(clients: list[Client]) -> Outcome:
-    return federated(CCST(k=2, plan=Plan(steps=2, batch_size=8)), clients, recode=True, shield=WORN)
+    return federated(CCST(k=2, plan=TrainingPlan(steps=2, batch_size=8)), clients, recode=True, defense_stack=WORN)
 
 
 def test_ccst_trains_on_images_in_the_global_style(trained: Outcome, clients: list[Client]):

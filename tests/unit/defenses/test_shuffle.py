@@ -7,7 +7,7 @@ from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.config import build
 from fdgsec.experiments.setup.run_federation import Observed, observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState, Scores, StyleBank
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import NUMBERS, Client, Method
 from fdgsec.federation.wire import Upload, number_of
 from fdgsec.methods.ccst import CCST
@@ -20,7 +20,7 @@ from tests.support.round_loop import CLIENTS, federated, four_clients
 
 SMALL = {"plan": {"batch_size": 8, "learning_rate": 0.01, "steps": 2}}
 ANONYMOUS = ["anonymous:0", "anonymous:1", "anonymous:2", "anonymous:3"]
-WORN = Shield(defenses=[Shuffle()])
+WORN = DefenseStack(defenses=[Shuffle()])
 
 
 def method_named(name: str) -> Method:
@@ -40,7 +40,7 @@ def clients() -> list[Client]:
 def test_the_same_styles_arrive_under_other_names_in_another_order(clients: list[Client]):
     plain = sent_up(observe(CCST(k=4), clients, seed=0, name="run"))
 
-    shuffled = sent_up(observe(CCST(k=4), clients, seed=0, name="run", shield=WORN))
+    shuffled = sent_up(observe(CCST(k=4), clients, seed=0, name="run", defense_stack=WORN))
 
     assert [sender for sender, _ in shuffled] == ANONYMOUS
     hashes = [artifact.sha256 for _, artifact in plain], [artifact.sha256 for _, artifact in shuffled]
@@ -49,7 +49,10 @@ def test_the_same_styles_arrive_under_other_names_in_another_order(clients: list
 
 def test_every_run_and_stage_has_an_order_of_its_own(clients: list[Client]):
     orders = {
-        tuple(artifact.sha256 for _, artifact in sent_up(observe(CCST(k=4), clients, seed=0, name=name, shield=WORN)))
+        tuple(
+            artifact.sha256
+            for _, artifact in sent_up(observe(CCST(k=4), clients, seed=0, name=name, defense_stack=WORN))
+        )
         for name in ("one", "two", "three", "four", "five")
     }
 
@@ -85,7 +88,7 @@ def test_spectra_do_not_name_their_sender():
 
 
 def test_no_adversary_finds_a_clients_style_by_its_name(clients: list[Client]):
-    observed = observe(CCST(k=4), clients, seed=0, name="run", shield=WORN)
+    observed = observe(CCST(k=4), clients, seed=0, name="run", defense_stack=WORN)
 
     for adversary in ("server", "client", "outsider"):
         assert ADVERSARIES[adversary].view(observed.transcript).styles("client:1") is None
@@ -96,7 +99,7 @@ def test_no_adversary_finds_a_clients_style_by_its_name(clients: list[Client]):
 
 def test_a_median_over_clients_does_not_mind_their_order(clients: list[Client]):
     plain = observe(FISC(), clients, seed=0, name="run")
-    shuffled = observe(FISC(), clients, seed=0, name="run", shield=WORN)
+    shuffled = observe(FISC(), clients, seed=0, name="run", defense_stack=WORN)
 
     first, second = (
         next(m.artifact for m in one.transcript.messages() if m.sender == "server").tensors()
@@ -112,7 +115,7 @@ def test_a_median_over_clients_does_not_mind_their_order(clients: list[Client]):
 def test_methods_that_look_at_unnamed_uploads_train_under_it(name: str, clients: list[Client]):
     plain = federated(method_named(name), clients, recode=False)
 
-    shuffled = federated(method_named(name), clients, recode=True, shield=WORN)
+    shuffled = federated(method_named(name), clients, recode=True, defense_stack=WORN)
 
     up = [row.sender for row in shuffled.transcript.rows if row.receiver == "server"]
     assert set(up) == set(ANONYMOUS)

@@ -19,9 +19,9 @@ from fdgsec.federation.artifacts import (
     StyleDistribution,
     StyleStatistics,
 )
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -183,10 +183,10 @@ def test_dividing_by_one_minus_p_leaves_every_link_where_it_was():
 
 
 def test_the_guarantee_is_none_and_says_why():
-    shield = Shield(defenses=[StyleNoise()])
+    defense_stack = DefenseStack(defenses=[StyleNoise()])
     wire = Wire(secret=lambda upload, number: stream(0, "secret"))
-    engine = LocalEngine(members=members(6, 8), method=PixelStyles(), seed=0, shield=shield)
-    Driver(method=PixelStyles(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
+    engine = LocalEngine(members=members(6, 8), method=PixelStyles(), seed=0, defense_stack=defense_stack)
+    RoundLoop(method=PixelStyles(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
 
     (only,) = wire.ledger.guarantees(delta=1e-5, assumptions=StyleNoise().assumptions)
 

@@ -14,15 +14,15 @@ from fdgsec.experiments.attack_run.read import Recorded
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, Remade, remade, unkept
 from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
 from fdgsec.experiments.lab.laboratory import Laboratory
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import Observed
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution
 from fdgsec.federation.method import SHARED_ROWS
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Request
+from fdgsec.threats.attack import Question
 from tests.support.recorded_run import again, edited, ran
 
 LOOKED_UP = Reidentification()
@@ -45,7 +45,7 @@ def copy(run: Path, tmp_path: Path) -> Path:
 
 
 def found(made: Recorded) -> Remade:
-    return remade(made, shield_of(made.config, made.method))
+    return remade(made, defense_stack_of(made.config, made.method))
 
 
 def questions(made: Recorded) -> RecordedQuestions:
@@ -57,7 +57,7 @@ def questions(made: Recorded) -> RecordedQuestions:
     laboratory = Laboratory(
         method=made.method, roles=made.roles, sources=made.world.sources, clients=made.clients,
         adversary=ADVERSARIES["server"], encoder="pixels", seed=0, run=observed, model=made.model,
-        shield=shield_of(made.config, made.method),
+        defense_stack=defense_stack_of(made.config, made.method),
     )  # fmt: skip
     return RecordedQuestions(recorded=made, laboratory=laboratory, remade=again)
 
@@ -86,7 +86,7 @@ def test_noise_from_elsewhere_leaves_the_truth_unknown_and_the_rest_answered(cop
     edited(copy, "config.json", defenses=["style-noise:p=0.1,scale=0.051"])
     asked = questions(again(copy))
 
-    released, simulated = Request(kind="released", gallery=50), Request(kind="as_if_released", per_class=1)
+    released, simulated = Question(kind="released", gallery=50), Question(kind="as_if_released", per_class=1)
 
     assert asked.cases(released, LOOKED_UP) == []
     assert "client:2 released cannot be made again here byte for byte" in asked.gap(released, LOOKED_UP)
@@ -98,12 +98,12 @@ def test_only_clients_whose_truth_is_known_are_asked_about(run: Path):
     asked = questions(again(run))
     one = replace(asked, remade=replace(asked.remade, reasons={**asked.remade.reasons, "client:1": "not known"}))
 
-    request = Request(kind="released", gallery=50)
+    question = Question(kind="released", gallery=50)
 
-    assert [case.victim for case, _ in asked.cases(request, LOOKED_UP)] == ["client:0", "client:1", "client:2"]
-    del asked.laboratory.memo[request]
-    assert [case.victim for case, _ in one.cases(request, LOOKED_UP)] == ["client:0", "client:2"]
-    assert one.gap(request, LOOKED_UP) == "not known"
+    assert [case.victim for case, _ in asked.cases(question, LOOKED_UP)] == ["client:0", "client:1", "client:2"]
+    del asked.laboratory.memo[question]
+    assert [case.victim for case, _ in one.cases(question, LOOKED_UP)] == ["client:0", "client:2"]
+    assert one.gap(question, LOOKED_UP) == "not known"
 
 
 def test_a_client_that_sat_out_all_rounds_is_not_asked_about(tmp_path: Path):
@@ -111,11 +111,11 @@ def test_a_client_that_sat_out_all_rounds_is_not_asked_about(tmp_path: Path):
     asked = questions(again(run))
 
     took_part = {row.sender for row in asked.recorded.record.transcript.rows if row.stage == "share"}
-    cases = asked.cases(Request(kind="released", gallery=50), LOOKED_UP)
+    cases = asked.cases(Question(kind="released", gallery=50), LOOKED_UP)
 
     assert {case.victim for case, _ in cases} == took_part
     assert len(took_part) == 2
-    assert asked.gap(Request(kind="released"), LOOKED_UP).endswith("took part in no round")
+    assert asked.gap(Question(kind="released"), LOOKED_UP).endswith("took part in no round")
 
 
 def test_names_that_a_policy_hid_are_not_guessed(tmp_path: Path):
@@ -129,7 +129,7 @@ def test_names_that_a_policy_hid_are_not_guessed(tmp_path: Path):
 
 def test_members_asked_about_trained_and_others_did_not(trained: Path):
     made = again(trained, target="fedavg")
-    cases = questions(made).cases(Request(kind="trained", count=20), MODELS)
+    cases = questions(made).cases(Question(kind="trained", count=20), MODELS)
 
     pixels = {client.name: client.data.pixels() for client in made.clients}
     held = made.roles.held_out.pixels()
@@ -149,7 +149,7 @@ def test_copied_images_are_neither_members_nor_others(trained: Path):
     made = again(trained, target="fedavg")
     copied = frozenset([*made.clients[0].data.ids[:100], *made.roles.held_out.ids[:5]])
 
-    cases = questions(replace(made, copied=copied)).cases(Request(kind="trained", count=1000), MODELS)
+    cases = questions(replace(made, copied=copied)).cases(Question(kind="trained", count=1000), MODELS)
 
     shown = torch.cat([case.candidates.rows for case, _ in cases if case.candidates is not None])
     names = {made.world.dataset.ids[int(row)] for row in shown}
@@ -163,27 +163,27 @@ def test_models_that_were_not_kept_are_named_with_the_option_that_keeps_them(tmp
 
     said = "this run kept no models; train it again with --keep models=last"
 
-    assert asked.cases(Request(kind="trained", count=20), MODELS) == []
-    assert asked.gap(Request(kind="trained", count=20), MODELS) == said
-    assert asked.gap(Request(kind="released"), GradientInversion()) == said
-    assert asked.gap(Request(kind="single_step", records=1, count=1), GradientInversion()) == ""
+    assert asked.cases(Question(kind="trained", count=20), MODELS) == []
+    assert asked.gap(Question(kind="trained", count=20), MODELS) == said
+    assert asked.gap(Question(kind="released"), GradientInversion()) == said
+    assert asked.gap(Question(kind="single_step", records=1, count=1), GradientInversion()) == ""
     assert unkept(MODELS, "models=last") == unkept(LOOKED_UP, "artifacts") == ""
 
 
 def test_official_splits_leave_nobody_to_compare_members_with(trained: Path):
     asked = questions(replace(again(trained, target="fedavg"), alike=False))
 
-    assert asked.cases(Request(kind="trained", count=20), MODELS) == []
-    assert "official splits, not chance" in asked.gap(Request(kind="trained", count=20), MODELS)
+    assert asked.cases(Question(kind="trained", count=20), MODELS) == []
+    assert "official splits, not chance" in asked.gap(Question(kind="trained", count=20), MODELS)
 
 
 def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: Path, run: Path):
     silent = questions(replace(again(trained, target="fedavg"), led=True))
     shared = questions(replace(again(run), led=True))
 
-    assert silent.cases(Request(kind="trained", count=20), MODELS) == []
-    assert "held images of their own elsewhere" in silent.gap(Request(kind="trained", count=20), MODELS)
-    assert len(shared.cases(Request(kind="released", gallery=50), LOOKED_UP)) == 3
+    assert silent.cases(Question(kind="trained", count=20), MODELS) == []
+    assert "held images of their own elsewhere" in silent.gap(Question(kind="trained", count=20), MODELS)
+    assert len(shared.cases(Question(kind="released", gallery=50), LOOKED_UP)) == 3
 
 
 def test_a_report_without_its_clients_images_names_the_unseen_domain_alone(trained: Path, tmp_path: Path):
@@ -224,10 +224,10 @@ def test_the_first_model_is_the_recorded_one_or_said_not_to_be(trained: Path):
 
 def test_styles_of_layers_that_were_not_kept_cannot_be_attacked(tmp_path: Path):
     run = ran(tmp_path / "run", "stablefdg", rounds=1)
-    request = RecordedRequest(run=run, attacks=("membership",))
+    question = RecordedRequest(run=run, attacks=("membership",))
 
     with pytest.raises(UsageError, match="train it again with --keep models=last"):
-        attack_recorded(request, data_root=None, out=None, fresh=True, progress=Silent())
+        attack_recorded(question, data_root=None, out=None, fresh=True, progress=NoProgress())
 
 
 def test_styles_of_kept_layers_are_made_again(tmp_path: Path):
@@ -241,7 +241,7 @@ def test_styles_of_kept_layers_are_made_again(tmp_path: Path):
 
 def test_a_run_is_never_overwritten_by_the_attack_on_it(run: Path):
     with pytest.raises(UsageError, match="is the run that is attacked"):
-        attack_recorded(RecordedRequest(run=run), data_root=None, out=run, fresh=True, progress=Silent())
+        attack_recorded(RecordedRequest(run=run), data_root=None, out=run, fresh=True, progress=NoProgress())
 
 
 def test_an_altered_run_is_refused_before_anything_is_written(copy: Path, tmp_path: Path):
@@ -249,6 +249,8 @@ def test_an_altered_run_is_refused_before_anything_is_written(copy: Path, tmp_pa
     file.write_text(file.read_text().replace('"round": 0', '"round": 1', 1))
 
     with pytest.raises(ArtifactError, match="line 1 breaks the hash chain"):
-        attack_recorded(RecordedRequest(run=copy), data_root=None, out=tmp_path / "out", fresh=True, progress=Silent())
+        attack_recorded(
+            RecordedRequest(run=copy), data_root=None, out=tmp_path / "out", fresh=True, progress=NoProgress()
+        )
 
     assert not (tmp_path / "out").exists()

@@ -18,7 +18,7 @@ from fdgsec.federation.artifacts import StyleDistribution, StyleStatistics
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.own_vectors import Own, own
 
 FAST = ("reidentification", "membership", "label-inference", "domain-inference", "linkage")
@@ -37,7 +37,7 @@ def request(vectors: Own, **given: object) -> VectorsRequest:
 
 
 def report(asked: VectorsRequest, out: Path | None = None) -> AttackReport:
-    return attack_vectors(asked, data_root=None, out=out, progress=Silent())
+    return attack_vectors(asked, data_root=None, out=out, progress=NoProgress())
 
 
 def rows(found: AttackReport, attack: str, name: str) -> list[Measurement]:

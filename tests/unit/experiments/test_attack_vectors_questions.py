@@ -12,7 +12,7 @@ from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read import read_truth, read_vectors
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.runtime.errors import UsageError
-from fdgsec.threats.attack import Request
+from fdgsec.threats.attack import Question
 from tests.support.own_vectors import Own, own
 
 
@@ -33,8 +33,8 @@ def test_rows_of_a_bank_are_asked_about_client_by_client(vectors: Own, tmp_path:
     bank = StyleBank(mean=mean.clone(), std=std.clone(), owner=torch.arange(20) % 2)
     asked = questions(vectors, bank, tmp_path)
 
-    pairs = asked.cases(Request(kind="released", gallery=1000), Reidentification())
-    members = asked.cases(Request(kind="rounds", count=50, records=130, rounds=1), Membership())
+    pairs = asked.cases(Question(kind="released", gallery=1000), Reidentification())
+    members = asked.cases(Question(kind="rounds", count=50, records=130, rounds=1), Membership())
 
     assert [case.victim for case, _ in pairs] == ["client:0", "client:1"]
     assert asked.images is not None
@@ -55,13 +55,13 @@ def test_rows_of_a_bank_are_asked_about_client_by_client(vectors: Own, tmp_path:
 def test_a_question_is_answered_once_whatever_sizes_are_asked_for(vectors: Own, tmp_path: Path):
     mean, std = vectors.rows.chunk(2, dim=1)
     asked = questions(vectors, StyleBank(mean=mean.clone(), std=std.clone(), owner=torch.arange(20) % 2), tmp_path)
-    first, second = (Request(kind="rounds", count=50, records=size, rounds=1) for size in (40, 130))
+    first, second = (Question(kind="rounds", count=50, records=size, rounds=1) for size in (40, 130))
 
     assert len(asked.cases(first, Membership())) == 2
     assert asked.cases(second, Membership()) == []
     assert len(asked.cases(first, Membership())) == 2
     assert asked.gap(second, Membership()) == ""
-    assert asked.cases(Request(kind="rounds", count=10, records=40, rounds=3), PoolExposure()) == []
+    assert asked.cases(Question(kind="rounds", count=10, records=40, rounds=3), PoolExposure()) == []
 
 
 def test_pooled_styles_of_several_clients_have_no_common_truth(vectors: Own, tmp_path: Path):

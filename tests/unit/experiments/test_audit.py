@@ -12,7 +12,7 @@ from fdgsec.experiments.audit.neighbours import worlds_of
 from fdgsec.experiments.audit.verb import AuditPlan, message_of, site_of
 from fdgsec.experiments.config import RunConfig, attack_settings
 from fdgsec.privacy.mechanisms import noise_multiplier
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
 SMALL = {"per_domain": 20, "image_size": 32, "device": "cpu", "norm": "group", "encoder": "pixels"}
@@ -41,12 +41,12 @@ def document(out: Path) -> dict[str, object]:
 
 def shown(config: RunConfig, *, runs: int) -> tuple[float, float]:
     """By how many standard deviations of the noise the canary moves the score, and by how many it may."""
-    site = site_of(config, AuditPlan(), data_root=None, progress=Silent())
+    site = site_of(config, AuditPlan(), data_root=None, progress=NoProgress())
     guarantee, canary, releases, _ = message_of(site, config, 1e-5)
     assert guarantee.relation is not None
     worlds = worlds_of(canary, releases, guarantee.relation)
     absent, present = (
-        torch.tensor(worlds.scores(site.shield, present=side, runs=runs, name="shown"), dtype=torch.float64)
+        torch.tensor(worlds.scores(site.defense_stack, present=side, runs=runs, name="shown"), dtype=torch.float64)
         for side in (False, True)
     )
     assert guarantee.epsilon is not None

@@ -11,7 +11,7 @@ from fdgsec.experiments.audit.gradient_canaries import networks_of
 from fdgsec.experiments.audit.one_run import GradientCanaries
 from fdgsec.experiments.audit.verb import AuditPlan, site_of
 from fdgsec.experiments.config import attack_settings
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
 COUNT = 512
@@ -42,7 +42,7 @@ def canaries(count: int, *, noise: float) -> GradientCanaries:
          "defenses": (f"dp-sgd:noise_multiplier={noise},max_grad_norm=0.5",)},
         assignments=[f"method.plan.batch_size={count}", "method.plan.epochs=2", "method.warm_up=1"],
     )  # fmt: skip
-    site = site_of(config, AuditPlan(canaries=count), data_root=None, progress=Silent())
+    site = site_of(config, AuditPlan(canaries=count), data_root=None, progress=NoProgress())
     return GradientCanaries(site=site, count=count)
 
 
@@ -50,7 +50,7 @@ def test_a_canary_shows_alike_in_one_network_and_in_two_that_step_together():
     found = canaries(40, noise=1e-5)
     included = torch.arange(40) % 3 == 0
 
-    seen = found.observed(included, found.site.shield)
+    seen = found.observed(included, found.site.defense_stack)
 
     assert [networks_of(found.site.method, clock) for clock in found.site.clocks] == [1, 2]
     expected = included.double().expand(4, 40)  # two steps in each of two rounds
@@ -61,7 +61,7 @@ def test_a_canary_shows_alike_in_one_network_and_in_two_that_step_together():
 def test_noise_in_two_networks_scatters_the_evidence_as_much_as_in_one():
     found = canaries(300, noise=2.0)
 
-    seen = found.observed(torch.zeros(300, dtype=torch.bool), found.site.shield).evidence
+    seen = found.observed(torch.zeros(300, dtype=torch.bool), found.site.defense_stack).evidence
 
     for step in seen:
         assert float(step.std()) == pytest.approx(2.0, rel=5 / (2 * 300) ** 0.5)  # the sd of an sd

@@ -11,7 +11,7 @@ from fdgsec.experiments.audit.one_run import GradientCanaries, MislabelledCanari
 from fdgsec.experiments.audit.verb import AuditPlan, site_of
 from fdgsec.experiments.config import attack_settings
 from fdgsec.privacy.one_run_bounds import ceiling
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
 OPTIONS = ["--per-domain", "20", "--image-size", "32", "--norm", "group"]
@@ -40,7 +40,7 @@ def gradient_canaries(count: int, *, batch: int, noise: float) -> GradientCanari
          "defenses": (f"dp-sgd:noise_multiplier={noise},max_grad_norm=0.5",)},
         assignments=[f"method.plan.batch_size={batch}", "method.plan.epochs=2"],
     )  # fmt: skip
-    site = site_of(config, AuditPlan(canaries=count), data_root=None, progress=Silent())
+    site = site_of(config, AuditPlan(canaries=count), data_root=None, progress=NoProgress())
     return GradientCanaries(site=site, count=count)
 
 
@@ -48,7 +48,7 @@ def test_every_step_shows_the_noisy_sum_of_each_canary_in_units_of_the_bound():
     canaries = gradient_canaries(40, batch=40, noise=1e-5)
     included = torch.arange(40) % 3 == 0
 
-    found = canaries.observed(included, canaries.site.shield)
+    found = canaries.observed(included, canaries.site.defense_stack)
 
     expected = included.double().expand(4, 40)  # two epochs of one step, in two rounds
     torch.testing.assert_close(found.evidence, expected, atol=2e-4, rtol=0)  # a bound with a margin of 1e-5, float32
@@ -59,7 +59,7 @@ def test_every_step_shows_the_noisy_sum_of_each_canary_in_units_of_the_bound():
 def test_sampled_steps_show_a_canary_as_often_as_it_is_drawn():
     canaries = gradient_canaries(200, batch=20, noise=1e-5)
 
-    found = canaries.observed(torch.ones(200, dtype=torch.bool), canaries.site.shield)
+    found = canaries.observed(torch.ones(200, dtype=torch.bool), canaries.site.defense_stack)
 
     assert found.evidence.shape == (40, 200)
     assert float((found.evidence - found.evidence.round()).abs().max()) < 1e-3
@@ -68,7 +68,7 @@ def test_sampled_steps_show_a_canary_as_often_as_it_is_drawn():
 
 def test_evidence_is_added_up_as_log_likelihood_ratios():
     canaries = gradient_canaries(30, batch=10, noise=1.0)
-    found = canaries.observed(torch.arange(30) % 2 == 0, canaries.site.shield)
+    found = canaries.observed(torch.arange(30) % 2 == 0, canaries.site.defense_stack)
 
     scores = found.scores()
 
@@ -137,10 +137,10 @@ def test_wrong_labels_that_are_in_are_learned_and_those_that_are_out_are_not():
          "defenses": ("dp-sgd:noise_multiplier=1e-3,max_grad_norm=10.0",)},
         assignments=["method.plan.batch_size=60", "method.plan.steps=40", "method.plan.learning_rate=0.1"],
     )  # fmt: skip
-    site = site_of(config, AuditPlan(canary="mislabelled"), data_root=None, progress=Silent())
+    site = site_of(config, AuditPlan(canary="mislabelled"), data_root=None, progress=NoProgress())
     included = torch.arange(60) % 2 == 0
 
-    falls = MislabelledCanaries(site=site).observed(included, site.shield).evidence[0]
+    falls = MislabelledCanaries(site=site).observed(included, site.defense_stack).evidence[0]
 
     assert float(falls[included].mean()) > float(falls[~included].mean()) + 0.1
 

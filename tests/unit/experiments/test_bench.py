@@ -19,7 +19,7 @@ from fdgsec.experiments.bench.verb import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.runtime.errors import DataError, UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 REQUEST = BenchRequest(dataset="shapes", arms=("fedavg", "ccst-overall"), domains=("sketch", "cartoon"), seeds=(0, 1))
 TABLE = Protocol(title="A table", source="A paper, Table 1", published={"shapes": {"fedavg": {"sketch": 55.7}}})
@@ -66,17 +66,17 @@ def test_cells_come_seed_by_seed_with_every_domain_and_arm():
 
 
 def test_a_finished_cell_is_not_run_again(trained: list[RunConfig], tmp_path: Path):
-    first = bench(REQUEST, data_root=None, out=tmp_path, progress=Silent(), limit=3)
-    second = bench(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    first = bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), limit=3)
+    second = bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 
     assert (first["finished"], second["finished"], second["planned"], len(trained)) == (3, 8, 8, 8)
-    assert bench(REQUEST, data_root=None, out=tmp_path, progress=Silent()) == second
+    assert bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress()) == second
     assert len(trained) == 8
 
 
 def test_other_settings_are_other_cells(trained: list[RunConfig], tmp_path: Path):
-    bench(REQUEST, data_root=None, out=tmp_path, progress=Silent())
-    bench(replace(REQUEST, given={"rounds": 3}), data_root=None, out=tmp_path, progress=Silent())
+    bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+    bench(replace(REQUEST, given={"rounds": 3}), data_root=None, out=tmp_path, progress=NoProgress())
 
     assert len(trained) == 16
     assert len(json.loads((tmp_path / "results.json").read_text())["cells"]) == 16
@@ -87,7 +87,7 @@ def test_a_file_that_holds_no_results_is_refused_and_kept(content: str, tmp_path
     (tmp_path / "results.json").write_text(content)
 
     with pytest.raises(DataError, match=r"results\.json"):
-        bench(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+        bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
     assert (tmp_path / "results.json").read_text() == content
 
 
@@ -106,7 +106,7 @@ def test_what_is_not_there_is_refused_before_anything_runs(
     request_: BenchRequest, said: str, tmp_path: Path, trained: list[RunConfig]
 ):
     with pytest.raises(UsageError, match=re.escape(said)):
-        bench(request_, data_root=None, out=tmp_path, progress=Silent())
+        bench(request_, data_root=None, out=tmp_path, progress=NoProgress())
     assert not trained
     assert not list(tmp_path.iterdir())
 
@@ -217,10 +217,10 @@ def test_every_format_holds_the_same_numbers_and_marks_the_papers():
 
 
 def test_another_baseline_is_compared_with_and_must_be_in_the_table(trained: list[RunConfig], tmp_path: Path):
-    full = bench(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    full = bench(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 
     request = replace(REQUEST, baseline="ccst-overall")
-    shown = bench(request, data_root=None, out=tmp_path, progress=Silent(), limit=0)
+    shown = bench(request, data_root=None, out=tmp_path, progress=NoProgress(), limit=0)
 
     assert len(trained) == 8  # nothing is run again
     assert full["baseline"] == "fedavg"
@@ -229,7 +229,7 @@ def test_another_baseline_is_compared_with_and_must_be_in_the_table(trained: lis
     assert "average" in shown["arms"]["fedavg"]["difference"]
     assert not shown["arms"]["ccst-overall"]["difference"]
     with pytest.raises(UsageError, match="unknown baseline 'mixstyle'"):
-        bench(replace(REQUEST, baseline="mixstyle"), data_root=None, out=tmp_path, progress=Silent())
+        bench(replace(REQUEST, baseline="mixstyle"), data_root=None, out=tmp_path, progress=NoProgress())
 
 
 @pytest.fixture
@@ -248,8 +248,8 @@ def test_workers_fill_the_table_that_one_process_fills(tmp_path: Path, one_threa
         given={"per_domain": 28, "rounds": 1, "image_size": 16, "backbone": "tiny", "pretrained": False},
     )  # fmt: skip
 
-    one = bench(request, data_root=None, out=tmp_path / "one", progress=Silent())
-    two = bench(request, data_root=None, out=tmp_path / "two", progress=Silent(), workers=2)
+    one = bench(request, data_root=None, out=tmp_path / "one", progress=NoProgress())
+    two = bench(request, data_root=None, out=tmp_path / "two", progress=NoProgress(), workers=2)
 
     assert one["finished"] == one["planned"] == 8
     assert timeless(one) == timeless(two)

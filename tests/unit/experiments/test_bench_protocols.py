@@ -14,9 +14,9 @@ from fdgsec.experiments.bench.protocols import Protocol, protocol_named, protoco
 from fdgsec.experiments.bench.verb import BenchRequest, bench
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import method_of
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 
 BUNDLED = [("protocol", name) for name in protocols()] + [("ablation", name) for name in protocols("ablation")]
 every_bundled_table = pytest.mark.parametrize(("kind", "name"), BUNDLED, ids=lambda value: value)
@@ -121,7 +121,7 @@ def test_an_ablations_arms_are_trained_stacked_and_adapted(tmp_path: Path):
         given=given,
     )  # fmt: skip
 
-    found = bench(request, data_root=None, out=tmp_path, progress=Silent())
+    found = bench(request, data_root=None, out=tmp_path, progress=NoProgress())
 
     rows = {row["arm"]: row for row in json.loads((tmp_path / "results.json").read_text())["cells"]}
     assert (found["finished"], found["planned"]) == (2, 2)
@@ -215,10 +215,10 @@ def _config(table: Protocol, arm: str, dataset: str) -> RunConfig:
     return table.config(arm, (None, "any"), 0, {"dataset": dataset})
 
 
-def _plan(config: RunConfig) -> Plan:
+def _plan(config: RunConfig) -> TrainingPlan:
     """The plan by which clients train: that of the method below, where one is on top of another."""
     method = method_of(config)
-    return cast(Plan, (getattr(method, "base", None) or cast(Any, method)).plan)
+    return cast(TrainingPlan, (getattr(method, "base", None) or cast(Any, method)).plan)
 
 
 def _rows(table: Protocol) -> Iterator[tuple[str, str, dict[str, float]]]:

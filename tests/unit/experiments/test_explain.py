@@ -29,8 +29,8 @@ def test_every_attack_is_explained_with_what_it_needs_and_how_it_is_controlled(n
 
     assert all(kind in found["reads"] for kind in cls.reads)
     assert all(entry in found["needs"] for entry in cls.needs)
-    assert found["planted control, which it must win"] == inspect.getdoc(cls.plant)
-    assert found["shuffled control, in which it must find nothing"] == inspect.getdoc(cls.shuffled)
+    assert found["planted control, which it must win"] == inspect.getdoc(cls.positive_control)
+    assert found["shuffled control, in which it must find nothing"] == inspect.getdoc(cls.negative_control)
     assert found["measurements"].split(", ") == list(MEASUREMENTS[name])
     options = found[f"options (--set attacks.{name}.OPTION=VALUE)"]
     assert all(f"{spec.name} = " in options for spec in fields(cls))

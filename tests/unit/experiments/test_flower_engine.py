@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
-from fdgsec.experiments.setup.defenses import shield_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import Trained, federate
 from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
@@ -22,7 +22,7 @@ from fdgsec.federation.engines.flower.grid import assemble
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.paper_grid import Fault, PaperGrid, error_reply
 
 
@@ -35,7 +35,7 @@ def on_paper(
     config: RunConfig, folder: Path, *, fault: Fault | None = None, **options: object
 ) -> tuple[Trained, PaperGrid]:
     method = method_of(config)
-    clients, _ = split_sources(load_world(config, data_root=None, progress=Silent()), config)
+    clients, _ = split_sources(load_world(config, data_root=None, progress=NoProgress()), config)
     grid = PaperGrid.of(folder / "nodes", len(clients), fault=fault)
 
     def runner(job_folder: Path, job: Job) -> None:
@@ -51,15 +51,15 @@ def on_paper(
         status.note(status="done", exit_code=0)
 
     federation = FlowerFederation(runner=runner, **{"deployed": False, "wait": 1.0, **options})  # type: ignore[arg-type]
-    return federation(method, clients, None, config, Silent()), grid
+    return federation(method, clients, None, config, NoProgress()), grid
 
 
 def in_process(config: RunConfig) -> Trained:
     method = method_of(config)
-    world = load_world(config, data_root=None, progress=Silent())
+    world = load_world(config, data_root=None, progress=NoProgress())
     clients, _ = split_sources(world, config)
     model = model_of(config, method, len(world.dataset.class_names))
-    return federate(method, clients, model, config, Silent(), shield=shield_of(config, method))
+    return federate(method, clients, model, config, NoProgress(), defense_stack=defense_stack_of(config, method))
 
 
 @pytest.mark.parametrize("name", ["ccst", "fisc", "stablefdg", "feddag", "fedalign", "feddg-ga", "fedbn", "fpl"])

@@ -11,7 +11,7 @@ from fdgsec.federation.method import Client
 from fdgsec.methods.fisc import FISC
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Case, Request, Truth
+from fdgsec.threats.attack import Case, Question, Truth
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def published_by_members(lab: Laboratory, case: Case, truth: Truth) -> torch.Ten
 
 def test_a_cohort_known_by_the_same_images_publishes_what_its_members_would(laboratory: Laboratory):
     for case, truth in laboratory.cases(
-        Request(kind="cohorts", count=2, clients=3, records=8, scheme="same images", rounds=1)
+        Question(kind="cohorts", count=2, clients=3, records=8, scheme="same images", rounds=1)
     ):
         seen = case.views[0].latest(InterpolationStyle)
         assert seen is not None
@@ -51,7 +51,7 @@ def test_a_cohort_known_by_the_same_images_publishes_what_its_members_would(labo
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet"])
 def test_the_second_session_of_a_federation_is_shown_where_its_partner_says(laboratory: Laboratory, scheme: str):
-    found = laboratory.cases(Request(kind="cohorts", count=4, clients=3, records=8, scheme=scheme, rounds=2))
+    found = laboratory.cases(Question(kind="cohorts", count=4, clients=3, records=8, scheme=scheme, rounds=2))
 
     for case, truth in found:
         assert truth.partner is not None
@@ -64,7 +64,7 @@ def test_the_second_session_of_a_federation_is_shown_where_its_partner_says(labo
 
 
 def test_the_judge_is_shown_images_behind_a_pooled_release(laboratory: Laboratory, roles: Roles):
-    for number, (_, truth) in enumerate(laboratory.cases(Request(kind="released"))):
+    for number, (_, truth) in enumerate(laboratory.cases(Question(kind="released"))):
         behind = {image.numpy().tobytes() for image in roles.federation.of_domain(number).pixels()}
         assert truth.rows is None
         assert truth.images is not None

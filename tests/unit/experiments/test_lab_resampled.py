@@ -17,7 +17,7 @@ from fdgsec.methods.fisc import FISC
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Request
+from fdgsec.threats.attack import Question
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def laboratory(roles: Roles, method: Method, *, adversary: str = "server", encod
 
 
 def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Roles):
-    cases = laboratory(roles, CCST()).cases(Request(kind="sessions", count=4, records=5, scheme="domain"))
+    cases = laboratory(roles, CCST()).cases(Question(kind="sessions", count=4, records=5, scheme="domain"))
     first, second = cases[:4], cases[4:]
 
     for case, truth in first:
@@ -51,7 +51,7 @@ def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Role
 
 def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
     lab = laboratory(roles, FedAlign(), encoder="pixels")
-    cases = lab.cases(Request(kind="sessions", count=4, records=20, scheme="domain"))
+    cases = lab.cases(Question(kind="sessions", count=4, records=20, scheme="domain"))
 
     same = [
         torch.equal(case.released()[0], cases[4 + truth.partner][0].released()[0])
@@ -65,8 +65,8 @@ def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
 
 def test_members_of_several_rounds_are_the_images_that_any_of_them_released(roles: Roles):
     lab = laboratory(roles, FedAlign(), encoder="pixels")
-    one = lab.cases(Request(kind="rounds", count=2, records=30, rounds=1))
-    many = lab.cases(Request(kind="rounds", count=2, records=30, rounds=5))
+    one = lab.cases(Question(kind="rounds", count=2, records=30, rounds=1))
+    many = lab.cases(Question(kind="rounds", count=2, records=30, rounds=5))
 
     for (case, truth), (later, more) in zip(one, many, strict=True):
         assert case.candidates is not None
@@ -82,8 +82,8 @@ def test_members_of_several_rounds_are_the_images_that_any_of_them_released(role
 
 def test_mixtures_tell_the_judge_the_shares_of_classes_and_domains(roles: Roles):
     lab = laboratory(roles, CCST())
-    within = lab.cases(Request(kind="mixtures", count=3, records=20))
-    across = lab.cases(Request(kind="mixtures", count=3, records=20, scheme="domains"))
+    within = lab.cases(Question(kind="mixtures", count=3, records=20))
+    across = lab.cases(Question(kind="mixtures", count=3, records=20, scheme="domains"))
 
     assert len(within) == 9
     assert len(across) == 3
@@ -107,7 +107,9 @@ def test_a_cohort_asks_about_other_images_than_those_that_were_brought(roles: Ro
         return exchange(self, data, name=name)
 
     monkeypatch.setattr(Laboratory, "exchange", listening)
-    cases = laboratory(roles, FISC(), adversary="client").cases(Request(kind="cohorts", count=2, clients=6, records=10))
+    cases = laboratory(roles, FISC(), adversary="client").cases(
+        Question(kind="cohorts", count=2, clients=6, records=10)
+    )
 
     assert len(cases) == 2
     for (case, truth), rows in zip(cases, brought, strict=True):
@@ -123,7 +125,7 @@ def test_a_cohort_asks_about_other_images_than_those_that_were_brought(roles: Ro
 
 def test_an_attack_simulates_on_images_it_holds_or_was_shown_and_on_no_others(roles: Roles):
     lab = laboratory(roles, CCST())
-    shown = lab.cases(Request(kind="resampled_clients", count=1, records=10))[0][0].candidates
+    shown = lab.cases(Question(kind="resampled_clients", count=1, records=10))[0][0].candidates
     auxiliary = roles.auxiliary.of_domain(0)
     assert shown is not None
 
@@ -138,7 +140,7 @@ def test_an_attack_simulates_on_images_it_holds_or_was_shown_and_on_no_others(ro
 def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles: Roles):
     lab = laboratory(roles, FedAlign(), encoder="pixels")
     run = lab.exchange([client.data for client in lab.clients], name="trained")
-    cases = replace(lab, run=run, memo={}).cases(Request(kind="trained", count=8))
+    cases = replace(lab, run=run, memo={}).cases(Question(kind="trained", count=8))
 
     assert len(cases) == 3
     for (case, truth), client in zip(cases, lab.clients, strict=True):

@@ -19,12 +19,12 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Request, View
+from fdgsec.threats.attack import Question, View
 
-PLAN = Plan(learning_rate=0.05, weight_decay=0.01, momentum=0.9, batch_size=4, clip_norm=0.1)
+PLAN = TrainingPlan(learning_rate=0.05, weight_decay=0.01, momentum=0.9, batch_size=4, clip_norm=0.1)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def laboratory(roles: Roles, *, adversary: str = "server") -> Laboratory:
 
 
 def test_a_single_step_is_one_of_plain_sgd_over_all_images_of_a_client(roles: Roles):
-    pairs = laboratory(roles).cases(Request(kind="single_step", count=2, records=3, gallery=10))
+    pairs = laboratory(roles).cases(Question(kind="single_step", count=2, records=3, gallery=10))
 
     assert len(pairs) == 6
     for case, truth in pairs:
@@ -65,7 +65,7 @@ def test_a_single_step_is_one_of_plain_sgd_over_all_images_of_a_client(roles: Ro
 
 
 def test_clients_of_a_size_share_no_image_and_are_shown_among_others(roles: Roles):
-    pairs = laboratory(roles).cases(Request(kind="single_step", count=3, records=2, gallery=9))
+    pairs = laboratory(roles).cases(Question(kind="single_step", count=3, records=2, gallery=9))
 
     seen = []
     for case, truth in pairs:
@@ -85,7 +85,7 @@ def test_steps_start_from_the_first_model_or_from_the_last_that_was_sent(roles: 
     lab = laboratory(roles)
     found = {}
     for scheme in ("first", "last"):
-        (case, _), *_ = lab.cases(Request(kind="single_step", count=1, records=1, scheme=scheme))
+        (case, _), *_ = lab.cases(Question(kind="single_step", count=1, records=1, scheme=scheme))
         update = Update.of(case.views[0], case.victim)
         assert update is not None
         assert case.slice["model"] == scheme
@@ -99,20 +99,20 @@ def test_steps_start_from_the_first_model_or_from_the_last_that_was_sent(roles: 
 
 
 def test_another_client_sees_no_update(roles: Roles):
-    cases = laboratory(roles, adversary="client").cases(Request(kind="single_step", count=1, records=1))
+    cases = laboratory(roles, adversary="client").cases(Question(kind="single_step", count=1, records=1))
 
     assert all(Update.of(case.views[0], case.victim) is None for case, _ in cases if case.victim != "client:0")
 
 
 def test_a_domain_too_small_for_a_client_asks_nothing(roles: Roles):
-    assert laboratory(roles).cases(Request(kind="single_step", count=1, records=1000)) == []
+    assert laboratory(roles).cases(Question(kind="single_step", count=1, records=1000)) == []
 
 
 @pytest.mark.parametrize("steps", [None, 3])
 @pytest.mark.parametrize("images", [1, 2, 4, 5, 8, 9, 11])
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_plan_counts_the_steps_that_are_taken(images: int, batch: int, steps: int | None):
-    plan = Plan(epochs=2, batch_size=batch, steps=steps)
+    plan = TrainingPlan(epochs=2, batch_size=batch, steps=steps)
     data = TrainingSet(
         images=torch.zeros(images, 3, 8, 8, dtype=torch.uint8), labels=torch.zeros(images, dtype=torch.int64)
     )
@@ -128,7 +128,7 @@ def test_a_plan_counts_the_steps_that_are_taken(images: int, batch: int, steps: 
 def test_the_single_step_keeps_rate_decay_and_norms_and_nothing_else():
     step = replace(PLAN, freeze_norm=True).one_step(3)
 
-    assert step == Plan(
+    assert step == TrainingPlan(
         learning_rate=0.05, weight_decay=0.01, batch_size=3, steps=1, crop=None, flip=0.0, freeze_norm=True
     )
 

@@ -9,10 +9,10 @@ import torch
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import Outgoing, Protected, Shield
+from fdgsec.federation.defense import DefenseStack, Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Request
+from fdgsec.threats.attack import Question
 from tests.unit.experiments.test_lab_single_step import laboratory
 
 
@@ -38,8 +38,8 @@ def roles() -> Roles:
 
 
 def test_the_adversary_sees_the_defended_update_of_a_single_step(roles: Roles):
-    asked = Request(kind="single_step", count=1, records=2, scheme="first")
-    defended = replace(laboratory(roles), shield=Shield(defenses=[Silencing()]))
+    asked = Question(kind="single_step", count=1, records=2, scheme="first")
+    defended = replace(laboratory(roles), defense_stack=DefenseStack(defenses=[Silencing()]))
 
     for lab, silent in ((laboratory(roles), False), (defended, True)):
         case, _ = lab.cases(asked)[0]

@@ -19,7 +19,7 @@ from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Request, View
+from fdgsec.threats.attack import Question, View
 
 METHOD = FedDAG(warm_up=1, generator="fcn16")
 
@@ -60,7 +60,7 @@ def test_others_are_of_the_classes_that_members_are_of_where_a_client_holds_few_
     skewed = images.subset((images.labels < 2) | (torch.arange(len(images)) % 7 == 0))
     lab = laboratory(roles, skewed, roles.federation.of_domain(1))
 
-    cases = lab.cases(Request(kind="trained", count=10))
+    cases = lab.cases(Question(kind="trained", count=10))
 
     for case, truth in cases:
         assert case.candidates is not None
@@ -75,7 +75,7 @@ def test_members_without_a_held_out_image_of_their_class_are_not_asked_about(rol
     bare = replace(roles, held_out=roles.held_out.subset(roles.held_out.labels != 3))
     lab = laboratory(bare, roles.federation.of_domain(0))
 
-    ((case, truth),) = lab.cases(Request(kind="trained", count=1000))
+    ((case, truth),) = lab.cases(Question(kind="trained", count=1000))
 
     assert case.candidates is not None
     assert truth.members is not None

@@ -14,7 +14,7 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import ADVERSARIES, Request, TargetFacts
+from fdgsec.threats.attack import ADVERSARIES, Question, TargetFacts
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +37,15 @@ def laboratory(roles: Roles, style: str = "overall") -> Laboratory:
 
 
 REQUESTS = [
-    ("single", Request(kind="released", gallery=60)),
-    ("single", Request(kind="as_if_released", per_class=3)),
-    ("overall", Request(kind="add_one_record", count=2)),
-    ("overall", Request(kind="resampled_clients", count=3, records=10)),
+    ("single", Question(kind="released", gallery=60)),
+    ("single", Question(kind="as_if_released", per_class=3)),
+    ("overall", Question(kind="add_one_record", count=2)),
+    ("overall", Question(kind="resampled_clients", count=3, records=10)),
 ]
 
 
-@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
-def test_candidates_say_nothing_but_their_pixels(roles: Roles, style: str, request_: Request):
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[question.kind for _, question in REQUESTS])
+def test_candidates_say_nothing_but_their_pixels(roles: Roles, style: str, request_: Question):
     for case, _ in laboratory(roles, style).cases(request_):
         assert case.candidates is not None
         assert not case.candidates.labels.any()
@@ -61,8 +61,8 @@ def test_the_same_image_keeps_its_name_in_every_question(data: DomainDataset):
     assert len(set(first.ids)) == 5
 
 
-@pytest.mark.parametrize(("style", "request_"), REQUESTS[:3], ids=[request.kind for _, request in REQUESTS[:3]])
-def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, request_: Request):
+@pytest.mark.parametrize(("style", "request_"), REQUESTS[:3], ids=[question.kind for _, question in REQUESTS[:3]])
+def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, request_: Question):
     for case, truth in laboratory(roles, style).cases(request_):
         assert case.candidates is not None
         assert truth.rows is not None
@@ -71,9 +71,9 @@ def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, re
 
 
 def test_members_are_in_the_release_and_non_members_are_not(roles: Roles):
-    request = Request(kind="resampled_clients", count=4, records=10)
+    question = Question(kind="resampled_clients", count=4, records=10)
 
-    for case, truth in laboratory(roles).cases(request):
+    for case, truth in laboratory(roles).cases(question):
         assert case.candidates is not None
         assert truth.members is not None
         assert int(truth.members.sum()) == 10  # all of them were asked about
@@ -88,8 +88,8 @@ def test_members_are_in_the_release_and_non_members_are_not(roles: Roles):
 def test_no_candidate_is_an_auxiliary_image(roles: Roles):
     known = set(roles.auxiliary.rows.tolist())
 
-    for style, request in REQUESTS:
-        for case, _ in laboratory(roles, style).cases(request):
+    for style, question in REQUESTS:
+        for case, _ in laboratory(roles, style).cases(question):
             assert case.candidates is not None
             assert not known & set(case.candidates.rows.tolist())
 
@@ -104,27 +104,27 @@ def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monk
         return exchange(self, data, name=name, turn=turn)
 
     monkeypatch.setattr(Laboratory, "exchange", listening)
-    laboratory(roles).cases(Request(kind="halves", count=6, scheme=scheme))
+    laboratory(roles).cases(Question(kind="halves", count=6, scheme=scheme))
 
     for first, second in zip(held[::2], held[1::2], strict=True):
         everything = [row for half in (*first, *second) for row in half]
         assert len(everything) == len(set(everything))
 
 
-@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[question.kind for _, question in REQUESTS])
 @pytest.mark.parametrize(("adversary", "told"), [("server", True), ("client", False), ("outsider", False)])
 def test_only_an_adversary_that_knows_client_sizes_is_told_them(
-    roles: Roles, style: str, request_: Request, adversary: str, told: bool
+    roles: Roles, style: str, request_: Question, adversary: str, told: bool
 ):
     watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
 
     assert {case.records is not None for case, _ in watched.cases(request_)} == {told}
 
 
-@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[request.kind for _, request in REQUESTS])
+@pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[question.kind for _, question in REQUESTS])
 @pytest.mark.parametrize(("adversary", "told"), [("server", True), ("client", False), ("outsider", False)])
 def test_only_an_adversary_that_knows_victim_domains_is_told_them(
-    roles: Roles, style: str, request_: Request, adversary: str, told: bool
+    roles: Roles, style: str, request_: Question, adversary: str, told: bool
 ):
     watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
 
@@ -138,14 +138,14 @@ def test_a_server_is_told_that_a_client_holds_several_domains(roles: Roles):
     plain = laboratory(roles)
     several = Client(name="client:0", data=roles.federation)
 
-    cases = replace(plain, clients=[several, *plain.clients[1:]]).cases(Request(kind="released"))
+    cases = replace(plain, clients=[several, *plain.clients[1:]]).cases(Question(kind="released"))
 
     assert [case.domain for case, _ in cases] == ["mixed", "painting", "cartoon"]
 
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "domain"])
 def test_halves_come_under_new_names_whose_domain_nobody_is_told(roles: Roles, scheme: str):
-    cases = laboratory(roles).cases(Request(kind="halves", count=3, records=4, scheme=scheme))
+    cases = laboratory(roles).cases(Question(kind="halves", count=3, records=4, scheme=scheme))
 
     assert cases
     assert {case.domain for case, _ in cases} == {None}

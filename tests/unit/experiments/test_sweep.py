@@ -22,7 +22,7 @@ from fdgsec.experiments.sweep.verb import (
     sweep,
 )
 from fdgsec.runtime.errors import DataError, UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.swept import attack as measured
 from tests.support.swept import row
 
@@ -136,9 +136,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_sweep_goes_on_where_a_limit_stopped_it_and_computes_nothing_twice(computed: list[str], tmp_path: Path):
-    first = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent(), limit=2)
-    second = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
-    again = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    first = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), limit=2)
+    second = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+    again = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 
     assert (first["finished"], second["finished"], second["planned"]) == (2, 7, 7)
     assert again == second
@@ -146,7 +146,7 @@ def test_a_sweep_goes_on_where_a_limit_stopped_it_and_computes_nothing_twice(com
 
 
 def test_nothing_is_computed_with_a_limit_of_zero(computed: list[str], tmp_path: Path):
-    found = sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent(), limit=0)
+    found = sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress(), limit=0)
 
     assert not computed
     assert found["hidden"] is None
@@ -154,8 +154,8 @@ def test_nothing_is_computed_with_a_limit_of_zero(computed: list[str], tmp_path:
 
 
 def test_other_settings_are_other_points(computed: list[str], tmp_path: Path):
-    sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
-    sweep(replace(REQUEST, profile="full"), data_root=None, out=tmp_path, progress=Silent())
+    sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
+    sweep(replace(REQUEST, profile="full"), data_root=None, out=tmp_path, progress=NoProgress())
 
     assert len(computed) == 7 + 3  # the accuracies are the same
 
@@ -165,7 +165,7 @@ def test_another_kind_of_file_is_refused_and_left_alone(computed: list[str], tmp
     (tmp_path / "points.json").write_text(text)
 
     with pytest.raises(DataError, match=r"points\.json"):
-        sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+        sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 
     assert (tmp_path / "points.json").read_text() == text
     assert not computed
@@ -181,8 +181,8 @@ def test_points_of_another_schema_are_refused(tmp_path: Path):
 def test_an_infinite_value_is_written_as_json_and_read_again(computed: list[str], tmp_path: Path):
     request = replace(REQUEST, defenses=("private-styles",), option="epsilon", values=(8.0, math.inf), accuracy_at=())
 
-    found = sweep(request, data_root=None, out=tmp_path, progress=Silent())
-    again = sweep(request, data_root=None, out=tmp_path, progress=Silent())
+    found = sweep(request, data_root=None, out=tmp_path, progress=NoProgress())
+    again = sweep(request, data_root=None, out=tmp_path, progress=NoProgress())
 
     assert found == again
     assert len(computed) == 3
@@ -192,7 +192,7 @@ def test_an_infinite_value_is_written_as_json_and_read_again(computed: list[str]
 
 
 def test_all_formats_hold_the_same_numbers(computed: list[str], tmp_path: Path):
-    sweep(REQUEST, data_root=None, out=tmp_path, progress=Silent())
+    sweep(REQUEST, data_root=None, out=tmp_path, progress=NoProgress())
 
     document = json.loads((tmp_path / "sweep.json").read_text())
     lines = list(csv.DictReader(io.StringIO((tmp_path / "sweep.csv").read_text())))
@@ -214,8 +214,8 @@ def test_workers_find_what_one_process_finds(tmp_path: Path):
         attacks=("linkage",), given={"per_domain": 49, "image_size": 16}, assignments=("attacks.linkage.clients=4",),
     )  # fmt: skip
 
-    one = sweep(request, data_root=None, out=tmp_path / "one", progress=Silent())
-    two = sweep(replace(request, workers=2), data_root=None, out=tmp_path / "two", progress=Silent())
+    one = sweep(request, data_root=None, out=tmp_path / "one", progress=NoProgress())
+    two = sweep(replace(request, workers=2), data_root=None, out=tmp_path / "two", progress=NoProgress())
 
     assert one["privacy"] == two["privacy"]
     assert one["finished"] == two["finished"] == 2

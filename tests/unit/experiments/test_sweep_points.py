@@ -12,7 +12,7 @@ from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, slim, slimmed, store, stored
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
 from fdgsec.experiments.sweep.verb import Point, SweepRequest, plan, sweep
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from tests.support.swept import attack as measured
 from tests.support.swept import guarantee, private, row, trained
 
@@ -131,9 +131,9 @@ def test_a_sweep_writes_what_it_needs_and_slims_an_older_file_that_it_goes_on_wi
     foreign = {"privacy/none/7/of another sweep": whole(None)}
     store(tmp_path / "older" / "points.json", {**older, **foreign})
 
-    fresh = sweep(REQUEST, data_root=None, out=tmp_path / "new", progress=Silent())
-    resumed = sweep(REQUEST, data_root=None, out=tmp_path / "older", progress=Silent())
-    again = sweep(REQUEST, data_root=None, out=tmp_path / "older", progress=Silent(), limit=0)
+    fresh = sweep(REQUEST, data_root=None, out=tmp_path / "new", progress=NoProgress())
+    resumed = sweep(REQUEST, data_root=None, out=tmp_path / "older", progress=NoProgress())
+    again = sweep(REQUEST, data_root=None, out=tmp_path / "older", progress=NoProgress(), limit=0)
 
     kept, mixed = (stored(tmp_path / name / "points.json") for name in ("new", "older"))
     assert fresh == resumed == again

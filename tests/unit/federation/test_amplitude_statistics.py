@@ -21,7 +21,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import observe
-from fdgsec.experiments.setup.style_view import Eyes
+from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics, released_numbers
 from fdgsec.federation.method import Client
 from fdgsec.federation.released_statistics import MeanSpectra
@@ -31,13 +31,13 @@ from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder, amplitudes
 from fdgsec.nn.styles.image_styles import encoder_named, introduce, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import ADVERSARIES, Case, Knowledge, Observer, TargetFacts
+from fdgsec.threats.attack import ADVERSARIES, Attack, Case, Knowledge, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 READING = MeanSpectra()
-ATTACKS: Mapping[str, Observer] = {
+ATTACKS: Mapping[str, Attack] = {
     attack.name: attack
     for attack in (Membership(), Differencing(), Linkage(), DomainInference(), PropertyInference(shadows=500))
 }
@@ -65,7 +65,7 @@ def laboratory(roles: Roles, adversary: str = "server") -> Laboratory:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
     return Laboratory(
         method=CCST(representation="amplitude"), roles=roles, sources=(0, 1, 2), clients=clients,
-        adversary=ADVERSARIES[adversary], encoder=seen_at(None, roles.auxiliary), seed=0, reading=READING,
+        adversary=ADVERSARIES[adversary], encoder=seen_at(None, roles.auxiliary), seed=0, released_statistic=READING,
     )  # fmt: skip
 
 
@@ -74,19 +74,19 @@ def knowledge_of(lab: Laboratory) -> Knowledge:
     return Knowledge(
         statistics=lambda dataset: statistics(lab.encoder, dataset), encoder=lab.encoder,
         class_names=auxiliary.class_names, domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None,
-        own=None, reading=READING, simulate=lab.simulated,
+        own=None, released_statistic=READING, simulate=lab.simulated,
     )  # fmt: skip
 
 
-def attacked(attack: Observer, lab: Laboratory, *, shuffled: bool = False) -> list[Measurement]:
+def attacked(attack: Attack, lab: Laboratory, *, shuffled: bool = False) -> list[Measurement]:
     """What the attack reaches, or whether its negative control passed (value 1) or not (0)."""
-    pairs = [pair for request in attack.plan(FACTS) for pair in lab.cases(request)]
+    pairs = [pair for question in attack.plan(FACTS) for pair in lab.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
     if not shuffled:
-        guess = attack.run(cases, knowledge_of(lab), stream(0, "attack"))
-        return Judge(bootstrap_repeats=200).measure(guess, cases, truths, stream(0, "world", "judge"))
-    guess = attack.shuffled(cases, knowledge_of(lab), stream(0, "attack"))
-    rows = Judge().null(guess, cases, truths, stream(0, "world", "null"))
+        answers = attack.run(cases, knowledge_of(lab), stream(0, "attack"))
+        return Judge(bootstrap_repeats=200).measure(answers, cases, truths, stream(0, "world", "judge"))
+    answers = attack.negative_control(cases, knowledge_of(lab), stream(0, "attack"))
+    rows = Judge().null(answers, cases, truths, stream(0, "world", "null"))
     controls = negative_controls(rows, comparisons=len(rows))
     return [replace(control.measurement, value=float(control.passed)) for control in controls]
 
@@ -145,12 +145,12 @@ def test_spectra_are_looked_at_only_where_they_are_means_and_at_their_size(data:
     method = CCST()
 
     pooled, single, styles = (
-        Eyes.of(RunConfig(target=name, method="ccst"), data, method, None)
+        StyleView.of(RunConfig(target=name, method="ccst"), data, method, None)
         for name in ("ccst-amplitude-overall", "ccst-amplitude-single", "ccst-overall")
     )
-    larger = Eyes.of(RunConfig(target="ccst-amplitude-overall", method="ccst", style_size=64), data, method, None)
+    larger = StyleView.of(RunConfig(target="ccst-amplitude-overall", method="ccst", style_size=64), data, method, None)
 
-    assert isinstance(pooled.reading, MeanSpectra)
+    assert isinstance(pooled.released_statistic, MeanSpectra)
     assert (pooled.encoder, larger.encoder) == ("spectrum:32x32:16", "spectrum:64x64:16")
     assert single.encoder == styles.encoder == "mini"
     with pytest.raises(ValueError, match=r"reads images of \(64, 64\); got \(32, 32\)"):
@@ -191,16 +191,16 @@ def test_what_is_planted_in_spectra_is_found_and_nothing_once_it_is_exchanged(na
     attack, rng = ATTACKS[name], stream(0, "attack", "plant")
     blank = Knowledge(
         statistics=lambda dataset: planted_moments(torch.zeros(len(dataset), 1), torch.ones(len(dataset), 1)),
-        encoder="none", class_names=(), domain_names=(), auxiliary=None, unseen=None, own=None, reading=READING,
+        encoder="none", class_names=(), domain_names=(), auxiliary=None, unseen=None, own=None, released_statistic=READING,
     )  # fmt: skip
-    plant = attack.plant(blank, rng)
+    planted_control = attack.positive_control(blank, rng)
     judge = Judge(bootstrap_repeats=100)
 
-    won = attack.run(plant.cases, plant.knowledge, stream(0, "attack"))
-    lost = attack.shuffled(plant.cases, plant.knowledge, stream(0, "attack"))
+    won = attack.run(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
+    lost = attack.negative_control(planted_control.cases, planted_control.knowledge, stream(0, "attack"))
 
-    nulls = judge.null(lost, plant.cases, plant.truths, stream(0, "world", "null"))
-    assert all(control.passed for control in positive_control(plant, won, judge, stream(0, "world")))
+    nulls = judge.null(lost, planted_control.cases, planted_control.truths, stream(0, "world", "null"))
+    assert all(control.passed for control in positive_control(planted_control, won, judge, stream(0, "world")))
     assert all(control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
     assert nulls
 
@@ -262,12 +262,12 @@ def unrelated(spectra: Tensor, asked: int) -> tuple[list[Case], Knowledge]:
     images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
     behind = torch.arange(60 + 2 * asked, len(spectra))
     case = Case(
-        request="resampled_clients", views=(upload(pooled_release(moments.rows(behind), READING)),), victim="client:0",
+        question="resampled_clients", views=(upload(pooled_release(moments.rows(behind), READING)),), victim="client:0",
         records=20, domain="planted", slice={"domain": "planted", "n_per_client": 20},
         candidates=images.subset(torch.arange(60, 60 + 2 * asked)),
     )  # fmt: skip
     knowledge = Knowledge(
         statistics=PlantedStatistics(moments=moments), encoder="none", class_names=("any",), domain_names=("planted",),
-        auxiliary=images.subset(torch.arange(60)), unseen=None, own=None, reading=READING,
+        auxiliary=images.subset(torch.arange(60)), unseen=None, own=None, released_statistic=READING,
     )  # fmt: skip
     return [case], knowledge

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.defense import Defense, Outgoing, Protected, Shield
+from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.loop import epochs
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -66,7 +66,7 @@ class SilentTrainer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Silent(Shifting):
+class NoProgress(Shifting):
     """Puts another training loop in place."""
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> SilentTrainer:
@@ -78,13 +78,13 @@ class Silent(Shifting):
         return Protected(artifact=outgoing.artifact, uses=outgoing.sender.trained)
 
 
-def federated(defenses: Sequence[Defense], *, seed: int = 0, name: str = "run") -> tuple[Driver, Wire]:
-    method = FedAvg(plan=Plan(steps=1, batch_size=4, crop=None))
+def federated(defenses: Sequence[Defense], *, seed: int = 0, name: str = "run") -> tuple[RoundLoop, Wire]:
+    method = FedAvg(plan=TrainingPlan(steps=1, batch_size=4, crop=None))
     clients = [Client(name=f"client:{number}", data=images(8, f"c{number}")) for number in range(2)]
-    shield = Shield(defenses=defenses, seed=seed, name=name)
+    defense_stack = DefenseStack(defenses=defenses, seed=seed, name=name)
     wire = Wire(secret=lambda message, number: stream(0, "secret"), keep=lambda message: True)
-    engine = LocalEngine(members=clients, method=method, seed=0, shield=shield)
-    return Driver(method=method, engine=engine, wire=wire, seed=0, rounds=1), wire
+    engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=defense_stack)
+    return RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=1), wire
 
 
 def sent(defenses: Sequence[Defense], slot: str, *, seed: int = 0, name: str = "run") -> list[torch.Tensor]:
@@ -168,7 +168,7 @@ def test_clients_hold_different_records_so_that_two_cost_what_one_costs():
 
 
 def test_a_defense_may_train_in_a_clients_place_and_the_model_then_carries_the_cost():
-    driver, wire = federated([Silent()])
+    driver, wire = federated([NoProgress()])
     trained = driver.run(start())
 
     run = wire.ledger.guarantees(delta=1e-5)[0]
@@ -180,12 +180,12 @@ def test_a_defense_may_train_in_a_clients_place_and_the_model_then_carries_the_c
 
 def test_two_training_defenses_are_refused():
     with pytest.raises(UsageError, match="not two"):
-        Shield(defenses=[Silent(), Silent()]).check(FedAvg())
+        DefenseStack(defenses=[NoProgress(), NoProgress()]).check(FedAvg())
 
 
 def test_a_defense_may_refuse_a_method():
     with pytest.raises(UsageError, match="needs a slot"):
-        Shield(defenses=[Shifting(slot="nowhere")]).check(FedAvg())
+        DefenseStack(defenses=[Shifting(slot="nowhere")]).check(FedAvg())
 
 
 def test_clients_train_by_the_plain_loop_unless_told_otherwise():

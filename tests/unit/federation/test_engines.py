@@ -11,13 +11,13 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates, StateMismatchError, StateStore
-from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Request
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, StepRequest
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))
@@ -39,10 +39,10 @@ def start() -> GlobalModel:
 
 
 def ccst_run(clients: list[Client], states: StateStore, *, recode: bool = False) -> str:
-    method = CCST(k=2, plan=Plan(batch_size=8))
+    method = CCST(k=2, plan=TrainingPlan(batch_size=8))
     wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
-    Driver(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start())
+    RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start())
     return wire.transcript.sha256
 
 
@@ -154,7 +154,7 @@ def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Clien
 
 def test_the_engine_asks_only_who_is_named_in_the_order_of_its_members(clients: list[Client]):
     engine = LocalEngine(members=clients, method=CCST(), seed=0)
-    request = Request(clock=CLOCK, model=None, inbox={})
+    request = StepRequest(clock=CLOCK, model=None, inbox={})
 
     replies, failures = engine.ask("share", {"client:2": request, "client:0": request})
 
@@ -165,8 +165,8 @@ def test_the_engine_asks_only_who_is_named_in_the_order_of_its_members(clients: 
 
 def test_what_a_client_draws_does_not_depend_on_who_else_is_asked(clients: list[Client]):
     def trained(*names: str) -> dict[str, Tensor]:
-        engine = LocalEngine(members=clients, method=FedAvg(plan=Plan(batch_size=4)), seed=0)
-        requests = {name: Request(clock=CLOCK, model=start(), inbox={}) for name in names}
+        engine = LocalEngine(members=clients, method=FedAvg(plan=TrainingPlan(batch_size=4)), seed=0)
+        requests = {name: StepRequest(clock=CLOCK, model=start(), inbox={}) for name in names}
         replies, _ = engine.ask("fit", requests)
         return replies["client:1"].artifacts["model"].tensors()
 
@@ -178,9 +178,9 @@ def test_what_a_client_draws_does_not_depend_on_who_else_is_asked(clients: list[
 def test_training_changes_neither_the_model_that_was_sent_nor_what_another_client_receives(clients: list[Client]):
     model = start()
     before = model.state.sha256
-    engine = LocalEngine(members=clients, method=FedAvg(plan=Plan(batch_size=4)), seed=0)
+    engine = LocalEngine(members=clients, method=FedAvg(plan=TrainingPlan(batch_size=4)), seed=0)
 
-    engine.ask("fit", {name: Request(clock=CLOCK, model=model, inbox={}) for name in engine.clients()})
+    engine.ask("fit", {name: StepRequest(clock=CLOCK, model=model, inbox={}) for name in engine.clients()})
 
     assert model.state.sha256 == before
 
@@ -189,4 +189,4 @@ def test_a_step_that_needs_a_model_says_so(clients: list[Client]):
     engine = LocalEngine(members=clients, method=FedAvg(), seed=0)
 
     with pytest.raises(ValueError, match="'fit' needs a model"):
-        engine.ask("fit", {"client:0": Request(clock=CLOCK, model=None, inbox={})})
+        engine.ask("fit", {"client:0": StepRequest(clock=CLOCK, model=None, inbox={})})

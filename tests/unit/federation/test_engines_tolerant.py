@@ -9,7 +9,7 @@ import torch
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates, MemoryStates
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Request, State, Update
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, StepRequest, Update
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
 from tests.support.hostile import first_is, forged
@@ -17,7 +17,7 @@ from tests.support.toy_federation import members, start
 
 ALL = ("client:0", "client:1", "client:2")
 CLOCK = Clock(round=0, rounds=1, participants=ALL)
-REQUESTS: dict[str, Request] = {name: Request(clock=CLOCK, model=start(), inbox={}) for name in ALL}
+REQUESTS: dict[str, StepRequest] = {name: StepRequest(clock=CLOCK, model=start(), inbox={}) for name in ALL}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fdgsec.federation.engines.flower.codec import packed_introduction, packed_r
 from fdgsec.federation.engines.flower.consent import Consent, RefusedError, noise_seed, run_secret
 from fdgsec.federation.engines.flower.handler import Member, answer
 from fdgsec.federation.engines.state import NEVER, StateMark
-from fdgsec.federation.method import Clock, Request, Step
+from fdgsec.federation.method import Clock, Step, StepRequest
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from tests.support.paper_grid import PaperGrid
 
@@ -46,7 +46,7 @@ def member(folder: Path, *, config: RunConfig | None = None) -> Member:
 
 def asked_to_share() -> Message:
     job = Job(config=settings(rounds=0), purpose="train", clients=3)
-    request = Request(clock=clock(rounds=0), model=None, inbox={})
+    request = StepRequest(clock=clock(rounds=0), model=None, inbox={})
     content = packed_request("share", request, settings=job.settings(), known=NEVER, model=None, held="")
     return Message(content=content, dst_node_id=102, message_type="query.fdgsec")
 

@@ -10,10 +10,10 @@ import torch
 from fdgsec.defenses.guards import Guards
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
 from fdgsec.federation.client_step import handle
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import ForgeryError, Intruder, Leaving, forged
-from fdgsec.federation.method import Clock, GlobalModel, Reply, Request
+from fdgsec.federation.malicious_client import ForgeryError, Leaving, MaliciousClient, forged
+from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Harm
@@ -28,27 +28,27 @@ CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 
 def setting(*defenses: Hostile, usual: Guards | None = None) -> Setting:
     return Setting(
-        method=METHOD, members=members(8, 8, 8), shield=Shield(defenses=defenses, usual=usual),
+        method=METHOD, members=members(8, 8, 8), defense_stack=DefenseStack(defenses=defenses, usual=usual),
         measured={"unseen domain": images(20, "unseen")},
     )  # fmt: skip
 
 
-def harm(intruder: Intruder, *defenses: Hostile, usual: Guards | None = None, rounds: int = 1) -> Harm:
+def harm(malicious_client: MaliciousClient, *defenses: Hostile, usual: Guards | None = None, rounds: int = 1) -> Harm:
     where, model = setting(*defenses, usual=usual), start()
     honest = honest_run(where, seed=0, rounds=rounds, model=model, forger="client:0")
-    other = hostile_run(where, seed=0, rounds=rounds, model=model, intruders={"client:0": intruder})
+    other = hostile_run(where, seed=0, rounds=rounds, model=model, malicious_clients={"client:0": malicious_client})
     return compared(honest, other, setting=where, forgers=["client:0"], rng=stream(0, "attack"))
 
 
 def sent(
-    intruder: Intruder, artifacts: Mapping[str, Artifact], *, step: str = "share", model: GlobalModel | None = None,
+    malicious_client: MaliciousClient, artifacts: Mapping[str, Artifact], *, step: str = "share", model: GlobalModel | None = None,
     metrics: Mapping[str, float] | None = None,
 ) -> Reply:  # fmt: skip
     reply = Reply(artifacts=artifacts, weight=8.0, metrics=metrics or {})
-    asked = Request(clock=CLOCK, model=model, inbox={})
+    asked = StepRequest(clock=CLOCK, model=model, inbox={})
     steps = {"share": "share", "fit": "fit", "review": "review"}
     assert step in steps
-    return forged(intruder, step, asked, reply, sender="client:0", rng=stream(0, "attack"))  # type: ignore[arg-type]
+    return forged(malicious_client, step, asked, reply, sender="client:0", rng=stream(0, "attack"))  # type: ignore[arg-type]
 
 
 def style() -> StyleStatistics:
@@ -144,16 +144,18 @@ def test_the_honest_forgery_changes_no_byte_of_a_run():
 
 def test_a_forgery_acts_behind_its_own_clients_defenses():
     halved = Hostile(slot="style", forge=scaled(0.5), parties=("client:0", "client:1"))
-    shield = Shield(defenses=[halved], intruders={"client:0": Scaled(kind="StyleStatistics", factor=10.0)})
+    defense_stack = DefenseStack(
+        defenses=[halved], malicious_clients={"client:0": Scaled(kind="StyleStatistics", factor=10.0)}
+    )
     forger, other, _ = members(8, 8, 8)
-    asked = Request(clock=CLOCK, model=None, inbox={})
+    asked = StepRequest(clock=CLOCK, model=None, inbox={})
 
-    def mean(shield: Shield, client: int) -> torch.Tensor:
-        reply, _ = handle(METHOD, (forger, other)[client], "share", asked, {}, 0, shield)
+    def mean(defense_stack: DefenseStack, client: int) -> torch.Tensor:
+        reply, _ = handle(METHOD, (forger, other)[client], "share", asked, {}, 0, defense_stack)
         return reply.artifacts["style"].tensors()["mean"]
 
-    torch.testing.assert_close(mean(shield, 0), 10 * 0.5 * mean(Shield(), 0), rtol=1e-6, atol=0)
-    torch.testing.assert_close(mean(shield, 1), 0.5 * mean(Shield(), 1), rtol=1e-6, atol=0)
+    torch.testing.assert_close(mean(defense_stack, 0), 10 * 0.5 * mean(DefenseStack(), 0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(mean(defense_stack, 1), 0.5 * mean(DefenseStack(), 1), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("flaw", ["nan", "infinity", "negative", "another shape"])
@@ -187,7 +189,7 @@ class Broken:
     kind: str = "everything"
     once: bool = False
 
-    def forge(self, leaving: Leaving, seen: Request, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
         raise ArtifactError("client:0 cannot forge.")
 
 

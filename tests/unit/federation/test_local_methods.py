@@ -25,12 +25,12 @@ from fdgsec.methods.jigen import JiGen, JigsawClassifier
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.01)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import torch
 
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Step
-from fdgsec.federation.round_loop import ClientFailedError, Driver
+from fdgsec.federation.round_loop import ClientFailedError, RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
@@ -42,7 +42,7 @@ def test_a_share_of_a_hundred_clients_is_rounded_down_but_never_to_nobody(share:
     clients = [Client(name=f"client:{i}", data=images(2, "c0")) for i in range(100)]
     engine = LocalEngine(members=clients, method=FedAvg(), seed=0)
     wire = Wire(secret=lambda message, number: stream(0, "secret"))
-    driver = Driver(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1, participation=share)
+    driver = RoundLoop(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1, participation=share)
 
     assert len(driver._participants(list(engine.clients()), 0)) == expected
 
@@ -60,7 +60,7 @@ def test_a_federation_without_clients_or_without_a_model_is_refused():
     with pytest.raises(UsageError, match="at least one client"):
         run(FedAvg(), [])
     with pytest.raises(UsageError, match="needs a model"):
-        Driver(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1).run(None)
+        RoundLoop(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1).run(None)
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def first_model(method: StableFDG) -> GlobalModel:
 def test_a_pooled_style_is_the_mean_of_its_images(data: DomainDataset):
     members = [Client(name=f"client:{n}", data=data.of_domain(n)) for n in (0, 1)]
     observed = observe(CCST(k=2), members, seed=0, name="test")
-    reading = PooledStyles()
+    released_statistic = PooledStyles()
 
     for client in members:
         artifact = next(m.artifact for m in observed.transcript.messages() if m.sender == client.name)
-        expected = reading.records(statistics("mini", client.data)).mean(0)
-        torch.testing.assert_close(reading.release(artifact)[0], expected, rtol=1e-5, atol=1e-4)
+        expected = released_statistic.records(statistics("mini", client.data)).mean(0)
+        torch.testing.assert_close(released_statistic.release(artifact)[0], expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
@@ -66,14 +66,14 @@ def test_a_style_distribution_is_the_mean_of_its_images_under_the_model(
     model = first_model(method)
     members = [Client(name=f"client:{n}", data=data.of_domain(n)) for n in (0, 1)]
     observed = observe(method, members, seed=0, name="test", model=model)
-    reading = StyleDistributions(unbiased=unbiased, eps=method.eps, released=spread == "std")
+    released_statistic = StyleDistributions(unbiased=unbiased, eps=method.eps, released=spread == "std")
     encoder = introduce(ModelEncoder(model, stage=method.stage))
 
     for client in members:
         sent = [m.artifact for m in observed.transcript.messages() if m.sender == client.name]
         artifact = next(one for one in sent if isinstance(one, StyleDistribution))
-        expected = reading.records(statistics(encoder, client.data)).mean(0)
-        found = reading.release(artifact, images=len(client.data))[0]
+        expected = released_statistic.records(statistics(encoder, client.data)).mean(0)
+        found = released_statistic.release(artifact, images=len(client.data))[0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -20,7 +20,7 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
 )
 from fdgsec.federation.local_methods import Stacked
-from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, Request, Update
+from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, StepRequest, Update
 from fdgsec.federation.reply_checks import differing, kept_entries, objection
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
@@ -37,8 +37,8 @@ CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
 UNSEEN_ALONE = ("exception", "usage error", "another list of metrics")
 
 
-def asked(model: GlobalModel | None = None, inbox: Inbox | None = None) -> Request:
-    return Request(clock=CLOCK, model=model, inbox=inbox or {})
+def asked(model: GlobalModel | None = None, inbox: Inbox | None = None) -> StepRequest:
+    return StepRequest(clock=CLOCK, model=model, inbox=inbox or {})
 
 
 def trained(**beside: Artifact) -> Reply:

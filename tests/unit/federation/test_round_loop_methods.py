@@ -11,24 +11,24 @@ from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.config import build
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.defense import Defense, Shield
+from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.feddg import FedDG
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
 from tests.support.round_loop import four_clients
 
 PLAN = {"batch_size": 8, "learning_rate": 0.01}
-SMALL = Plan(batch_size=8, learning_rate=0.01)
+SMALL = TrainingPlan(batch_size=8, learning_rate=0.01)
 OTHERWISE: Mapping[str, Sequence[Mapping[str, object]]] = {
     "fedavg": [{"select": "validation"}, {"weights": "uniform", "keep_optimiser": True}],
     "ccst": [{"style": "single"}, {"representation": "amplitude"}, {"leaky_validation": True, "select": "validation"}],
@@ -52,18 +52,18 @@ def clients() -> list[Client]:
 
 def trained(
     method: Method, clients: Sequence[Client], *, checked: bool, quorum: float = 1.0, norm: str = "batch",
-    shield: Shield | None = None,
+    defense_stack: DefenseStack | None = None,
 ) -> tuple[str, int]:  # fmt: skip
     """Two rounds: the transcript's hash, and how many failed."""
-    worn = shield or Shield(usual=Guards())
+    worn = defense_stack or DefenseStack(usual=Guards())
     plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
     model = GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", "start")))))
     wire = Wire(
         secret=lambda upload, number: stream(0, "secret", upload.round, upload.stage, number), guards=worn.guards,
         policies=worn.policies, filters=worn.filters,
     )  # fmt: skip
-    engine = LocalEngine(members=clients, method=method, seed=0, shield=worn, tolerant=quorum < 1)
-    driver = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=2, checked=checked, quorum=quorum)
+    engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=worn, tolerant=quorum < 1)
+    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2, checked=checked, quorum=quorum)
     driver.run(model)
     return wire.transcript.sha256, len(driver.failures)
 
@@ -98,10 +98,10 @@ def test_no_honest_reply_of_a_method_on_another_is_refused(name: str, clients: l
     ids=["dp-fedavg", "dp-fedavg at the server, summed", "summed", "quantised and shuffled"],
 )
 def test_no_defended_reply_is_refused(method: Method, defenses: list[Defense], clients: list[Client]):
-    shield = Shield(defenses=defenses, usual=Guards())
+    defense_stack = DefenseStack(defenses=defenses, usual=Guards())
 
-    usual = trained(method, clients, checked=False, norm="group", shield=shield)
-    checked = trained(method, clients, checked=True, quorum=0.5, norm="group", shield=shield)
+    usual = trained(method, clients, checked=False, norm="group", defense_stack=defense_stack)
+    checked = trained(method, clients, checked=True, quorum=0.5, norm="group", defense_stack=defense_stack)
 
     assert checked[0] == usual[0]
     assert checked[1] == 0

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, Clock, Reply, Request, Step
-from fdgsec.federation.participation import Attendance, ClientFailedError, Failure
+from fdgsec.federation.method import Client, Clock, Reply, Step, StepRequest
+from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.faults import FAULTS, Altering, Faulty, driven, local, silent, weighing
@@ -54,7 +54,7 @@ class Backwards:
     def clients(self) -> Sequence[str]:
         return self.engine.clients()
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         replies, failures = self.engine.ask(step, requests)
         return dict(reversed(list(replies.items()))), failures
 
@@ -202,8 +202,8 @@ def failing(count: int) -> list[Failure]:
     return [Failure(client=f"client:{i}", round=2, step="fit", reason="gone") for i in range(count)]
 
 
-def attendance(clients: int) -> Attendance:
-    return Attendance.of(Clock(round=2, rounds=5, participants=tuple(f"client:{i}" for i in range(clients))))
+def attendance(clients: int) -> RoundParticipation:
+    return RoundParticipation.of(Clock(round=2, rounds=5, participants=tuple(f"client:{i}" for i in range(clients))))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_method_that_was_content_with_fewer_participants_than_it_checks_for_st
 
 
 def test_ccst_needs_its_k_of_those_who_shared_and_of_nobody_who_trains():
-    method = CCST(k=3, plan=Plan(batch_size=8))
+    method = CCST(k=3, plan=TrainingPlan(batch_size=8))
     steps: list[Step] = ["share", "fit"]
     lost = {step: Unreliable(engine=local(method, members(4, 4, 4)), lost="client:1", step=step) for step in steps}
 

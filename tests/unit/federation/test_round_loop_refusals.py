@@ -10,7 +10,7 @@ import torch
 from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.federation.artifacts import Artifact, Scores, StyleStatistics
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Reply
 from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.wire import Receipt, Upload, Wire
@@ -57,10 +57,10 @@ class Passing:
 
 
 def wired(*, guards: bool = False, policies: bool = False, counting: Counting | None = None) -> Wire:
-    shield = Shield(usual=Guards()) if guards else Shield()
+    defense_stack = DefenseStack(usual=Guards()) if guards else DefenseStack()
     return Wire(
-        secret=lambda upload, number: stream(0, "secret"), guards=shield.guards, keep=lambda message: True,
-        policies=[Passing()] if policies else [], filters=shield.filters if counting is None else [counting],
+        secret=lambda upload, number: stream(0, "secret"), guards=defense_stack.guards, keep=lambda message: True,
+        policies=[Passing()] if policies else [], filters=defense_stack.filters if counting is None else [counting],
     )  # fmt: skip
 
 

@@ -19,11 +19,11 @@ from fdgsec.federation.sharpness_aware import (
 from fdgsec.methods.fedavg import detached
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
-PLAN = Plan(batch_size=21, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=21, crop=None, flip=0.0)
 
 
 def data() -> TrainingSet:

@@ -13,13 +13,13 @@ from fdgsec.methods.cross_evaluation import (
     histories,
 )
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import equal, run, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2"))
 
 
@@ -119,7 +119,7 @@ def test_a_client_tells_its_own_loss_only_where_it_counts_and_effects_only_where
 
 
 def test_the_perturbation_follows_the_gradient_of_the_last_step(clients: list[Client]):
-    one_step = Plan(batch_size=64, learning_rate=0.05, crop=None, flip=0.0)
+    one_step = TrainingPlan(batch_size=64, learning_rate=0.05, crop=None, flip=0.0)
     method = SharpnessAware(plan=one_step, rho=0.05)
 
     update = fitted(method, clients[0])

@@ -17,13 +17,13 @@ from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedgma import FedGMA
 from fdgsec.methods.mixstyle import MixStyle
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import Watched, equal, largest_gap, run, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2"))
 
 
@@ -126,7 +126,7 @@ def test_a_base_aggregates_by_its_own_rule_with_the_scores_weights(clients: list
 
 
 def test_a_bases_perturbation_follows_the_gradient_of_its_objective(clients: list[Client]):
-    whole = Plan(batch_size=64, learning_rate=0.05, crop=None, flip=0.0)
+    whole = TrainingPlan(batch_size=64, learning_rate=0.05, crop=None, flip=0.0)
 
     made = fitted(CrossEvaluation(base=FedAvg(plan=whole), rho=0.05), clients[0])
 

@@ -14,14 +14,19 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedadg import FedADG, SmoothedCrossEntropy
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 SMALL = FedADG(
-    plan=PLAN, adversarial_epochs=2, noise=6, hidden=16, projected=8, game=Plan(learning_rate=0.05, momentum=0.9)
+    plan=PLAN,
+    adversarial_epochs=2,
+    noise=6,
+    hidden=16,
+    projected=8,
+    game=TrainingPlan(learning_rate=0.05, momentum=0.9),
 )
 NAMES = [f"client:{i}" for i in range(4)]
 MODEL = 424292
@@ -172,6 +177,6 @@ def test_a_local_method_is_refused_and_the_preset_builds():
     with pytest.raises(UsageError, match="takes no local method"):
         FedADG(local=FedAvg()).check(3)
     made = build(FedADG, load_preset("fedadg-paper")["method"], where="method")
-    assert made.game == Plan(learning_rate=7e-4, momentum=0.9, weight_decay=1e-5)
-    assert replace(made, plan=Plan()) == FedADG()
+    assert made.game == TrainingPlan(learning_rate=7e-4, momentum=0.9, weight_decay=1e-5)
+    assert replace(made, plan=TrainingPlan()) == FedADG()
     assert (made.label_value, made.noise, made.hidden, made.projected) == (0.6, None, 4096, 1024)

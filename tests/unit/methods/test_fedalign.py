@@ -13,7 +13,7 @@ from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.nn.training.augmix import AugMix
 from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, SIZES, Outcome, batch, clients, noise, pooled_rounds, run, start
@@ -142,7 +142,7 @@ def test_options_out_of_range_are_refused(wrong: dict[str, float]):
 def test_the_paper_preset_uses_the_pool_two_independent_views_and_reversal():
     method = build(FedAlign, load_preset("fedalign-paper")["method"], where="method")
 
-    plan = Plan(
+    plan = TrainingPlan(
         epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine", crop=None,
         flip=0.0,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_the_paper_preset_uses_the_pool_two_independent_views_and_reversal():
 def test_the_released_preset_ignores_the_pool_and_chains_its_views():
     method = build(FedAlign, load_preset("fedalign-released")["method"], where="method")
 
-    plan = Plan(
+    plan = TrainingPlan(
         epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
         crop=None, flip=0.0,
     )  # fmt: skip

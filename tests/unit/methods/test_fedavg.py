@@ -10,7 +10,7 @@ from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedavg import FedAvg, averaged
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 from tests.support.toy_federation import FULL_BATCH, PeerReviewed, PixelStyles, images, largest_gap, members, run, start
 
@@ -102,7 +102,7 @@ def test_uniform_weights_ignore_how_many_images_a_client_has():
 def test_two_rounds_of_ccst_share_styles_once_train_on_shapes_and_repeat_bit_for_bit():
     config = RunConfig(method="ccst", options={"k": 2}, image_size=32, per_domain=14, rounds=2)
 
-    report, again = (train(config, data_root=None, out=None, progress=Silent()) for _ in range(2))
+    report, again = (train(config, data_root=None, out=None, progress=NoProgress()) for _ in range(2))
 
     assert [(row["round"], row["stage"], row["kind"]) for row in report.artifacts] == [
         *[(0, "share", "StyleStatistics")] * 3,

@@ -11,12 +11,12 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import KEPT, FedAvg, averaged, detached
 from fdgsec.methods.fedbn import FedBN, norm_entries
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0",))
 
 

@@ -15,12 +15,12 @@ from fdgsec.federation.artifacts import ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates
 from fdgsec.federation.method import Client, Inbox
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL, normalised
 from fdgsec.nn.styles.feature_styles import instance_statistics
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, Outcome, clients, pooled_rounds, run
@@ -123,7 +123,7 @@ def test_one_client_alone_can_exchange_without_training():
     wire = Wire(secret=lambda message, number: stream(0, "secret"))
     engine = LocalEngine(members=clients()[:1], method=FedCCRL(), seed=0)
 
-    Driver(method=FedCCRL(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
+    RoundLoop(method=FedCCRL(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
 
     assert [(row.stage, row.bytes) for row in wire.transcript.rows] == [("share", 24), ("combine", 0)]
 
@@ -192,7 +192,7 @@ def test_the_preset_is_what_the_authors_run():
 
     assert method == FedCCRL(
         keep_optimiser=True,
-        plan=Plan(
+        plan=TrainingPlan(
             epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
             crop=None, flip=0.0,
         ),

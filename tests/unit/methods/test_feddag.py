@@ -11,20 +11,20 @@ from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.artifacts import Artifact, GeneratorState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, State, Update
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.sharpness_aware import perturbation_effect
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import Watched, equal, run, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2"))
 GENERATOR_BYTES = 4 * 14_819
@@ -233,7 +233,7 @@ def test_zero_rounds_hand_out_the_generator_and_nothing_else(clients: list[Clien
     wire = Wire(secret=lambda message, number: stream(0, "secret"))
     engine = LocalEngine(members=clients, method=METHOD, seed=0)
 
-    Driver(method=METHOD, engine=engine, wire=wire, seed=0, rounds=0).run(None)
+    RoundLoop(method=METHOD, engine=engine, wire=wire, seed=0, rounds=0).run(None)
 
     assert [(row.stage, row.kind) for row in wire.transcript.rows] == [("combine", "GeneratorState")] * 3
 
@@ -245,4 +245,4 @@ def test_the_preset_holds_the_papers_constants():
     plan = made.plan
     assert (plan.batch_size, plan.learning_rate, plan.momentum, plan.weight_decay) == (32, 1e-3, 0.9, 5e-4)
     assert (plan.crop, plan.flip) == (None, 0.0)
-    assert replace(made, plan=Plan()) == FedDAG()  # what nobody asks for otherwise is the paper's
+    assert replace(made, plan=TrainingPlan()) == FedDAG()  # what nobody asks for otherwise is the paper's

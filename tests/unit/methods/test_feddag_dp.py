@@ -18,7 +18,7 @@ from fdgsec.methods.feddag import FedDAG, Networks
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.nn.networks.perturbation_generator import perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError
@@ -26,7 +26,7 @@ from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.single_records import drawn, federated, same, start
 
-PLAN = Plan(batch_size=64, learning_rate=0.05, momentum=0.9, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=64, learning_rate=0.05, momentum=0.9, crop=None, flip=0.0)
 METHOD = FedDAGDP(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9, rho=0.05)
 PRECISION = Precision(dtype="float32", channels_last=False)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2"))

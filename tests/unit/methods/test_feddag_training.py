@@ -15,14 +15,14 @@ from fdgsec.methods.feddag import FedDAG, Generated, Networks, discrepancy, foll
 from fdgsec.nn.networks.classifiers import Norm
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import equal, start
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9)
 PRECISION = Precision(dtype="float32", channels_last=False)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2"))
@@ -35,7 +35,7 @@ def generator(scale: float = 20.0) -> PerturbationNetwork:
     return made
 
 
-def networks(teacher: str = "start", norm: Norm = "batch", plan: Plan = PLAN) -> Networks:
+def networks(teacher: str = "start", norm: Norm = "batch", plan: TrainingPlan = PLAN) -> Networks:
     return Networks.of(start(norm=norm).module(), start(teacher, norm=norm).module(), generator(), plan)
 
 

@@ -14,12 +14,12 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.feddg import Episode, FedDG
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 CLOCK = Clock(round=0, rounds=2, participants=("client:0",))
 ROW = 3 * 32 * 17 * 4 + 8  # a half spectrum in float32, its owner in int64
 NAMES = [f"client:{i}" for i in range(4)]

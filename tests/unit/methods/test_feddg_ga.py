@@ -11,12 +11,12 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Upda
 from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedprox import FedProx
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 EVERYBODY = Clock(round=0, rounds=10, participants=tuple(f"client:{i}" for i in range(4)))
 NAMES = list(EVERYBODY.participants)
 

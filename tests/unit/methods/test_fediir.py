@@ -8,12 +8,12 @@ from fdgsec.federation.artifacts import HeadGradient, ModelState, Scores
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fediir import FedIIR
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 NAMES = [f"client:{i}" for i in range(4)]
 MODEL, HEAD = 424292, (7 * 96 + 7) * 4
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))

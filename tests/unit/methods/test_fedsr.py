@@ -13,12 +13,12 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import KEPT, detached
 from fdgsec.methods.fedsr import REFERENCE, FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
 
 
 def network(method: FedSR, seed: int = 0) -> StochasticClassifier:
@@ -128,7 +128,9 @@ def test_an_averaged_reference_is_the_servers_too():
 def trained(method: FedSR) -> tuple[StochasticClassifier, Client]:
     """One client's network after two rounds of four epochs, with the reference that it remembers."""
     client = four_clients()[0]
-    outcome = federated(replace(method, plan=Plan(batch_size=8, learning_rate=0.02, epochs=4)), [client], recode=False)
+    outcome = federated(
+        replace(method, plan=TrainingPlan(batch_size=8, learning_rate=0.02, epochs=4)), [client], recode=False
+    )
     own = {name: outcome.states["client:0"][f"{KEPT}{name}"] for name in REFERENCE}
     model = network(method)
     model.load_state_dict({**outcome.model, **own})

@@ -18,7 +18,7 @@ from fdgsec.methods.fisc import (
 )
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, epoch_of_batches
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from tests.support.fisc_cases import CLOCK, STILL, rng, small_shapes, start, three_clients
 
@@ -121,7 +121,7 @@ def test_without_contrast_both_versions_are_classified(clients: list[Client]):
 
 
 def test_ordinary_contrast_shares_nothing_and_takes_another_crop_as_positive(clients: list[Client]):
-    method = FISC(contrastive="ordinary", plan=Plan(crop=(0.5, 0.9)))
+    method = FISC(contrastive="ordinary", plan=TrainingPlan(crop=(0.5, 0.9)))
     data, _ = method.training_set(clients[0], inbox={}, state={}, rng=rng())
     given = next(epoch_of_batches(data, method.plan, rng(), device=torch.device("cpu"), layout=torch.contiguous_format))
     made = objective(method, clients[0])

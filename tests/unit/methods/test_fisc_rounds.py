@@ -5,11 +5,11 @@ import torch
 
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, GlobalModel
-from fdgsec.federation.round_loop import Driver
+from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.fisc_cases import NAMES, STILL, small_shapes, start, three_clients
 
@@ -23,7 +23,7 @@ def run(method: FISC, clients: list[Client], *, recode: bool = False) -> tuple[G
     """Two rounds through the driver, every payload kept."""
     wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number), keep=lambda message: True)
     engine = LocalEngine(members=clients, method=method, seed=0, recode=recode)
-    trained = Driver(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start(method))
+    trained = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start(method))
     assert trained is not None
     return trained, wire.transcript
 
@@ -32,7 +32,12 @@ def run(method: FISC, clients: list[Client], *, recode: bool = False) -> tuple[G
     "method",
     [
         FISC(plan=STILL),
-        FISC(plan=Plan(batch_size=8, freeze_norm=True), server_partition="first", sigma="mixture", extra_layer=True),
+        FISC(
+            plan=TrainingPlan(batch_size=8, freeze_norm=True),
+            server_partition="first",
+            sigma="mixture",
+            extra_layer=True,
+        ),
         FISC(plan=STILL, compared="map", style_input="loader", triplet="printed", regulariser="sum", gamma2=0.001),
         FISC(plan=STILL, local_clustering=False),
         FISC(plan=STILL, global_clustering=False),

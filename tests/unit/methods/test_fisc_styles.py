@@ -19,7 +19,7 @@ from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.nn.styles.image_styles import statistics as image_statistics
 from fdgsec.nn.training.batches import epoch_of_batches
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from tests.support.fisc_cases import CLOCK, STILL, numbers, rng, shared, small_shapes, three_clients
 from tests.support.slow_finch import two_blobs
@@ -116,7 +116,7 @@ def test_the_encoder_may_see_what_the_released_codes_loader_gives(clients: list[
     labels = finch(torch.cat(found.style(unbiased=True), 1))[-1]
 
     still = shared(FISC(style_input="loader", plan=STILL), clients[0])
-    cropped = shared(FISC(style_input="loader", plan=Plan(crop=(0.7, 0.8))), clients[0])
+    cropped = shared(FISC(style_input="loader", plan=TrainingPlan(crop=(0.7, 0.8))), clients[0])
 
     expected = client_style(found, labels)
     torch.testing.assert_close(still[0], expected[0].float(), rtol=1e-5, atol=1e-4)
@@ -231,7 +231,9 @@ def test_an_image_and_its_transferred_version_are_cropped_alike(clients: list[Cl
     made, _ = FISC().training_set(clients[0], inbox={"style": some_style()}, state={}, rng=rng())
     twins = type(made)(images=made.images, labels=made.labels, partners=made.images)
 
-    dealt = next(epoch_of_batches(twins, Plan(), rng(), device=torch.device("cpu"), layout=torch.contiguous_format))
+    dealt = next(
+        epoch_of_batches(twins, TrainingPlan(), rng(), device=torch.device("cpu"), layout=torch.contiguous_format)
+    )
 
     assert dealt.partners is not None
     assert torch.equal(dealt.images, dealt.partners)

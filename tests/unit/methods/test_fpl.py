@@ -8,12 +8,12 @@ from fdgsec.federation.artifacts import ModelState, Prototypes, Scores
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fpl import FPL, cluster_prototypes
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.05, epochs=2)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, epochs=2)
 NAMES = [f"client:{i}" for i in range(4)]
 MODEL = 424292
 ROW = 96 * 4 + 8  # a feature of the tiny network in float32, its class in int64

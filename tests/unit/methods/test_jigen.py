@@ -6,12 +6,12 @@ import torch
 from fdgsec.federation.method import Blueprint
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.01)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 
 
 def network(method: JiGen) -> JigsawClassifier:

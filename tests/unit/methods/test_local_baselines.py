@@ -21,15 +21,15 @@ from fdgsec.methods.jigen import JiGen
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.rsc import RSC, MapsChallenge, PooledChallenge
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.styles.feature_styles import BetweenStages, instance_statistics
+from fdgsec.nn.styles.feature_styles import StageStyleObjective, instance_statistics
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients
 
-PLAN = Plan(batch_size=8, learning_rate=0.01)
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
 METHODS = {
     "fedprox": FedProx(plan=PLAN), "mixstyle": MixStyle(plan=PLAN), "dsu": DSU(plan=PLAN), "rsc": RSC(plan=PLAN),
@@ -121,7 +121,7 @@ def test_fedprox_without_mu_is_fedavg_bit_for_bit(baseline: Outcome):
 
 
 def test_a_larger_mu_holds_a_client_nearer_to_the_model_it_received():
-    plan = Plan(batch_size=8, learning_rate=0.05, epochs=4)
+    plan = TrainingPlan(batch_size=8, learning_rate=0.05, epochs=4)
     clock, start = Clock(round=0, rounds=1, participants=("client:0",)), global_model()
 
     def moved(mu: float) -> float:
@@ -159,7 +159,7 @@ def test_fedprox_holds_another_methods_objective_too():
     held = objective(FedProx(local=DSU()))
 
     assert isinstance(held, Proximal)
-    assert isinstance(held.inner, BetweenStages)
+    assert isinstance(held.inner, StageStyleObjective)
     assert held.couples_records
 
 

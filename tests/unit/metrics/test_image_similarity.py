@@ -97,10 +97,10 @@ def test_ssim_of_identical_images_is_one_and_tiny_images_are_refused() -> None:
 
 def test_the_mean_image_has_the_least_squared_error_of_all_constant_guesses() -> None:
     images = pictures(seed=4, n=8)
-    guess = mean_image(images)
+    answers = mean_image(images)
 
-    assert guess.shape == (1, 3, 24, 24)
-    own = float(mse(guess.expand_as(images), images).mean())
+    assert answers.shape == (1, 3, 24, 24)
+    own = float(mse(answers.expand_as(images), images).mean())
     assert all(own < float(mse(image.expand_as(images), images).mean()) for image in images)
 
 
@@ -154,8 +154,8 @@ def test_every_measure_gives_finite_gradients_even_at_identical_and_black_images
 
     for distance in distances:
         for start in (target.clone(), pictures(seed=8, n=1, side=64)):
-            guess = start.requires_grad_()
-            (gradient,) = torch.autograd.grad(distance(guess, target).sum(), guess)
+            answers = start.requires_grad_()
+            (gradient,) = torch.autograd.grad(distance(answers, target).sum(), answers)
             assert bool(gradient.isfinite().all())
         assert float(gradient.abs().sum()) > 0
 

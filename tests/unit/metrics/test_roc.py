@@ -200,10 +200,10 @@ def test_label_statistics_agree_with_scikit_learn() -> None:
 
 
 def test_always_guessing_the_commonest_label_has_the_majority_share_and_balanced_chance() -> None:
-    true, guess = [0, 0, 0, 1, 2], [0] * 5
+    true, answers = [0, 0, 0, 1, 2], [0] * 5
 
-    assert accuracy(true, guess) == majority_share(true) == 0.6
-    assert balanced_accuracy(true, guess, classes=3) == pytest.approx(1 / 3)
+    assert accuracy(true, answers) == majority_share(true) == 0.6
+    assert balanced_accuracy(true, answers, classes=3) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

@@ -141,11 +141,11 @@ def test_image_moments_are_those_of_the_features_of_each_image() -> None:
 
 def test_moments_can_be_targets_of_an_optimisation() -> None:
     found = image_moments(mini(), little_shapes().pixels()[:2])
-    guess = torch.zeros_like(found.mean, requires_grad=True)
+    answers = torch.zeros_like(found.mean, requires_grad=True)
 
-    ((guess - found.mean) * found.m2).square().sum().backward()
+    ((answers - found.mean) * found.m2).square().sum().backward()
 
-    assert guess.grad is not None
+    assert answers.grad is not None
 
 
 def test_a_dataset_gives_the_moments_of_its_pixels_and_reports_progress() -> None:

@@ -167,7 +167,7 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch):
     rows = normal(101, 7)
     whole = finch(rows)
 
-    monkeypatch.setattr("fdgsec.nn.styles.BLOCK_NUMBERS", 300)
+    monkeypatch.setattr("fdgsec.nn.styles.finch.BLOCK_NUMBERS", 300)
     in_blocks = finch(rows)
 
     assert len(whole) == len(in_blocks)

@@ -9,13 +9,13 @@ from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifi
 from fdgsec.nn.training import precision
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, epochs, logits
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import PRECISION, VARIABLE, Precision, Processor, precision_of, processor_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 CPU = torch.device("cpu")
-PLAN = Plan(batch_size=4, crop=None, flip=0.0, learning_rate=0.01)
+PLAN = TrainingPlan(batch_size=4, crop=None, flip=0.0, learning_rate=0.01)
 ZEN = {"cpu_name": "AMD EPYC 9654 96-Core Processor", "avx512_bf16": True}
 XEON = {"cpu_name": "INTEL(R) XEON(R) PLATINUM 8581C CPU @ 2.10GHz", "avx512_bf16": True}
 

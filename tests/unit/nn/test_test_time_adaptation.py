@@ -10,7 +10,7 @@ from fdgsec.methods.fedsr import FedSR
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, epochs, predictions
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.test_time_adaptation import (
     ADAPTATIONS,
     Tent,
@@ -158,7 +158,7 @@ def test_a_shift_in_brightness_is_repaired():
     bright = (110 + 60 * stripes).to(torch.uint8)
     dark = (200 + 12 * stripes).to(torch.uint8)  # the same stripes, brighter and much fainter
     model = build_classifier("tiny", 2, rng=rng("network"))
-    plan = Plan(batch_size=20, learning_rate=0.05, epochs=6, crop=None, flip=0.0)
+    plan = TrainingPlan(batch_size=20, learning_rate=0.05, epochs=6, crop=None, flip=0.0)
     epochs(model, TrainingSet(images=bright, labels=labels), CrossEntropy(), plan, rng("train"))
 
     plain = float((predictions(model, dark) == labels).float().mean())

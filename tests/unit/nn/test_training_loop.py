@@ -13,12 +13,12 @@ from fdgsec.experiments.train import train
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment
 from fdgsec.nn.training.loop import CrossEntropy, epochs, predictions
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.progress import Silent
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 
-PLAIN = Plan(batch_size=4, crop=None, flip=0.0)
+PLAIN = TrainingPlan(batch_size=4, crop=None, flip=0.0)
 
 
 def network() -> Classifier:
@@ -36,7 +36,7 @@ def noise(records: int) -> Tensor:
     return torch.rand(records, 3, 32, 32, generator=stream(0, "world", "noise"))
 
 
-def steps_of(records: int, plan: Plan) -> int:
+def steps_of(records: int, plan: TrainingPlan) -> int:
     seen: list[int] = []
     found = epochs(
         network(),
@@ -102,7 +102,7 @@ def test_a_single_record_left_over_is_skipped():
 def test_the_same_stream_trains_the_same_network_and_another_stream_another():
     def trained(name: str) -> Tensor:
         model = network()
-        epochs(model, dark_and_bright(12), CrossEntropy(), Plan(batch_size=4), stream(0, "world", name))
+        epochs(model, dark_and_bright(12), CrossEntropy(), TrainingPlan(batch_size=4), stream(0, "world", name))
         return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
     assert torch.equal(trained("a"), trained("a"))
@@ -113,7 +113,7 @@ def test_the_same_stream_trains_the_same_network_and_another_stream_another():
 def test_the_loss_falls_and_the_classes_are_learnt_where_brightness_tells_them_apart(optimiser: str):
     data = dark_and_bright(24)
     rate = {"sgd": 0.05, "adam": 0.005}[optimiser]
-    plan = Plan(batch_size=8, epochs=8, learning_rate=rate, optimiser=optimiser)  # type: ignore[arg-type]
+    plan = TrainingPlan(batch_size=8, epochs=8, learning_rate=rate, optimiser=optimiser)  # type: ignore[arg-type]
     losses: list[float] = []
     model = network()
 
@@ -183,7 +183,7 @@ def test_a_client_without_images_is_refused():
 )
 def test_a_plan_out_of_range_is_refused(wrong: dict[str, object]):
     with pytest.raises(UsageError, match="a plan needs"):
-        Plan(**wrong)  # type: ignore[arg-type]
+        TrainingPlan(**wrong)  # type: ignore[arg-type]
 
 
 def test_without_crop_and_flip_images_stay_as_they_are():
@@ -195,13 +195,13 @@ def test_without_crop_and_flip_images_stay_as_they_are():
 def test_a_certain_flip_is_the_exact_mirror_image():
     images = noise(5)
 
-    assert torch.equal(augment(images, Plan(crop=None, flip=1.0), stream(0, "world", "t")), images.flip(3))
+    assert torch.equal(augment(images, TrainingPlan(crop=None, flip=1.0), stream(0, "world", "t")), images.flip(3))
 
 
 def test_half_of_the_images_are_mirrored_and_the_others_untouched():
     images = noise(200)
 
-    made = augment(images, Plan(crop=None, flip=0.5), stream(0, "world", "t"))
+    made = augment(images, TrainingPlan(crop=None, flip=0.5), stream(0, "world", "t"))
 
     kept = (made == images).flatten(1).all(1)
     mirrored = (made == images.flip(3)).flatten(1).all(1)
@@ -212,7 +212,7 @@ def test_half_of_the_images_are_mirrored_and_the_others_untouched():
 def test_crops_keep_the_range_and_the_shape_and_differ_from_image_to_image():
     images = noise(1).expand(6, -1, -1, -1)
 
-    made = augment(images, Plan(crop=(0.5, 0.9), flip=0.0), stream(0, "world", "t"))
+    made = augment(images, TrainingPlan(crop=(0.5, 0.9), flip=0.0), stream(0, "world", "t"))
 
     assert made.shape == images.shape
     assert float(made.min()) >= 0.0
@@ -223,7 +223,7 @@ def test_crops_keep_the_range_and_the_shape_and_differ_from_image_to_image():
 def test_a_crop_of_a_ramp_is_a_ramp_over_the_share_of_the_side_that_its_area_says():
     ramp = torch.linspace(0, 1, 32).expand(64, 3, 32, 32)
 
-    made = augment(ramp, Plan(crop=(0.49, 0.49), flip=0.0), stream(0, "world", "t"))
+    made = augment(ramp, TrainingPlan(crop=(0.49, 0.49), flip=0.0), stream(0, "world", "t"))
 
     slope = (made[:, :, :, 24] - made[:, :, :, 8]).mean((1, 2)) / (ramp[0, 0, 0, 24] - ramp[0, 0, 0, 8])
     width = 0.7 * (4 / 3) ** 0.5  # the side of area .49, times the root of the extreme aspect ratio
@@ -234,7 +234,7 @@ def test_a_crop_of_a_ramp_is_a_ramp_over_the_share_of_the_side_that_its_area_say
 def test_augmentation_draws_from_its_stream_alone():
     images = noise(4)
 
-    first, again = (augment(images, Plan(), stream(0, "world", "t")) for _ in range(2))
+    first, again = (augment(images, TrainingPlan(), stream(0, "world", "t")) for _ in range(2))
 
     assert torch.equal(first, again)
 
@@ -266,8 +266,8 @@ def test_no_images_have_no_predictions():
 def test_zero_rounds_have_no_accuracy_and_two_rounds_have_one():
     config = RunConfig(method="fedavg", image_size=32, per_domain=14)
 
-    without = train(config, data_root=None, out=None, progress=Silent())
-    trained = train(replace(config, rounds=2), data_root=None, out=None, progress=Silent())
+    without = train(config, data_root=None, out=None, progress=NoProgress())
+    trained = train(replace(config, rounds=2), data_root=None, out=None, progress=NoProgress())
 
     assert without.accuracy is None
     assert without.model_traffic == []

@@ -10,11 +10,11 @@ from torch import nn
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
 from fdgsec.nn.training.loop import CrossEntropy, epochs, prepared, stepped
-from fdgsec.nn.training.plan import Plan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
-PLAIN = Plan(batch_size=4, crop=None, flip=0.0)
+PLAIN = TrainingPlan(batch_size=4, crop=None, flip=0.0)
 
 
 def toy(records: int = 8) -> TrainingSet:
@@ -75,7 +75,7 @@ def test_a_translation_keeps_the_middle_and_moves_no_more_than_a_ninth():
 
 def test_partners_are_cropped_and_mirrored_like_their_images():
     data = replace(toy(), partners=toy().images)
-    plan = Plan(batch_size=4, crop=(0.5, 0.8), flip=0.5)
+    plan = TrainingPlan(batch_size=4, crop=(0.5, 0.8), flip=0.5)
 
     dealt = list(
         epoch_of_batches(data, plan, stream(0, "world", "deal"), device=torch.device("cpu"), layout=torch.channels_last)

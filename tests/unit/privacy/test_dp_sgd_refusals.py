@@ -12,14 +12,14 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import CrossEntropy, Objective
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.errors import UsageError
 from tests.support.private_setting import PLAN, Made, data, network, trained, trainer, world
 from tests.support.single_records import prepared, three_clients
 
 
-def refused(objective: Objective, model: Classifier | None = None, plan: Plan = PLAN) -> str:
+def refused(objective: Objective, model: Classifier | None = None, plan: TrainingPlan = PLAN) -> str:
     how = trainer(noise=1.0, bound=1.0)
     with pytest.raises(PrivateTrainingError) as found:
         how(model or network(), data(), objective, plan, world())

@@ -11,24 +11,24 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.defenses.private_scores import PrivateScores
 from fdgsec.defenses.private_styles import PrivateStyles
-from fdgsec.federation.defense import Defense, Promises, Shield
+from fdgsec.federation.defense import Defense, DefenseStack, PlansGuarantee
 from fdgsec.federation.method import Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.privacy.accounting import AdjacencyError, Use
-from fdgsec.privacy.guarantees import Promise, check_composable
+from fdgsec.privacy.guarantees import PlannedGuarantee, check_composable
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.errors import UsageError
 
 CLIENT_STYLES, COUNTED_STYLES = PrivateStyles(unit="client"), PrivateStyles(neighbours="add-remove")
-PAYING: Sequence[Promises] = [
+PAYING: Sequence[PlansGuarantee] = [
     PrivateStyles(), PrivateStyles(neighbours="zero-out"), COUNTED_STYLES, CLIENT_STYLES, DPSGD(epsilon=1.0), PrivateScores(),
     DPFedAvg(), DPFedAvg(neighbours="replace-one"),
 ]  # fmt: skip
 
 
-def made(defense: Promises) -> Promise:
-    assert isinstance(defense.promise, Promise)
+def made(defense: PlansGuarantee) -> PlannedGuarantee:
+    assert isinstance(defense.promise, PlannedGuarantee)
     return defense.promise
 
 
@@ -37,7 +37,7 @@ PAIRS = [pair for pair in combinations(map(made, PAYING), 2) if pair[0].stage !=
 
 def refusal(*defenses: Defense, method: Method | None = None) -> str:
     with pytest.raises(UsageError) as found:
-        Shield(defenses=defenses).check(method or CCST())
+        DefenseStack(defenses=defenses).check(method or CCST())
     return str(found.value)
 
 
@@ -93,11 +93,11 @@ def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str)
     ],
 )
 def test_what_composes_or_promises_nothing_is_taken(defenses: Sequence[Defense]):
-    Shield(defenses=defenses).check(CCST())
+    DefenseStack(defenses=defenses).check(CCST())
 
 
 def test_scores_compose_with_records_and_not_with_clients():
-    Shield(defenses=(DPSGD(epsilon=8.0), PrivateScores())).check(FedDAGDP())
+    DefenseStack(defenses=(DPSGD(epsilon=8.0), PrivateScores())).check(FedDAGDP())
 
     with pytest.raises(AdjacencyError, match=r"dp-fedavg.* protects clients and private-scores records"):
         check_composable([made(DPFedAvg()), made(PrivateScores())])
@@ -108,7 +108,7 @@ def test_dp_sgd_behind_what_pays_for_models_is_refused_before_training_too():
     assert "put dp-sgd first" in refusal(DPFedAvg(), DPSGD(epsilon=8.0))
 
 
-def use(promise: Promise) -> Use:
+def use(promise: PlannedGuarantee) -> Use:
     return Use(mechanism="gaussian", noise=2.0, sensitivity=dict.fromkeys(promise.relations, 1.0), unit=promise.unit)
 
 
@@ -121,7 +121,7 @@ def refused(step: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS, ids=lambda promise: promise.by)
-def test_the_check_refuses_just_what_the_ledger_cannot_compose(one: Promise, other: Promise):
+def test_the_check_refuses_just_what_the_ledger_cannot_compose(one: PlannedGuarantee, other: PlannedGuarantee):
     ledger = Ledger()
     for promise in (one, other):
         ledger.write("client:0", round=0, stage=promise.stage, kinds={"a": "kind"}, uses={"a": (use(promise),)})

@@ -14,7 +14,7 @@ from fdgsec.nn.styles.feature_styles import greedy_seeds, mixed_styles, oversamp
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import CrossEntropy, Objective, prepared
 from fdgsec.nn.training.losses import supervised_contrastive
-from fdgsec.nn.training.plan import Plan
+from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.random_streams import stream
@@ -152,7 +152,7 @@ def test_batch_norm_couples_while_it_trains_and_not_at_its_statistics():
 
     with pytest.raises(BatchCouplingError, match="the loss of record"):
         check(CrossEntropy(), model)
-    prepared(model, Plan(freeze_norm=True))
+    prepared(model, TrainingPlan(freeze_norm=True))
     check(CrossEntropy(), model)
 
 

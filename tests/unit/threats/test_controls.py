@@ -13,7 +13,7 @@ from fdgsec.threats.attack import (
     Knowledge,
     Labels,
     Membership,
-    Plant,
+    PositiveControl,
     Ranking,
     Reconstructions,
     Recovered,
@@ -22,7 +22,7 @@ from fdgsec.threats.attack import (
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge, NullRow
 
-CASE = Case(request="released", views=(), victim="client:1", slice={"domain": "photo"})
+CASE = Case(question="released", views=(), victim="client:1", slice={"domain": "photo"})
 NULL = NullRow(name="auc", value=0.6, p_value=0.04, n=100, permutations=999)
 
 
@@ -176,19 +176,23 @@ def test_fewer_comparisons_than_rows_are_refused():
 def test_a_positive_control_passes_only_where_every_row_reaches_its_mark():
     rows = torch.arange(10)
     perfect, blind = 1 - torch.eye(10), torch.ones(10, 10)
-    plant = Plant(cases=[CASE], truths=[Truth(rows=rows)], knowledge=KNOWLEDGE, measurement="top1", at_least=0.9)
+    planted_control = PositiveControl(
+        cases=[CASE], truths=[Truth(rows=rows)], knowledge=KNOWLEDGE, measurement="top1", at_least=0.9
+    )
     guess = [Ranking(case=0, distances=perfect, slice={"v": 1}), Ranking(case=0, distances=blind, slice={"v": 2})]
 
-    controls = positive_control(plant, guess, Judge(bootstrap_repeats=100), stream(0, "attack"))
+    controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=100), stream(0, "attack"))
 
     assert [control.passed for control in controls] == [True, False]
     assert controls[0].expected == ">= 0.9"
 
 
 def test_a_positive_control_that_was_not_measured_fails():
-    plant = Plant(cases=[CASE], truths=[Truth()], knowledge=KNOWLEDGE, measurement="auc", at_least=0.9)
+    planted_control = PositiveControl(
+        cases=[CASE], truths=[Truth()], knowledge=KNOWLEDGE, measurement="auc", at_least=0.9
+    )
 
-    (control,) = positive_control(plant, [], Judge(), stream(0, "attack"))
+    (control,) = positive_control(planted_control, [], Judge(), stream(0, "attack"))
 
     assert not control.passed
     assert control.measurement.verdict == "unavailable"

@@ -7,7 +7,7 @@ from fdgsec.metrics.roc import tpr_at_fpr
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import Answer, Case, Labels, Membership, Prediction, Ranking, Recovered, Truth
 from fdgsec.threats.judging.groups import median_row
-from fdgsec.threats.judging.judge import Judge, Reading, present_classes
+from fdgsec.threats.judging.judge import Judge, Scale, present_classes
 from tests.support.judged import case, judged
 
 
@@ -56,7 +56,11 @@ def test_the_median_interval_holds_the_true_median_95_times_in_100_or_more():
     held = 0
     for _ in range(400):
         measured = median_row(
-            "x", {}, torch.randn(21, generator=rng).exp(), Reading(chance=None, chance_kind="none"), bounds=(0, None)
+            "x",
+            {},
+            torch.randn(21, generator=rng).exp(),
+            Scale(chance=None, chance_kind="none"),
+            bounds=(0, None),
         )
         assert measured.low is not None
         assert measured.high is not None
@@ -67,7 +71,7 @@ def test_the_median_interval_holds_the_true_median_95_times_in_100_or_more():
 
 def halves(distances: Tensor, partners: list[int]) -> tuple[list[Answer], list[Case], list[Truth]]:
     n = len(partners)
-    cases = [case(request="halves", slice={"domain": "photo", "half": half}) for half in "AB" for _ in range(n)]
+    cases = [case(question="halves", slice={"domain": "photo", "half": half}) for half in "AB" for _ in range(n)]
     answers: list[Answer] = [Ranking(case=i, distances=distances[i : i + 1], of="partner") for i in range(n)]
     return answers, cases, [*(Truth(partner=p) for p in partners), *(Truth() for _ in partners)]
 
@@ -179,7 +183,7 @@ def test_a_prediction_is_descriptive_and_averaged_within_its_slice():
 
 
 def test_slices_that_differ_by_request_alone_are_told_apart():
-    cases = [case(), case(request="as_if_released")]
+    cases = [case(), case(question="as_if_released")]
 
     rows = Judge().measure(
         [Ranking(case=i, distances=torch.rand(9, 9)) for i in (0, 1)],
@@ -211,7 +215,7 @@ def test_intervals_do_not_depend_on_which_other_answers_are_judged():
 
 
 def test_domains_are_permuted_across_cases_since_within_one_nothing_would_change():
-    cases = [Case(request="as_if_released", views=(), victim="client:1", slice={"domain": "all"}) for _ in range(2)]
+    cases = [Case(question="as_if_released", views=(), victim="client:1", slice={"domain": "all"}) for _ in range(2)]
     truths = [Truth(domains=torch.full((30,), domain)) for domain in (0, 1)]
     honest = [Labels(case=n, predicted=torch.full((30,), n), of="domains", classes=2) for n in (0, 1)]
     blind = [Labels(case=n, predicted=torch.arange(30) % 2, of="domains", classes=2) for n in (0, 1)]

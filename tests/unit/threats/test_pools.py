@@ -18,7 +18,7 @@ def test_exposure_counts_images_that_were_rightly_called_published():
     said = torch.tensor([True, True, False, True, False, False, False, False])
     answers = [Exposure(case=i, published=said, images=4) for i in range(3)]
 
-    row = judged(answers, [case(request="rounds")] * 3, [Truth(members=members)] * 3)["exposed_fraction",]
+    row = judged(answers, [case(question="rounds")] * 3, [Truth(members=members)] * 3)["exposed_fraction",]
 
     assert row.value == 2 / 4
     assert row.chance == pytest.approx(3 * (3 / 8) / 4)  # three of eight candidates named, three of eight are members

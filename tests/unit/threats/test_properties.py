@@ -29,7 +29,7 @@ def scored(scores: Tensor) -> list[Answer]:
 
 
 def about(true: Tensor) -> tuple[list[Case], list[Truth]]:
-    return [case(request="mixtures")] * len(true), [Truth(proportions=row) for row in true]
+    return [case(question="mixtures")] * len(true), [Truth(proportions=row) for row in true]
 
 
 def noise(true: Tensor, seed: int) -> Tensor:

@@ -42,9 +42,9 @@ def reconstructions(
 def test_a_gain_is_positive_where_the_reconstruction_is_nearer_than_the_control():
     true = images(12)
     near, far = shrunk(true.pixels(), (12, 12)), torch.rand(12, 3, 12, 12, generator=stream(5, "attack"))
-    guess = reconstructions(true, near * 0.9, B0=near * 0.9, B1=far, B2=far, B3=near * 0.5, B4=far)
+    answers = reconstructions(true, near * 0.9, B0=near * 0.9, B1=far, B2=far, B3=near * 0.5, B4=far)
 
-    rows = judged(*guess, Judge(perceptual=[Brightness()], bootstrap_repeats=300))
+    rows = judged(*answers, Judge(perceptual=[Brightness()], bootstrap_repeats=300))
 
     for name in ("psnr_gain", "ssim_gain", "brightness_gain"):
         assert float(rows[name, "B3"].low or 0) > 0, name

@@ -46,12 +46,14 @@ def test_ordered_pictures_stay_where_they_are():
 
 
 def test_the_order_of_an_unordered_answer_changes_no_number():
-    true, guess = pixels(4), as_float(pixels(4)) * 0.8
+    true, answers = pixels(4), as_float(pixels(4)) * 0.8
     truths, cases = [Truth(images=true)] * 2, [case(), case()]
     judge = Judge(bootstrap_repeats=100)
 
-    straight = judged([answer(guess, 0, B0=guess * 0.5), answer(guess, 1, B0=guess * 0.4)], cases, truths, judge)
-    turned = guess.flip(0)
+    straight = judged(
+        [answer(answers, 0, B0=answers * 0.5), answer(answers, 1, B0=answers * 0.4)], cases, truths, judge
+    )
+    turned = answers.flip(0)
     shifted = judged([answer(turned, 0, B0=turned * 0.5), answer(turned, 1, B0=turned * 0.4)], cases, truths, judge)
 
     assert straight.keys() == shifted.keys()
@@ -80,8 +82,8 @@ def test_ordered_and_unordered_answers_of_one_slice_are_a_fault():
 def null_p(turn: int, seed: int = 0) -> float:
     sets = [pixels(3, seed=number + 100 * seed) for number in range(6)]
     cases: list[Case] = [case() for _ in sets]
-    guess = [answer(as_float(sets[(number + turn) % 6]).flip(0), number) for number in range(6)]
-    (row,) = Judge().null(guess, cases, [Truth(images=images) for images in sets], stream(seed, "attack"))
+    answers = [answer(as_float(sets[(number + turn) % 6]).flip(0), number) for number in range(6)]
+    (row,) = Judge().null(answers, cases, [Truth(images=images) for images in sets], stream(seed, "attack"))
     return row.p_value
 
 

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
 from fdgsec.federation.engines.state import StateMark
-from fdgsec.federation.method import Clock, Reply, Request, Step
+from fdgsec.federation.method import Clock, Reply, Step, StepRequest
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import FdgsecError
 
@@ -53,7 +53,7 @@ def packed_whoami(settings: str) -> RecordDict:
 
 
 def packed_request(
-    step: Step, request: Request, *, settings: str, known: StateMark, model: bytes | None, held: str
+    step: Step, request: StepRequest, *, settings: str, known: StateMark, model: bytes | None, held: str
 ) -> RecordDict:
     """Write a request; `model` is the encoded global model where it travels along, `held` its hash where it does not."""
     clock = request.clock

@@ -21,7 +21,7 @@ from fdgsec.federation.engines.flower.codec import (
     read_reply,
 )
 from fdgsec.federation.engines.state import StateMark
-from fdgsec.federation.method import Reply, Request, Step
+from fdgsec.federation.method import Reply, Step, StepRequest
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.runtime.errors import FdgsecError
 
@@ -63,7 +63,7 @@ class GridEngine:
         """The names of the clients whose nodes introduced themselves, by number."""
         return sorted(self.nodes, key=lambda name: int(name.partition(":")[2]))
 
-    def ask(self, step: Step, requests: Mapping[str, Request]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
         """Have each named client do `step`; replies come in the order of the clients' numbers."""
         started = time.monotonic()
         messages, models = [], dict[int, bytes]()
@@ -89,7 +89,7 @@ class GridEngine:
             self.on_stage(stage)
         return replies, failures
 
-    def _message(self, step: Step, name: str, request: Request, models: dict[int, bytes]) -> Message:
+    def _message(self, step: Step, name: str, request: StepRequest, models: dict[int, bytes]) -> Message:
         model, held = None, ""
         if request.model is not None:
             state = request.model.state

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.client_step import handle
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.flower.codec import (
     Asked,
     Introduction,
@@ -25,7 +25,7 @@ from fdgsec.federation.engines.flower.codec import (
 )
 from fdgsec.federation.engines.flower.consent import Consent
 from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, Request
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, StepRequest
 from fdgsec.runtime.errors import DataError, FdgsecError
 from fdgsec.runtime.files import write_atomic
 
@@ -39,7 +39,7 @@ class Member:
 
     client: Client
     method: Method
-    shield: Shield
+    defense_stack: DefenseStack
     blueprint: Blueprint
     seed: int
     folder: Path
@@ -88,11 +88,13 @@ def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateM
     _check_context(context, held, name)
     before = states.read(name, expected=held if asked.known == consent.veiled(held) else asked.known)
     consent.give(asked.verb, asked.clock)
-    request = Request(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
-    reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.shield)
+    request = StepRequest(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
+    reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack)
     if state is not before and (state or before):
         states.write(name, state)
-    if asked.verb == "share" and not member.shield.policies:  # a client's size is for policies, and for nobody else
+    if (
+        asked.verb == "share" and not member.defense_stack.policies
+    ):  # a client's size is for policies, and for nobody else
         reply = replace(reply, weight=1.0)
     mark = consent.veiled(states.mark(name))
     context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})

@@ -7,9 +7,9 @@ from fdgsec.data.roles import Roles
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import Observed
-from fdgsec.experiments.setup.style_view import Eyes
+from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import World, model_of
-from fdgsec.federation.defense import Shield
+from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, GlobalModel, Method, TrainsByPlan
 from fdgsec.metrics.feature_extractors import INCEPTION
 from fdgsec.metrics.image_similarity import PerceptualEncoder
@@ -25,7 +25,7 @@ EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPT
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Scene:
+class AttackContext:
     """Everything that one report's attacks share."""
 
     config: RunConfig
@@ -39,7 +39,7 @@ class Scene:
     progress: Progressive
 
 
-def scene_of(
+def attack_context_of(
     config: RunConfig,
     world: World,
     roles: Roles,
@@ -47,32 +47,32 @@ def scene_of(
     clients: Sequence[Client],
     observed: Observed,
     model: GlobalModel | None,
-    eyes: Eyes,
-    shield: Shield,
+    style_view: StyleView,
+    defense_stack: DefenseStack,
     progress: Progressive,
-) -> Scene:
+) -> AttackContext:
     """Set the scene: one adversary before one target."""
     adversary = ADVERSARIES[config.adversary]
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
     laboratory = Laboratory(
         method=method, roles=roles, sources=world.sources, clients=clients,
-        adversary=adversary, encoder=eyes.encoder, style_size=eyes.style_size, seed=config.seed, run=observed,
-        model=model, reading=eyes.reading, shield=shield, rounds=config.rounds, unseen=world.unseen(),
+        adversary=adversary, encoder=style_view.encoder, style_size=style_view.style_size, seed=config.seed, run=observed,
+        model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack, rounds=config.rounds, unseen=world.unseen(),
         initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
     )  # fmt: skip
     knowledge = Knowledge(
-        statistics=lambda dataset: statistics(eyes.encoder, dataset, size=eyes.style_size),
-        encoder=eyes.encoder,
+        statistics=lambda dataset: statistics(style_view.encoder, dataset, size=style_view.style_size),
+        encoder=style_view.encoder,
         class_names=world.dataset.class_names,
         domain_names=world.dataset.domain_names,
         auxiliary=auxiliary if "auxiliary" in knows else None,
         unseen=world.unseen() if "unseen" in knows else None,
         own=clients[0].data if "own data" in knows else None,
-        reading=eyes.reading,
+        released_statistic=style_view.released_statistic,
         simulate=laboratory.simulated,
-        defended=laboratory.defended if shield.defenses and method.shares != "never" else None,
-        shared=laboratory.shared if shield.defenses and method.shares != "never" else None,
+        defended=laboratory.defended if defense_stack.defenses and method.shares != "never" else None,
+        shared=laboratory.shared if defense_stack.defenses and method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.plan if isinstance(method, TrainsByPlan) else None,
         keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimiser,
@@ -83,7 +83,7 @@ def scene_of(
         pooled=target_named(config.target).pooled, rounds=config.rounds,
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
-    return Scene(
+    return AttackContext(
         config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
         facts=facts, judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]), progress=progress,
     )  # fmt: skip
