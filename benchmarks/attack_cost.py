@@ -3,7 +3,7 @@
 Every cell is a process of its own. Part "scoring" whitens candidates and scores all of them against every pooled release
 by the likelihood ratio; "look-up" finds candidates among rows of single images; parts named after attacks make synthetic
 cases (benchmarks.attack_cases) and run all of the attack but its controls; "style-inversion step" and
-"optimisation-inversion step" descend on pictures. No encoder pass and no judge is in it. Seconds are processor time, the
+"optimization-inversion step" descend on pictures. No encoder pass and no judge is in it. Seconds are processor time, the
 least of up to `--repeats` turns; the peak is VmHWM above what the process held with its inputs in memory."""
 
 import argparse
@@ -103,7 +103,7 @@ PARTS: Mapping[str, Callable[..., Cost]] = {
     "scoring": scoring,
     "look-up": look_up,
     **{name: attack(name) for name in QUESTIONS},
-    "optimisation-inversion step": steps(matching_step, few=2, many=12),
+    "optimization-inversion step": steps(matching_step, few=2, many=12),
     "style-inversion step, mse": steps(regression_step, few=5, many=35),
     "style-inversion step, gan": steps(adversarial_step, few=2, many=12),
 }
@@ -113,7 +113,7 @@ GRIDS: Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {
     **{name: ((150, 450, 1350), (10, 30, 100), (256, 512)) for name in LEARNING},
     "pool-exposure": ((100, 300, 1000), (1, 10, 100), (6, 256)),
     "interpolation-leakage": ((20, 40, 80), (1, 3), (256, 512, 1024)),
-    **{name: ((), (8, 32), (48, 128)) for name in PARTS if name.startswith("optimisation")},
+    **{name: ((), (8, 32), (48, 128)) for name in PARTS if name.startswith("optimization")},
     **{name: ((), (16,), (32, 64)) for name in PARTS if name.startswith("style-inversion")},
 }
 """Candidates, clients and numbers of every part, each varied about the largest of the others."""

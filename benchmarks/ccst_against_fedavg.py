@@ -53,7 +53,7 @@ class Protocol:
     encoder: str
     rounds: int
     batch: int
-    optimiser: str
+    optimizer: str
     momentum: float
 
 
@@ -93,7 +93,7 @@ def method_of(cell: Cell, protocol: Protocol) -> FedAvg:
     plan = TrainingPlan(
         batch_size=protocol.batch,
         learning_rate=cell.learning_rate,
-        optimiser="adam" if protocol.optimiser == "adam" else "sgd",
+        optimizer="adam" if protocol.optimizer == "adam" else "sgd",
         momentum=protocol.momentum,
     )
     if cell.arm == "fedavg":
@@ -235,7 +235,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--encoder", default="mini")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--optimiser", choices=("sgd", "adam"), default="adam")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="adam")
     parser.add_argument("--momentum", type=float, default=0.9, help="of sgd; adam has its own")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -249,7 +249,7 @@ def main() -> None:
         dataset=given.dataset, target_domain=given.target_domain, per_domain=given.per_domain,
         test_images=given.test_images, image_size=given.image_size, backbone=given.backbone,
         pretrained=given.pretrained, encoder=given.encoder, rounds=given.rounds, batch=given.batch,
-        optimiser=given.optimiser, momentum=given.momentum,
+        optimizer=given.optimizer, momentum=given.momentum,
     )  # fmt: skip
     for cell in cells_of(given):
         if found_in(stored(given.results), cell, protocol) is not None:

@@ -3,7 +3,7 @@
 Three network namespaces on one bridge stand for the three machines: each has its own folder, its own address and no other
 route. The page's commands are read from the page and typed where it says. Images are procedural, in the layout that the
 page names, or those of --data; the auditor has copies of all. Ends with 0 where every command did, keys and certificates
-travelled as files alone, nothing ran on afterwards, and the audit knew what was behind every release.
+traveled as files alone, nothing ran on afterwards, and the audit knew what was behind every release.
 Needs Linux, root and iproute2."""
 
 import argparse

@@ -66,7 +66,7 @@ def defenses_of(cell: Cell, protocol: Protocol) -> tuple[str, ...]:
     given = f"epsilon={protocol.epsilon},delta={protocol.delta},max_grad_norm={protocol.max_grad_norm}"
     beside = {STYLES: protocol.styles_epsilon, SCORES: protocol.scores_epsilon}
     kind = SUBJECTS[cell.method].beside
-    relation = ",neighbours=zero-out" if kind == STYLES else ""  # dp-sgd's
+    relation = ",neighbors=zero-out" if kind == STYLES else ""  # dp-sgd's
     more = (f"{kind}:epsilon={beside[kind]},delta={protocol.delta}{relation}",) if kind else ()
     return (f"dp-sgd:{given}", *more)
 

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.dp_attacks import loss_membership, style_membership
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protocol_of
-from benchmarks.dp_tables import learnt, table
+from benchmarks.dp_tables import learned, table
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -59,7 +59,7 @@ class TimedEngine(LocalEngine):
 
 def config_of(cell: Cell, protocol: Protocol) -> RunConfig:
     """The settings of a run."""
-    plan = TrainingPlan(batch_size=protocol.batch, optimiser="adam", learning_rate=protocol.learning_rate, crop=None)
+    plan = TrainingPlan(batch_size=protocol.batch, optimizer="adam", learning_rate=protocol.learning_rate, crop=None)
     return RunConfig(
         method=cell.method, options={**SUBJECTS[cell.method].options, "plan": asdict(plan)}, dataset=protocol.dataset,
         per_domain=protocol.per_domain, image_size=protocol.image_size, backbone=protocol.backbone, norm="group",
@@ -121,7 +121,7 @@ def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, 
 
 
 def by_domain(images: DomainDataset) -> dict[str, DomainDataset]:
-    """Held-out images of the domains that clients hold: what a rate may be chosen on, and whether anything was learnt."""
+    """Held-out images of the domains that clients hold: what a rate may be chosen on, and whether anything was learned."""
     return {str(images.domain_names[int(index)]): images.of_domain(int(index)) for index in images.domains.unique()}
 
 
@@ -175,7 +175,7 @@ def main() -> None:
         row = run(cell, protocol, data_root=given.data_root)
         rows = [*stored(given.results), row]  # read again: another process may have worked on other methods
         write_atomic(given.results, json.dumps({"schema": SCHEMA, "cells": rows}, indent=1) + "\n")
-        print(f"  {float(str(row['seconds'])):.0f} s, {learnt(row)} right on held-out images", flush=True)
+        print(f"  {float(str(row['seconds'])):.0f} s, {learned(row)} right on held-out images", flush=True)
     found = [found_in(stored(given.results), cell, protocol) for cell in cells]
     print(table([row for row in found if row is not None]))
 

@@ -22,7 +22,7 @@ def table(rows: Sequence[Row]) -> str:
             continue
         slow, quick = (float(str(one["cpu_seconds_per_step"])) for one in (row, before))
         cells = [
-            str(row["method"]), str(row["seed"]), _accuracy(before), _accuracy(row), learnt(before), learnt(row),
+            str(row["method"]), str(row["seed"]), _accuracy(before), _accuracy(row), learned(before), learned(row),
             _styles(before), _styles(row), _model(before), _model(row), f"{quick:.3f}", f"{slow:.3f}", f"{slow / quick:.1f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
@@ -31,7 +31,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, "", *said])
 
 
-def learnt(row: Row) -> str:
+def learned(row: Row) -> str:
     """The accuracy on held-out images of the clients' own domains, each image counting once; a dash where not measured."""
     accuracy = cast(Mapping[str, object], row["accuracy"])
     domains = list(cast(Mapping[str, Mapping[str, float]], accuracy["per_domain"]).values())

@@ -19,7 +19,7 @@ NUMBERS = 512
 
 
 def matching_step(size: Size) -> Callable[[int], object]:
-    """Optimisation inversion through `mini`: all pictures in one batch."""
+    """Optimization inversion through `mini`: all pictures in one batch."""
     encoder = load_encoder("mini")
     channels = 2 * int(encoder.encode(torch.zeros(1, 3, size.dimension, size.dimension)).shape[1])
     targets = torch.rand(size.clients, channels, generator=stream(0, "world", "styles"))

@@ -5,9 +5,9 @@ What is measured, and what it would be without the codec doing its work (in brac
 * psnr: mean over images of decode(encode(x)) against x;
 * style error: relative L2 of the re-encoded (mean, std) to the wanted one after AdaIN and decoding, median over random
   pairs of different domains [the content's own style against the wanted one];
-* content correlation: of instance-normalised features before and after, median [with another image's];
+* content correlation: of instance-normalized features before and after, median [with another image's];
 * varying channels: share whose per-image means have a standard deviation over images above 1e-3 of the median channel's;
-* domain 1-NN: how often the nearest other image in standardised style space has the same domain [the six RGB means and
+* domain 1-NN: how often the nearest other image in standardized style space has the same domain [the six RGB means and
   stds in place of the style];
 * speed, and a contact sheet of contents by styles."""
 
@@ -90,8 +90,8 @@ def psnr(encoder: StyleEncoder, pixels: Tensor) -> Tensor:
     return torch.cat(values)
 
 
-def normalised(features: Tensor) -> Tensor:
-    """Instance-normalise: every channel of every image to mean 0 and standard deviation 1."""
+def normalized(features: Tensor) -> Tensor:
+    """Instance-normalize: every channel of every image to mean 0 and standard deviation 1."""
     mean, std = style_of(features)
     return (features - mean[..., None, None]) / std[..., None, None]
 
@@ -117,8 +117,8 @@ def swaps(encoder: StyleEncoder, sample: Sample, *, pairs: int, seed: int) -> Sw
         wanted, own = torch.cat([mean, std], 1), torch.cat(style_of(content), 1)
         error.append((torch.cat(style_of(again), 1) - wanted).norm(dim=1) / wanted.norm(dim=1))
         untouched.append((own - wanted).norm(dim=1) / wanted.norm(dim=1))
-        related.append(correlation(normalised(again), normalised(content)))
-        chance.append(correlation(normalised(other), normalised(content)))
+        related.append(correlation(normalized(again), normalized(content)))
+        chance.append(correlation(normalized(other), normalized(content)))
     return Swaps(
         contents=contents, styles=styles, error=torch.cat(error), untouched=torch.cat(untouched),
         correlation=torch.cat(related), chance=torch.cat(chance),
@@ -131,7 +131,7 @@ def varying(means: Tensor) -> Tensor:
 
 
 def nearest_domain(vectors: Tensor, domains: Tensor) -> float:
-    """Share of images whose nearest other image, after standardising each number, is of the same domain."""
+    """Share of images whose nearest other image, after standardizing each number, is of the same domain."""
     standard = (vectors - vectors.mean(0)) / vectors.std(0).clamp_min(1e-9)
     distance = torch.cdist(standard, standard)
     distance.fill_diagonal_(torch.inf)
@@ -196,7 +196,7 @@ def measure(encoder: StyleEncoder, sample: Sample, *, pairs: int, seed: int) -> 
     swapped = swaps(encoder, sample, pairs=pairs, seed=seed)
     found = image_moments(encoder, sample.pixels)
     style = torch.cat(found.style(unbiased=True), 1)
-    colour = torch.cat(moments(as_float(sample.pixels)).style(unbiased=True), 1)
+    color = torch.cat(moments(as_float(sample.pixels)).style(unbiased=True), 1)
     by_domain = {}
     for number, name in enumerate(sample.names):
         given, taken = sample.domains[swapped.contents] == number, sample.domains[swapped.styles] == number
@@ -216,7 +216,7 @@ def measure(encoder: StyleEncoder, sample: Sample, *, pairs: int, seed: int) -> 
         "varying_channels": float(varying(found.mean).double().mean()),
         "median_style_norm": round(float(style.norm(dim=1).median()), 2),
         "domain_1nn": round(nearest_domain(style, sample.domains), 4),
-        "domain_1nn_colour_only": round(nearest_domain(colour, sample.domains), 4),
+        "domain_1nn_color_only": round(nearest_domain(color, sample.domains), 4),
         "by_domain": by_domain, "images_per_second": speeds(encoder, sample.pixels),
     }  # fmt: skip
 

@@ -2,12 +2,12 @@
 
 "fit" is the whole of one client's `fit`: the network is built, the state loaded, images are read, cropped and mirrored,
 the method's losses and styles computed, the update copied out. "bare" is the passes of benchmarks/passes.py alone, on
-float batches in memory, with the same network, batch, layout, precision and optimiser. Both take turns in one process;
-a ratio is of two neighbours. Seconds are processor seconds (time.process_time) of this process, so that whatever else the
+float batches in memory, with the same network, batch, layout, precision and optimizer. Both take turns in one process;
+a ratio is of two neighbors. Seconds are processor seconds (time.process_time) of this process, so that whatever else the
 machine does changes them little. The target is a ratio of at most 1.15.
 
 "no ops" is the same `fit` with what it does to images or maps beside its passes switched off, where an option does that:
-what is left above 1 is the loop's. Not part of `fit`, measured once: what is made once and remembered (stylised images),
+what is left above 1 is the loop's. Not part of `fit`, measured once: what is made once and remembered (stylized images),
 and what is shared.
 
 StableFDG's batch grows at random, so its bare passes are those of the very steps that `fit` takes: a dry run notes how
@@ -161,7 +161,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(timings: Mapping[str, Timing], over: str, under: str) -> list[float]:
-    """The quotients of neighbours."""
+    """The quotients of neighbors."""
     return [a / b for a, b in zip(timings[over].processor, timings[under].processor, strict=True)]
 
 

@@ -39,7 +39,7 @@ from fdgsec.metrics.feature_extractors import (
     extractor_named,
 )
 from fdgsec.nn.networks import weights
-from fdgsec.nn.networks.classifiers import Normalisation
+from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.nn.styles.encoders import MiniStyle, SqueezeStyle, load_encoder
 from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.random_streams import stream
@@ -78,7 +78,7 @@ def bare_input(name: str, pixels: Tensor) -> Tensor:
     if name == "inception":
         images = 2 * functional.interpolate(images, size=(INCEPTION_SIDE, INCEPTION_SIDE), mode="bilinear") - 1
     elif name == "squeezenet":
-        images = Normalisation()(images)
+        images = Normalization()(images)
     return images.contiguous(memory_format=torch.channels_last)
 
 

@@ -19,7 +19,7 @@ from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.loop import prepared
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.random_streams import stream
 
@@ -61,12 +61,12 @@ def exploration_shares(places: Sequence[str], probability: float) -> dict[str | 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bare:
-    """A network in training mode, its optimiser, and one batch (B, 3, S, S) in the layout that training uses."""
+    """A network in training mode, its optimizer, and one batch (B, 3, S, S) in the layout that training uses."""
 
     network: Classifier
     images: Tensor
     labels: Tensor
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     precision: Precision
 
     @classmethod
@@ -77,7 +77,7 @@ class Bare:
         return cls(
             network=network, images=images.contiguous(memory_format=precision.layout),
             labels=torch.arange(plan.batch_size) % network.classes,
-            optimiser=optimiser_of(network.parameters(), plan), precision=precision,
+            optimizer=optimizer_of(network.parameters(), plan), precision=precision,
         )  # fmt: skip
 
     def forward(self, images: Tensor) -> Tensor:
@@ -87,9 +87,9 @@ class Bare:
 
     def step(self, loss: Tensor) -> None:
         """One backward pass and one step."""
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward(inputs=list(self.network.parameters()))
-        self.optimiser.step()
+        self.optimizer.step()
 
 
 def views(bare: Bare, *, count: int, steps: int) -> None:
@@ -122,18 +122,18 @@ def _joined(count: int, maps: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Adversary:
-    """FedDAG's two other networks, and the optimiser of the generator."""
+    """FedDAG's two other networks, and the optimizer of the generator."""
 
     teacher: Classifier
     generator: PerturbationNetwork
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
 
     @classmethod
     def of(cls, student: Classifier, plan: TrainingPlan) -> "Adversary":
         """Copy the student; make a generator."""
         generator = perturbation_network("fcn32", rng=stream(0, "world", "generator"))
-        optimiser = optimiser_of(generator.parameters(), plan)
-        return cls(teacher=deepcopy(student).requires_grad_(False), generator=generator, optimiser=optimiser)
+        optimizer = optimizer_of(generator.parameters(), plan)
+        return cls(teacher=deepcopy(student).requires_grad_(False), generator=generator, optimizer=optimizer)
 
 
 def adversarial(bare: Bare, adversary: Adversary, *, steps: int, validation: Tensor) -> None:
@@ -147,15 +147,15 @@ def adversarial(bare: Bare, adversary: Adversary, *, steps: int, validation: Ten
         with autocast(bare.images.device, bare.precision):
             with torch.no_grad():
                 target = functional.normalize(adversary.teacher.features(bare.images).float(), dim=1)
-            made = bare.images + INTENSITY * student.normalise.std * adversary.generator(student.normalise(bare.images))
+            made = bare.images + INTENSITY * student.normalize.std * adversary.generator(student.normalize(bare.images))
             seen = made.detach().requires_grad_()
             features = student.features(seen)
             answered = functional.cross_entropy(student.head(features).float(), bare.labels)
         apart = (functional.normalize(features.float(), dim=1) - target).square().sum(1)
         (slope,) = torch.autograd.grad(answered - apart.clamp_max(MARGIN).mean(), seen, retain_graph=True)
-        adversary.optimiser.zero_grad(set_to_none=True)
+        adversary.optimizer.zero_grad(set_to_none=True)
         made.backward(slope)
-        adversary.optimiser.step()
+        adversary.optimizer.step()
         bare.step(answered + apart.mean() + bare.forward(bare.images))
         with torch.no_grad():
             for kept, new in zip(adversary.teacher.parameters(), student.parameters(), strict=True):
@@ -182,7 +182,7 @@ def episodes(bare: Bare, *, steps: int) -> None:
             weights.values(), slopes, torch.autograd.grad(outer, list(fast.values())), strict=True
         ):
             weight.grad = inner + other
-        bare.optimiser.step()
+        bare.optimizer.step()
 
 
 def watch(network: nn.Module, seen: list[dict[str, int]]) -> None:

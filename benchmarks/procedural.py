@@ -1,7 +1,7 @@
 """Procedural training images for the `mini` style codec: nothing here is, or is derived from, a photograph.
 
 Eight families (1/f noise, dead leaves, flat cartoons with outlines, line drawings on white, gradients and shaded spheres,
-regular textures, brush strokes, collages of the others) cover the statistics that set domains apart: colour, contrast,
+regular textures, brush strokes, collages of the others) cover the statistics that set domains apart: color, contrast,
 edge density and texture. One seed gives the same pool on every run."""
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 from fdgsec.runtime.random_streams import integer_seed, stream
 
 Picture = NDArray[np.floating]  # (H, W, 3) in [0, 1]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 Painter = Callable[[np.random.Generator, int], Picture]
 
 
@@ -47,7 +47,7 @@ def crops(images: Tensor, *, crop: int, size: int, rng: torch.Generator) -> Tens
     return torch.stack(drawn).to(torch.float32).div_(255).contiguous(memory_format=torch.channels_last)
 
 
-def coloured_noise(rng: np.random.Generator, size: int) -> Picture:
+def colored_noise(rng: np.random.Generator, size: int) -> Picture:
     """1/f^a noise whose three channels are correlated like those of natural images."""
     planes = _spectral(rng, size, slope=rng.uniform(0.6, 2.2), planes=3)
     saturation = rng.uniform(0.05, 0.7)
@@ -59,7 +59,7 @@ def coloured_noise(rng: np.random.Generator, size: int) -> Picture:
 
 def dead_leaves(rng: np.random.Generator, size: int) -> Picture:
     """Overlapping shapes with power-law sizes, flat or noisy: the edge statistics of photographs."""
-    canvas, draw, scale = _canvas(size, _colour(rng))
+    canvas, draw, scale = _canvas(size, _color(rng))
     palette = _palette(rng, 12)
     for _ in range(int(rng.integers(40, 160))):
         radius = scale * size * min(0.5, 0.03 / max(1e-3, rng.random()) ** 0.7)
@@ -72,10 +72,10 @@ def dead_leaves(rng: np.random.Generator, size: int) -> Picture:
 
 def cartoon(rng: np.random.Generator, size: int) -> Picture:
     """Few flat saturated shapes with dark outlines on a flat, often pale, ground."""
-    ground = (255, 255, 255) if rng.random() < 0.45 else _colour(rng)
+    ground = (255, 255, 255) if rng.random() < 0.45 else _color(rng)
     canvas, draw, scale = _canvas(size, ground)
     palette = _palette(rng, 6)
-    outline = (0, 0, 0) if rng.random() < 0.7 else _colour(rng, high=0.35)
+    outline = (0, 0, 0) if rng.random() < 0.7 else _color(rng, high=0.35)
     for _ in range(int(rng.integers(3, 16))):
         radius = scale * size * rng.uniform(0.06, 0.42)
         width = int(scale * rng.uniform(0.8, 3.5))
@@ -122,7 +122,7 @@ def spheres(rng: np.random.Generator, size: int) -> Picture:
 
 
 def texture(rng: np.random.Generator, size: int) -> Picture:
-    """A periodic or blotchy pattern in two or three colours: stripes, checks, dots, thresholded noise."""
+    """A periodic or blotchy pattern in two or three colors: stripes, checks, dots, thresholded noise."""
     y, x = _grid(size)
     bend = rng.uniform(0, 0.25) * _spectral(rng, size, slope=2.0, planes=1)[..., 0]
     angle, period = rng.uniform(0, math.pi), rng.uniform(3, 28) / size
@@ -143,8 +143,8 @@ def texture(rng: np.random.Generator, size: int) -> Picture:
 
 
 def brush_strokes(rng: np.random.Generator, size: int) -> Picture:
-    """Short thick strokes along an orientation field over a coloured underpainting."""
-    under = coloured_noise(rng, size) if rng.random() < 0.6 else dead_leaves(rng, size)
+    """Short thick strokes along an orientation field over a colored underpainting."""
+    under = colored_noise(rng, size) if rng.random() < 0.6 else dead_leaves(rng, size)
     field = np.pi * _spectral(rng, size, slope=2.2, planes=1)[..., 0]
     canvas, draw, scale = _canvas(size, _eight_bit(255 * under.mean((0, 1))))
     length, width = rng.uniform(0.03, 0.15) * size * scale, int(scale * rng.uniform(1.5, 7))
@@ -172,7 +172,7 @@ def collage(rng: np.random.Generator, size: int) -> Picture:
 
 
 FAMILIES: dict[str, Painter] = {
-    "coloured_noise": coloured_noise,
+    "colored_noise": colored_noise,
     "dead_leaves": dead_leaves,
     "cartoon": cartoon,
     "line_drawing": line_drawing,
@@ -184,7 +184,7 @@ FAMILIES: dict[str, Painter] = {
 
 
 def _degraded(picture: Picture, rng: np.random.Generator) -> Picture:
-    """Add what cameras and scanners add: blur, grain, a tone curve, sometimes no colour."""
+    """Add what cameras and scanners add: blur, grain, a tone curve, sometimes no color."""
     if rng.random() < 0.2:
         image = Image.fromarray((picture * 255).astype(np.uint8)).filter(
             ImageFilter.GaussianBlur(rng.uniform(0.4, 1.5))
@@ -193,8 +193,8 @@ def _degraded(picture: Picture, rng: np.random.Generator) -> Picture:
     if rng.random() < 0.3:
         picture = picture ** np.float32(math.exp(rng.normal(0, 0.35)))
     if rng.random() < 0.6:
-        grey = rng.uniform(0.1, 0.9) if rng.random() < 0.85 else 1.0
-        picture = (1 - grey) * picture + grey * picture.mean(2, keepdims=True)
+        gray = rng.uniform(0.1, 0.9) if rng.random() < 0.85 else 1.0
+        picture = (1 - gray) * picture + gray * picture.mean(2, keepdims=True)
     if rng.random() < 0.3:
         picture = picture + rng.uniform(0, 0.04) * rng.normal(size=picture.shape)
     return _clipped(picture)
@@ -228,25 +228,25 @@ def _spectral(rng: np.random.Generator, size: int, *, slope: float, planes: int)
     return planewise
 
 
-def _eight_bit(levels: NDArray[np.floating]) -> Colour:
+def _eight_bit(levels: NDArray[np.floating]) -> Color:
     red, green, blue = (int(level) for level in levels)
     return red, green, blue
 
 
-def _colour(rng: np.random.Generator, high: float = 1.0) -> Colour:
+def _color(rng: np.random.Generator, high: float = 1.0) -> Color:
     red, green, blue = (int(255 * high * value) for value in rng.random(3))
     return red, green, blue
 
 
-def _palette(rng: np.random.Generator, colours: int) -> list[Colour]:
-    """Colours around one random centre, from nearly grey to fully spread."""
-    centre, spread, grey = rng.random(3), rng.uniform(0.1, 0.5), rng.uniform(0, 0.9)
-    raw = centre + spread * rng.normal(size=(colours, 3))
-    raw = grey * raw.mean(1, keepdims=True) + (1 - grey) * raw
+def _palette(rng: np.random.Generator, colors: int) -> list[Color]:
+    """Colors around one random center, from nearly gray to fully spread."""
+    center, spread, gray = rng.random(3), rng.uniform(0.1, 0.5), rng.uniform(0, 0.9)
+    raw = center + spread * rng.normal(size=(colors, 3))
+    raw = gray * raw.mean(1, keepdims=True) + (1 - gray) * raw
     return [(int(red), int(green), int(blue)) for red, green, blue in np.clip(raw, 0, 1) * 255]
 
 
-def _canvas(size: int, ground: Colour) -> tuple[Image.Image, ImageDraw.ImageDraw, int]:
+def _canvas(size: int, ground: Color) -> tuple[Image.Image, ImageDraw.ImageDraw, int]:
     """A canvas of twice the size, so that shrinking it smooths the edges; with its scale."""
     image = Image.new("RGB", (2 * size, 2 * size), ground)
     return image, ImageDraw.Draw(image), 2
@@ -261,8 +261,8 @@ def _blob(
     rng: np.random.Generator,
     radius: float,
     *,
-    fill: Colour | None,
-    outline: Colour | None,
+    fill: Color | None,
+    outline: Color | None,
     width: int,
 ) -> None:
     """An ellipse or an irregular polygon at a random place."""
@@ -280,7 +280,7 @@ def _blob(
         draw.line([*points, points[0]], fill=outline, width=max(1, width), joint="curve")
 
 
-def _curve(draw: ImageDraw.ImageDraw, rng: np.random.Generator, extent: float, *, ink: Colour, width: int) -> None:
+def _curve(draw: ImageDraw.ImageDraw, rng: np.random.Generator, extent: float, *, ink: Color, width: int) -> None:
     """A smooth cubic curve between random points."""
     corners = rng.normal(0, rng.uniform(0.08, 0.35), (4, 2)) * extent + rng.random(2) * extent
     t = np.linspace(0, 1, 24)[:, None]
@@ -289,7 +289,7 @@ def _curve(draw: ImageDraw.ImageDraw, rng: np.random.Generator, extent: float, *
     draw.line([(float(x), float(y)) for x, y in points], fill=ink, width=max(1, width), joint="curve")
 
 
-def _hatch(draw: ImageDraw.ImageDraw, rng: np.random.Generator, extent: float, *, ink: Colour, width: int) -> None:
+def _hatch(draw: ImageDraw.ImageDraw, rng: np.random.Generator, extent: float, *, ink: Color, width: int) -> None:
     """Parallel strokes in a patch."""
     cx, cy = rng.random(2) * extent
     angle, length, gap = rng.uniform(0, math.pi), rng.uniform(0.1, 0.4) * extent, rng.uniform(0.02, 0.06) * extent

@@ -5,9 +5,9 @@ Four losses, each measured in its own natural unit so that the weights below mea
 * reconstruction: log MSE of decode(encode(x)), per image, plus L1;
 * style: re-encoded minus wanted (mean, std) after an AdaIN swap, in units of that statistic's spread over the batch, so
   that an encoder cannot lower it by making all styles alike;
-* content: 1 - correlation of the instance-normalised features before and after the swap;
+* content: 1 - correlation of the instance-normalized features before and after the swap;
 * texture: log energies of a fixed bank of random filters at three scales, of the swapped image against the image that
-  gave the style. The bank is not trained, so it ties the learnt statistics to what can be seen.
+  gave the style. The bank is not trained, so it ties the learned statistics to what can be seen.
 
 Writes DIR/mini.safetensors (EMA weights, shape and scale in the metadata), DIR/checkpoint.safetensors (everything a later
 `--resume` needs) and DIR/log.json."""
@@ -69,7 +69,7 @@ class Codec(nn.Module):
 class FilterBank(nn.Module):
     """Log energies of fixed random filters, two layers deep, at three scales: a texture descriptor that cannot adapt.
 
-    Random shallow filters suffice to synthesise textures (Ustyuzhaninov et al. 2016, arXiv 1606.00021)."""
+    Random shallow filters suffice to synthesize textures (Ustyuzhaninov et al. 2016, arXiv 1606.00021)."""
 
     def __init__(self, *, filters: int = 32, scales: int = 3) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class FilterBank(nn.Module):
 
 
 def swap_losses(codec: Codec, bank: FilterBank, images: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """Give every image the style of its neighbour in the batch and compare what came out with what was wanted."""
+    """Give every image the style of its neighbor in the batch and compare what came out with what was wanted."""
     mean, std = style_of(features, unbiased=False, eps=STATISTICS_EPS)
     content = ((features - mean[..., None, None]) / std[..., None, None]).detach()
     wanted = torch.cat([mean, std], 1).roll(1, 0).detach()
@@ -125,7 +125,7 @@ def losses(codec: Codec, bank: FilterBank, images: Tensor, *, swap: bool) -> dic
 
 
 def average(ema: nn.Module, model: nn.Module, decay: float) -> None:
-    """Move the averaged weights towards the current ones."""
+    """Move the averaged weights toward the current ones."""
     with torch.no_grad():
         for kept, now in zip(ema.parameters(), model.parameters(), strict=True):
             kept.lerp_(now, 1 - decay)
@@ -176,18 +176,18 @@ class Trainer:
     def __init__(self, shape: MiniShape, plan: TrainingPlan) -> None:
         self.shape, self.plan = shape, plan
         self.codec = Codec(shape).to(memory_format=torch.channels_last)
-        self.initialise()
+        self.initialize()
         self.ema = Codec(shape)
         self.ema.load_state_dict(self.codec.state_dict())
         self.bank = FilterBank()
-        self.optimiser = torch.optim.Adam(self.codec.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98))
+        self.optimizer = torch.optim.Adam(self.codec.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98))
         self.rng = stream(plan.seed, "world", "train mini")
         self.step, self.seconds = 0, 0.0
         self.recent: dict[str, float] = {}
         # one single-threaded worker a share: they meet once a step, not at every operation, which matters on a busy CPU
         self.workers = ThreadPoolExecutor(plan.shards, initializer=torch.set_num_threads, initargs=(1,))
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         """Draw the weights from the run's own stream; residual branches start small, rectified channels well off linear."""
         rng = stream(self.plan.seed, "world", "mini weights")
         for name, parameter in self.codec.named_parameters():
@@ -200,10 +200,10 @@ class Trainer:
                 parameter.normal_(0, gain / math.sqrt(fan), generator=rng)
 
     def advance(self, images: Tensor) -> None:
-        """Take one optimiser step."""
+        """Take one optimizer step."""
         started, plan = time.perf_counter(), self.plan
         progress = self.seconds / (60 * plan.minutes)
-        for group in self.optimiser.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(plan, progress)
         batch = crops(images, crop=plan.crop, size=plan.batch, rng=self.rng)
         swap = progress > plan.warm_up
@@ -211,7 +211,7 @@ class Trainer:
         for parameter, *shares in zip(self.codec.parameters(), *(found for found, _ in results), strict=True):
             parameter.grad = torch.stack(shares).mean(0)
         nn.utils.clip_grad_norm_(self.codec.parameters(), 1.0)
-        self.optimiser.step()
+        self.optimizer.step()
         self.step += 1
         average(self.ema, self.codec, min(0.998, self.step / (self.step + 20)))
         for name in results[0][1]:
@@ -232,7 +232,7 @@ class Trainer:
         """Write weights, averaged weights and Adam's moments, so that a run can go on."""
         tensors = {f"codec.{name}": tensor for name, tensor in self.codec.state_dict().items()}
         tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.state_dict().items()}
-        for index, state in self.optimiser.state_dict()["state"].items():
+        for index, state in self.optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": tensor for name, tensor in state.items()}
         tensors["rng"] = self.rng.get_state()
         notes = {"step": str(self.step), "seconds": repr(self.seconds)}
@@ -246,12 +246,12 @@ class Trainer:
         for prefix, module in (("codec.", self.codec), ("ema.", self.ema)):
             own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
             module.load_state_dict(own)
-        adam = self.optimiser.state_dict()
+        adam = self.optimizer.state_dict()
         for name, value in tensors.items():
             if name.startswith("adam."):
                 _, index, field = name.split(".")
                 adam["state"].setdefault(int(index), {})[field] = value
-        self.optimiser.load_state_dict(adam)
+        self.optimizer.load_state_dict(adam)
         self.rng.set_state(tensors["rng"])
         self.step, self.seconds = int(notes["step"]), float(notes["seconds"])
 

@@ -2,7 +2,7 @@
 
 Part "loop": one client epoch (`training.epochs` on uint8 images with augmentation; and FedAvg's whole `fit`, which also
 builds the network) against forward, cross-entropy, backward and step on one float batch that lies in memory, with the same
-network, batch size, optimiser, precision and layout. The target is 90 % of the bare speed. Precision and layout are those
+network, batch size, optimizer, precision and layout. The target is 90 % of the bare speed. Precision and layout are those
 of the table `fdgsec.nn.training.precision.PRECISION` and, where `--modes` says so, others in its place on both sides.
 Part "precision": a bare step in float32 and bfloat16, contiguous and channels_last, against the table
 `fdgsec.nn.training.precision.PRECISION`.
@@ -94,15 +94,15 @@ def bare(setting: Setting, precision: Precision, plan: TrainingPlan) -> Job:
     size = (setting.batch, 3, setting.image_size, setting.image_size)
     images = torch.rand(*size, generator=rng).contiguous(memory_format=layout)
     labels = torch.randint(0, CLASSES, (setting.batch,), generator=rng)
-    optimiser = torch.optim.SGD(network.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
+    optimizer = torch.optim.SGD(network.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
 
     def job() -> None:
         for _ in range(setting.steps):
             with torch.autocast("cpu", torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext():
                 loss = functional.cross_entropy(network(images).float(), labels)
-            optimiser.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
     return job
 

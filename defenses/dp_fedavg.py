@@ -57,7 +57,7 @@ class DPFedAvg:
     """Clips what a client's model learned and adds noise to it: differential privacy per client (McMahan et al. 2018).
 
     `clip` is S. The multiplier z is `noise_multiplier`, else the least for which all rounds together cost (`epsilon`,
-    `delta`) between `neighbours`: a client that learned nothing in its place ("zero-out", sensitivity S), or another one
+    `delta`) between `neighbors`: a client that learned nothing in its place ("zero-out", sensitivity S), or another one
     ("replace-one", 2 S). `trust` says who adds the noise, and so against whom it holds: "local" (each client z S to its
     own message), "distributed" (each z S / sqrt(N)), "server" (nobody; the server z S to the sum). `weight_cap` scales a
     client's change by min(n / cap, 1); the weight that it tells is 1. `buffers` refuses models that average over images in
@@ -68,7 +68,7 @@ class DPFedAvg:
     noise_multiplier: float | None = None
     clip: float = 1.0
     trust: Literal["local", "distributed", "server"] = "local"
-    neighbours: Literal["zero-out", "replace-one"] = "zero-out"
+    neighbors: Literal["zero-out", "replace-one"] = "zero-out"
     weight_cap: int | None = None
     buffers: Literal["refuse", "received"] = "refuse"
 
@@ -104,7 +104,7 @@ class DPFedAvg:
         """Clients, whoever adds the noise."""
         relations = frozenset(self._sensitivities())
         return PlannedGuarantee(
-            by=f"dp-fedavg:neighbours={self.neighbours}", stage="update", unit="client", relations=relations
+            by=f"dp-fedavg:neighbors={self.neighbors}", stage="update", unit="client", relations=relations
         )
 
     def check(self, method: Method) -> None:
@@ -182,7 +182,7 @@ class DPFedAvg:
         """Give z: the standard deviation of the noise on the sum over S, the same in each of `rounds` rounds."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        one = noise_multiplier(self.epsilon, self.delta) * self._sensitivities()[self.neighbours] / self.clip
+        one = noise_multiplier(self.epsilon, self.delta) * self._sensitivities()[self.neighbors] / self.clip
         return multiplier_per_release(one, releases=max(rounds, 1))
 
     def noise(self, sender: Sender) -> float:
@@ -199,10 +199,10 @@ class DPFedAvg:
         return (Use(mechanism="gaussian", noise=noise, sensitivity=self._sensitivities(), unit="client"),)
 
     def _sensitivities(self) -> Mapping[Relation, float]:
-        """In what `neighbours` asks for, and what follows from it.
+        """In what `neighbors` asks for, and what follows from it.
 
         Add-remove is not among them: who takes part is seen, so that a client more or less cannot go unnoticed."""
-        if self.neighbours == "zero-out":
+        if self.neighbors == "zero-out":
             return {"zero-out": self.clip}
         return {"zero-out": self.clip, "replace-one": 2 * self.clip}
 

@@ -1,6 +1,6 @@
 """Guards: what every receiver checks before it uses a message, and how a server outvotes hostile clients.
 
-Centres: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498), Krum (Blanchard
+Centers: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498), Krum (Blanchard
 et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.federation.robust_statistics holds the mathematics. They act on what the server
 received, so they hide nothing from it."""
 
@@ -18,7 +18,7 @@ from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Method
 from fdgsec.federation.reply_checks import HEAVIEST
 from fdgsec.federation.reply_slots import ROWS, Slot, remade
-from fdgsec.federation.robust_statistics import distance_z, krum, median, trimmed_mean, winsorised
+from fdgsec.federation.robust_statistics import distance_z, krum, median, trimmed_mean, winsorized
 from fdgsec.federation.wire import CLIENTS, Message, Receipt, Upload
 from fdgsec.runtime.errors import ArtifactError, UsageError
 
@@ -28,12 +28,12 @@ SLOT = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Guards:
-    """Checks every message where it is received, on by default; on request outvotes outliers by robust centres.
+    """Checks every message where it is received, on by default; on request outvotes outliers by robust centers.
 
     `schema`: legal shapes and ranges (no negative std), the same from every client, and a model's own entries; `finite`:
     no NaN, no infinity; `largest_bytes`: payload size. Off until asked for: `norm`, the largest L2 norm of a model's change
     or of any other artifact's numbers; `outlier`, the largest robust z of a client's (a row's) distance from the median.
-    Who is over is refused (the run ends), replaced by the median, or clipped: `on_outlier`. `centre` puts the clients'
+    Who is over is refused (the run ends), replaced by the median, or clipped: `on_outlier`. `center` puts the clients'
     coordinate-wise median, their mean without the `hostile` largest and smallest values, or Krum's choice against
     `hostile` clients in everybody's place, so that whatever mean a server takes is that. `acts_on` limits the last three."""
 
@@ -43,7 +43,7 @@ class Guards:
     norm: float | None = None
     outlier: float | None = None
     on_outlier: Literal["refuse", "replace", "clip"] = "refuse"
-    centre: Literal["none", "median", "trimmed-mean", "krum"] = "none"
+    center: Literal["none", "median", "trimmed-mean", "krum"] = "none"
     hostile: int = 1
     acts_on: Literal["all", "models", "styles"] = "all"
 
@@ -92,7 +92,7 @@ class Guards:
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
         """Compare what clients sent in each slot with each other and with the model, and outvote where that is asked for.
 
-        Raises ArtifactError for a client that is refused, UsageError where no centre can be taken."""
+        Raises ArtifactError for a client that is refused, UsageError where no center can be taken."""
         uploads = list(receipt.uploads)
         if self.schema:
             _check_slots(uploads)
@@ -123,21 +123,21 @@ class Guards:
             near = slot.origin + (slot.rows - slot.origin).nan_to_num() * (self.norm / lengths).unsqueeze(1)
             slot = self._held(slot, lengths, bound=self.norm, measure="L2 norm", near=near)
         if self.outlier is not None:
-            near = winsorised(slot.rows, bound=self.outlier)
+            near = winsorized(slot.rows, bound=self.outlier)
             if self.on_outlier == "clip":  # by coordinate
                 slot = slot.refilled(near)
             else:
                 measure = "robust z of its distance from the median"
                 slot = self._held(slot, distance_z(slot.rows), bound=self.outlier, measure=measure, near=near)
-        return slot if self.centre == "none" else self._centred(slot)
+        return slot if self.center == "none" else self._centered(slot)
 
     def _check_many(self, slot: Slot) -> None:
         """Raise UsageError where one is to be outvoted of whom only a mean is there."""
         merged = CLIENTS in slot.senders or (len(slot.senders) > 1 and len({id(one) for one in slot.artifacts}) == 1)
-        if merged and (self.centre != "none" or self.outlier is not None):
+        if merged and (self.center != "none" or self.outlier is not None):
             raise UsageError(
                 f"guards cannot outvote anybody in {slot.name!r}: the server goes on with the clients' mean alone "
-                "(secure-aggregation, dp-fedavg:trust=server); leave centre and outlier out."
+                "(secure-aggregation, dp-fedavg:trust=server); leave center and outlier out."
             )
 
     def _held(self, slot: Slot, found: Tensor, *, bound: float, measure: str, near: Tensor) -> Slot:
@@ -155,21 +155,21 @@ class Guards:
         instead = near if self.on_outlier == "clip" else median(slot.rows).expand_as(slot.rows)
         return slot.refilled(torch.where(over.unsqueeze(1), instead, slot.rows))
 
-    def _centred(self, slot: Slot) -> Slot:
+    def _centered(self, slot: Slot) -> Slot:
         """The slot with one client's or nobody's artifact in everybody's place."""
         if isinstance(slot.artifacts[0], ROWS):
             raise UsageError(
-                f"guards:centre={self.centre} needs one vector per client, but {slot.name!r} holds {slot.artifacts[0].kind}, "
+                f"guards:center={self.center} needs one vector per client, but {slot.name!r} holds {slot.artifacts[0].kind}, "
                 "rows whose number is each client's; bound rows by outlier=..., or give acts_on=models."
             )
         try:
-            centre = _CENTRES[self.centre](slot.rows, self.hostile)
+            center = _CENTERS[self.center](slot.rows, self.hostile)
         except ValueError as error:
-            raise UsageError(f"guards:centre={self.centre},hostile={self.hostile} in {slot.name!r}: {error}") from error
-        return slot.refilled(centre.expand_as(slot.rows))
+            raise UsageError(f"guards:center={self.center},hostile={self.hostile} in {slot.name!r}: {error}") from error
+        return slot.refilled(center.expand_as(slot.rows))
 
 
-_CENTRES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+_CENTERS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "median": lambda rows, hostile: median(rows),
     "trimmed-mean": lambda rows, hostile: trimmed_mean(rows, trim=hostile),
     "krum": lambda rows, hostile: rows[krum(rows, hostile=hostile)],

@@ -1,4 +1,4 @@
-"""Private styles: clipping about a public centre and the analytic Gaussian mechanism, for every linear style release.
+"""Private styles: clipping about a public center and the analytic Gaussian mechanism, for every linear style release.
 
 Of a release that is a mean over images (CCST's eq. 8, StableFDG's eq. 3) every image's statistic t(x) is brought into a ball
 about the mean of public images, t~ = c + (t - c) min(1, C / |t - c|), Gaussian noise goes on the mean of the n images, and
@@ -72,19 +72,19 @@ class ClustersImages(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateStyles:
-    """Clips each image's (or client's) style about a public centre and adds Gaussian noise for (epsilon, delta).
+    """Clips each image's (or client's) style about a public center and adds Gaussian noise for (epsilon, delta).
 
     `epsilon` inf clips without noise and promises nothing. `clip` is C; "auto" the `quantile` of public images' own
     distances, in units of how much each coordinate varies among these (`scale` "public", with squares taken about their
-    means) or in those of t itself ("raw"). `neighbours` says what changes a record, `unit` whether it is a record at all.
+    means) or in those of t itself ("raw"). `neighbors` says what changes a record, `unit` whether it is a record at all.
     Raises UsageError for options out of range."""
 
     epsilon: float = 8.0
     delta: float = 1e-5
     clip: float | Literal["auto"] = "auto"
     unit: Unit = "record"
-    neighbours: Relation = "replace-one"
-    centre: Literal["public", "zero"] = "public"
+    neighbors: Relation = "replace-one"
+    center: Literal["public", "zero"] = "public"
     scale: Literal["public", "raw"] = "public"
     quantile: float = 0.95
 
@@ -97,10 +97,10 @@ class PrivateStyles:
             raise UsageError(
                 f"private-styles needs clip above 0 (or auto) and quantile in (0, 1]; got {self.clip} and {self.quantile}."
             )
-        if self.unit == "client" and self.neighbours == "add-remove":
+        if self.unit == "client" and self.neighbors == "add-remove":
             raise UsageError(
                 "private-styles cannot hide that a client takes part, only what it holds; with unit=client take "
-                "neighbours=replace-one or zero-out."
+                "neighbors=replace-one or zero-out."
             )
 
     @property
@@ -109,12 +109,12 @@ class PrivateStyles:
         size = "how many images a client has" if self.unit == "record" else "how many rows a client sends"
         counted = (
             "the number of images is private here: whatever else tells it (weights of an update) is not covered"
-            if self.neighbours == "add-remove"
+            if self.neighbors == "add-remove"
             else f"{size} is public"
         )
         return (
             counted,
-            "centre, units and clip come from public images alone",
+            "center, units and clip come from public images alone",
             "which images a client sends rows of does not depend on the images",
             "Gaussian noise in floating point (research grade: not hardened against Mironov, CCS 2012)",
             "an image of a person is one record: several of one person's are not covered together"
@@ -129,9 +129,9 @@ class PrivateStyles:
         Nothing without noise."""
         if math.isinf(self.epsilon):
             return None
-        implied: set[Relation] = {"zero-out"} if self.neighbours == "replace-one" else set()
-        by = f"private-styles:unit={self.unit},neighbours={self.neighbours}"
-        return PlannedGuarantee(by=by, stage="share", unit=self.unit, relations=frozenset({self.neighbours, *implied}))
+        implied: set[Relation] = {"zero-out"} if self.neighbors == "replace-one" else set()
+        by = f"private-styles:unit={self.unit},neighbors={self.neighbors}"
+        return PlannedGuarantee(by=by, stage="share", unit=self.unit, relations=frozenset({self.neighbors, *implied}))
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method that sends no styles, and per record for styles of clusters."""
@@ -159,7 +159,7 @@ class PrivateStyles:
             region = self._made(outgoing, "rows", lambda: row_region(outgoing.sender, outgoing.name, self._reference))
             return self._rows(outgoing, region, sensitivity_of_rows(region), rng)
         frame = self._made(outgoing, "pooled", lambda: pooled_frame(outgoing.sender, outgoing.name, self._reference))
-        if self.neighbours == "add-remove":
+        if self.neighbors == "add-remove":
             return self._sum_and_count(outgoing, frame, rng)
         return self._mean(outgoing, frame, rng)
 
@@ -194,7 +194,7 @@ class PrivateStyles:
         self, outgoing: Outgoing, sensitivity: Mapping[Relation, float]
     ) -> tuple[float, tuple[Use, ...] | None]:
         """The noise's standard deviation, and what it costs in each relation in which epsilon holds or better."""
-        asked = sensitivity[self.neighbours]
+        asked = sensitivity[self.neighbors]
         clock = outgoing.sender.clock
         releases = max(clock.rounds, 1) if outgoing.sender.method.shares == "every" else 1
         noise = noise_multiplier(self.epsilon, self.delta) * asked * math.sqrt(releases)
@@ -215,10 +215,10 @@ class PrivateStyles:
                 "image each, or an image has several (a mean of whole spectra is one release of 3 x H x (W // 2 + 1) "
                 "numbers); take private-styles:unit=client."
             )
-        if self.neighbours == "add-remove":
+        if self.neighbors == "add-remove":
             raise UsageError(
                 "private-styles cannot keep the number of images private where rows of single images are sent: their "
-                "number follows from it; take neighbours=replace-one or zero-out."
+                "number follows from it; take neighbors=replace-one or zero-out."
             )
 
     def _client_region(self, outgoing: Outgoing) -> Region:
@@ -230,7 +230,7 @@ class PrivateStyles:
     def _reference(self) -> Reference:
         return Reference(
             bound=None if self.clip == "auto" else self.clip, quantile=self.quantile,
-            centred=self.centre == "public", scaled=self.scale == "public",
+            centered=self.center == "public", scaled=self.scale == "public",
         )  # fmt: skip
 
     def _made(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:

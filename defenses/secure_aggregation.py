@@ -123,9 +123,9 @@ def _pooled_style(artifacts: Sequence[Artifact], weights: Tensor) -> StyleStatis
     tensors = [artifact.tensors() for artifact in artifacts]
     mean, std = (torch.stack([one[name] for one in tensors]).double() for name in ("mean", "std"))
     shares = (weights / weights.sum()).unsqueeze(1)
-    centre = (shares * mean).sum(0)
-    variance = (shares * (std.square() + (mean - centre).square())).sum(0)
-    return StyleStatistics(mean=centre.to(tensors[0]["mean"]), std=variance.sqrt().to(tensors[0]["std"]))
+    center = (shares * mean).sum(0)
+    variance = (shares * (std.square() + (mean - center).square())).sum(0)
+    return StyleStatistics(mean=center.to(tensors[0]["mean"]), std=variance.sqrt().to(tensors[0]["std"]))
 
 
 def _mean_state(artifacts: Sequence[Artifact], weights: Tensor) -> ModelState:

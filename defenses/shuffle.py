@@ -2,7 +2,7 @@
 
 Uploads of a stage arrive as those of "anonymous:0", "anonymous:1", ...; a fresh order each stage, so that no number means the
 same client twice. The parts of one upload stay together (a model with its weight). Order alone gives no epsilon:
-shuffling amplifies that of local randomisers (Feldman, McMillan & Talwar, FOCS 2021), which is not claimed here, and what a style says of its
+shuffling amplifies that of local randomizers (Feldman, McMillan & Talwar, FOCS 2021), which is not claimed here, and what a style says of its
 client links it without a name (the linkage attack)."""
 
 from collections.abc import Mapping, Sequence

@@ -127,7 +127,7 @@ def audit(
     confidence: float = 0.95,
     canaries: int = 1024,
     guesses: int | None = None,
-    canary: Literal["gradient", "mislabelled"] = "gradient",
+    canary: Literal["gradient", "mislabeled"] = "gradient",
     rounds: int | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,

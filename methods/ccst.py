@@ -2,7 +2,7 @@
 
 Chen, Jiang, Dou & Chen, WACV 2023, https://arxiv.org/abs/2210.00912. AdaIN is eq. (2), the style extractor eq. (4), the
 image generator G eq. (5), a single image's style eq. (6), a client's bank eq. (7), the overall style eq. (8), the
-broadcast banks eqs. (9) and (10), local stylisation Algorithm 1. Extends methods/fedavg.py, which trains afterwards.
+broadcast banks eqs. (9) and (10), local stylization Algorithm 1. Extends methods/fedavg.py, which trains afterwards.
 
 Shares, once, before round 0: per client either one overall style (2C numbers) or J = ceil(n / 32) single-image styles;
 the server sends all of them to every client, attributed to their owners. With `representation="amplitude"` (appendix E:
@@ -10,7 +10,7 @@ what FedDG exchanges, in this framework) a style is an amplitude spectrum, 3 x H
 the mean over images (its footnote 1).
 Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside
 its root, as every released code has it, where the paper prints a plain standard deviation (eq. 8 divides by all pixels,
-eps likewise); images are stylised at the size they have unless `style_size` says otherwise; the encoder is `mini`
+eps likewise); images are stylized at the size they have unless `style_size` says otherwise; the encoder is `mini`
 unless the AdaIN VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set
 together by the preset `ccst-released`."""
 
@@ -37,7 +37,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, stat
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.runtime.errors import UsageError
 
-STYLISED_AT_ONCE = 32
+STYLIZED_AT_ONCE = 32
 Bank = StyleBank | Amplitudes
 
 
@@ -45,11 +45,11 @@ Bank = StyleBank | Amplitudes
 class CCST(FedAvg):
     """CCST with its options; those of the style exchange default to the paper's, those of training are in `ccst-paper`.
 
-    `style_size` is the side in pixels at which images are encoded and stylised (the released code takes 512). `k` is
+    `style_size` is the side in pixels at which images are encoded and stylized (the released code takes 512). `k` is
     the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client` is
     J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
-    (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylised images as JPEG
-    (`jpeg_quality`), and validates on stylised training images (`leaky_validation`). `low_frequency` and
+    (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylized images as JPEG
+    (`jpeg_quality`), and validates on stylized training images (`leaky_validation`). `low_frequency` and
     `amplitude_ratio` belong to amplitude styles: L of the window that is exchanged and the share of an image's own
     amplitude that stays in it. Appendix E does not say them; these are the defaults of FedDG's exchange function."""
 
@@ -75,14 +75,14 @@ class CCST(FedAvg):
 
     @property
     def trains_through_trainer(self) -> bool:
-        """An image is stylised by others' styles alone (an own draw keeps it as it is), and its K versions are one record."""
+        """An image is stylized by others' styles alone (an own draw keeps it as it is), and its K versions are one record."""
         return type(self) is CCST and (self.local is None or self.local.trains_through_trainer)
 
     @property
     def server_needs(self) -> ServerNeeds:
         """What FedAvg's needs, and every single style; the sum of overall styles is the style of all images.
 
-        Without names a client does not know which style is its own, and stylises with it as with any other."""
+        Without names a client does not know which style is its own, and stylizes with it as with any other."""
         if self.style == "single":
             return ServerNeeds(uploads="unnamed", because="the bank is made of styles of single images")
         return super().server_needs
@@ -137,7 +137,7 @@ class CCST(FedAvg):
 
     def _spectra(self, data: DomainDataset) -> Iterator[Tensor]:
         """The images' amplitude spectra in float64, a chunk at a time."""
-        for rows in torch.arange(len(data)).split(STYLISED_AT_ONCE):
+        for rows in torch.arange(len(data)).split(STYLIZED_AT_ONCE):
             yield amplitudes(as_float(resized(data.pixels(rows), self.style_size)).double())
 
     def _statistics(self, data: DomainDataset) -> Moments:
@@ -169,22 +169,22 @@ class CCST(FedAvg):
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
         """Algorithm 1, made once and remembered: every image K times, in its own style or in another client's."""
-        if "stylised_images" not in state:
+        if "stylized_images" not in state:
             bank = inbox["bank"]
             wanted = Amplitudes if self.representation == "amplitude" else StyleBank
             if not isinstance(bank, wanted):
                 raise TypeError(f"ccst trains with {wanted.kind} here; {client.name} received a {bank.kind}.")
-            made = self.stylised(client, bank, rng)
-            state = {**state, "stylised_images": made.images, "stylised_labels": made.labels}
+            made = self.stylized(client, bank, rng)
+            state = {**state, "stylized_images": made.images, "stylized_labels": made.labels}
             if self.leaky_validation:
                 state = _with_leaky_split(state, rng, k=self.k)
-        images, labels = state["stylised_images"], state["stylised_labels"]
+        images, labels = state["stylized_images"], state["stylized_labels"]
         owners = state.get(
-            "stylised_owners", torch.arange(len(labels)) // self.k
+            "stylized_owners", torch.arange(len(labels)) // self.k
         )  # D has K entries per image, in order
         return TrainingSet(images=images, labels=labels, owners=owners), state
 
-    def stylised(self, client: Client, bank: Bank, rng: torch.Generator) -> TrainingSet:
+    def stylized(self, client: Client, bank: Bank, rng: torch.Generator) -> TrainingSet:
         """Algorithm 1: D has K entries per image, image by image; an own draw keeps the original (lines 5, 6)."""
         owners = torch.unique(bank.owner)
         count = len(client.data)
@@ -193,7 +193,7 @@ class CCST(FedAvg):
         styles = self._style_rows(bank, draws, rng)
         images = client.data.pixels().repeat_interleave(self.k, dim=0)
         foreign = (draws.flatten() != client.number).nonzero().flatten()
-        for chunk in foreign.split(STYLISED_AT_ONCE) if len(foreign) else ():
+        for chunk in foreign.split(STYLIZED_AT_ONCE) if len(foreign) else ():
             images[chunk] = self._restyled(images[chunk], bank, styles[chunk])
         return TrainingSet(images=images, labels=client.data.labels.repeat_interleave(self.k))
 
@@ -210,7 +210,7 @@ class CCST(FedAvg):
             rows = (bank.owner == owner).nonzero().flatten()
             picks = rows[torch.randint(0, len(rows), (draws.numel(),), generator=rng)]
             if self.style_per_batch:  # one style for all contents of a batch of 32
-                picks = picks[(torch.arange(draws.numel()) // (STYLISED_AT_ONCE * self.k)) * STYLISED_AT_ONCE * self.k]
+                picks = picks[(torch.arange(draws.numel()) // (STYLIZED_AT_ONCE * self.k)) * STYLIZED_AT_ONCE * self.k]
             chosen[flat == owner] = picks[flat == owner]
         return chosen
 
@@ -232,7 +232,7 @@ class CCST(FedAvg):
         return made if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in made])
 
     def validation_set(self, client: Client, state: State) -> TrainingSet | None:
-        """Originals split off before augmentation, or (released code) a tenth of the stylised images."""
+        """Originals split off before augmentation, or (released code) a tenth of the stylized images."""
         if not self.leaky_validation or "leaky_images" not in state:
             return super().validation_set(client, state)
         return TrainingSet(images=state["leaky_images"], labels=state["leaky_labels"])
@@ -248,11 +248,11 @@ def _rows(inbox: Inbox) -> tuple[Tensor, Tensor]:
 
 
 def _with_leaky_split(state: State, rng: torch.Generator, *, k: int) -> State:
-    order = torch.randperm(len(state["stylised_labels"]), generator=rng)
+    order = torch.randperm(len(state["stylized_labels"]), generator=rng)
     cut = len(order) // 10
     held, kept = order[:cut], order[cut:]
-    images, labels = state["stylised_images"], state["stylised_labels"]
-    split = {"stylised_images": images[kept], "stylised_labels": labels[kept], "stylised_owners": kept // k}
+    images, labels = state["stylized_images"], state["stylized_labels"]
+    split = {"stylized_images": images[kept], "stylized_labels": labels[kept], "stylized_owners": kept // k}
     return {**state, **split, "leaky_images": images[held], "leaky_labels": labels[held]}
 
 

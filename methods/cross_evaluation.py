@@ -1,6 +1,6 @@
 """Sharpness-aware hierarchical aggregation, and cross-evaluation on top of other methods: FedAvg++ and FedAvg+.
 
-Che, Wu, Jin, Xia & Chen, "FedDAG: Federated Domain Adversarial Generation Towards Generalizable Medical Image
+Che, Wu, Jin, Xia & Chen, "FedDAG: Federated Domain Adversarial Generation Toward Generalizable Medical Image
 Analysis", 2025, https://arxiv.org/abs/2501.13967, section III-C: peers evaluate perturbed models (eq. 5), scores
 weigh clients (eq. 6), Algorithm 2 averages each client's model with better ones of its own past. Section IV-C4 puts
 the same on other methods: with perturbation ("++") and without ("+", cross-client evaluation-based aggregation).
@@ -272,7 +272,7 @@ class CrossEvaluation(SharpnessAware):
 
     `base` shares, combines, trains and remodels as it always does; its aggregation runs with the weights of eq. 6 in
     the place of its own. Without a `base` this is FedAvg++ (or MixStyle++ and the like, by `local`). With one,
-    options of training (`plan`, `weights`, `keep_optimiser`, `local`) are the base's and have no place here. A
+    options of training (`plan`, `weights`, `keep_optimizer`, `local`) are the base's and have no place here. A
     base's training is closed to its user, so that the perturbation follows the gradient of its objective on one
     batch dealt anew at the trained weights, where the paper takes the last step's: one step more per client and
     round."""

@@ -32,7 +32,7 @@ from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective, stepped
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 
@@ -116,11 +116,11 @@ class SmoothedCrossEntropy:
 class Alignment:
     """Phase 2: first the discriminator's step on this batch, then the extractor's losses and the generator's step.
 
-    `players` are trained in place by `optimisers`, generator first in both."""
+    `players` are trained in place by `optimizers`, generator first in both."""
 
     error: SmoothedCrossEntropy
     players: tuple[Generator, Discriminator]
-    optimisers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
+    optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
     method: "FedADG"
     rng: torch.Generator
     couples_records: bool = True  # the discriminator's step is the batch's
@@ -135,10 +135,10 @@ class Alignment:
             noise = torch.rand(len(condition), generator.noise, generator=self.rng).to(condition.device)
             reference = generator(noise, condition)
             judged = discriminator_loss(discriminator, reference.detach(), features.detach().float(), condition)
-            stepped(self.optimisers[1], judged, self.method.game)
+            stepped(self.optimizers[1], judged, self.method.game)
             if not self.method.released:
                 sought = generator_loss(discriminator, reference, condition, seeks=self.method.generator_seeks)
-                stepped(self.optimisers[0], sought, self.method.game)
+                stepped(self.optimizers[0], sought, self.method.game)
             fooled: Tensor = (1 - discriminator(features.float(), condition)).square()
         return self.method.alpha * errors + (1 - self.method.alpha) * fooled
 
@@ -158,7 +158,7 @@ def generator_loss(judge: Discriminator, reference: Tensor, condition: Tensor, *
 
 @dataclass(frozen=True, kw_only=True)
 class FedADG(FedAvg):
-    """FedADG; `plan` is phase 1 (E0 epochs), `adversarial_epochs` E1, `game` the two other players' optimiser.
+    """FedADG; `plan` is phase 1 (E0 epochs), `adversarial_epochs` E1, `game` the two other players' optimizer.
 
     `alpha` weighs cross-entropy in phase 2 (.45 in FedCCRL's code), `label_value` stands for the 1 of a one-hot label.
     `noise` is the generator's input width (None: the features'), `hidden` its hidden width, `projected` the
@@ -231,26 +231,26 @@ class FedADG(FedAvg):
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Phase 1, then phase 2, with one optimiser for the classifier; send model and generator."""
+        """Phase 1, then phase 2, with one optimizer for the classifier; send model and generator."""
         data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
         network = self.start(client, model=model, state=state)
-        optimiser = optimiser_of(network.parameters(), self.plan)
-        if self.keep_optimiser:
-            remember(optimiser, state)
+        optimizer = optimizer_of(network.parameters(), self.plan)
+        if self.keep_optimizer:
+            remember(optimizer, state)
         error = SmoothedCrossEntropy(self.label_smoothing)
         metrics = client.trainer(
-            network, data, error, self.plan, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+            network, data, error, self.plan, rng, round=clock.round, rounds=clock.rounds, optimizer=optimizer
         )
         players = self.players(network, model=model, inbox=inbox, state=state, rng=rng)
         if self.adversarial_epochs:
             aligned = self.alignment(players, error=error, rng=rng)
             second = replace(self.plan, epochs=self.adversarial_epochs, steps=None)
             more = client.trainer(
-                network, data, aligned, second, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+                network, data, aligned, second, rng, round=clock.round, rounds=clock.rounds, optimizer=optimizer
             )
             metrics = {"loss": more["loss"], "steps": metrics["steps"] + more["steps"]}
-        if self.keep_optimiser:
-            state = {**state, **optimiser_memory(optimiser)}
+        if self.keep_optimizer:
+            state = {**state, **optimizer_memory(optimizer)}
         artifacts, state = self.sent(network, players, state=state)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
@@ -258,9 +258,9 @@ class FedADG(FedAvg):
     def alignment(
         self, players: tuple[Generator, Discriminator], *, error: SmoothedCrossEntropy, rng: torch.Generator
     ) -> Alignment:
-        """The objective of phase 2, with fresh optimisers for generator and discriminator."""
-        generator, discriminator = (optimiser_of(player.parameters(), self.game) for player in players)
-        return Alignment(error=error, players=players, optimisers=(generator, discriminator), method=self, rng=rng)
+        """The objective of phase 2, with fresh optimizers for generator and discriminator."""
+        generator, discriminator = (optimizer_of(player.parameters(), self.game) for player in players)
+        return Alignment(error=error, players=players, optimizers=(generator, discriminator), method=self, rng=rng)
 
     def sent(
         self, network: Classifier, players: tuple[Generator, Discriminator], *, state: State

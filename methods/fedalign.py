@@ -6,7 +6,7 @@ Algorithm 3 AugMix (fdgsec/nn/training/augmix.py), eqs. (11) to (14) the domain 
 features, (23) that of predictions (fdgsec/nn/training/losses.py), (24) their sum. Extends methods/fedccrl.py, which holds what both
 papers have: the pool, the views' frame, contrast.
 
-Shares: exactly what FedCCRL shares, the colour statistics of a share r of the images each round, to everybody else.
+Shares: exactly what FedCCRL shares, the color statistics of a share r of the images each round, to everybody else.
 The discriminator stays with its client.
 Differs from the paper: pool and batch statistics as in FedCCRL (unbiased, 1e-6 inside the root); the pool is clustered
 once per client and round, not per batch, for it does not change in between; remainders of the floors b_k go to the
@@ -14,8 +14,8 @@ largest clusters and the drawn rows are dealt out in random order; contrast and 
 coordinates, to which the weights .1 belong (`sums` takes eqs. (17) and (21) as printed); L_D has the labels of
 eq. (13) and Algorithm 1, not those of eq. (11), and the minus that eq. (14) leaves out; the discriminator is off unless
 asked for, because in the authors' code, too, none of its gradient reaches the encoder.
-d as Algorithm 2 prints it is a constant, 1 - 1/C, whatever the image: means of normalised channels are 0. Then
-sigma(kd) = .99995 and lambda is Beta's alone; `difficulty="input"` takes the means before normalisation."""
+d as Algorithm 2 prints it is a constant, 1 - 1/C, whatever the image: means of normalized channels are 0. Then
+sigma(kd) = .99995 and lambda is Beta's alone; `difficulty="input"` takes the means before normalization."""
 
 import warnings
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ from torch.nn import functional, init
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalised
+from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalized
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective
 from fdgsec.nn.training.losses import inconsistency
-from fdgsec.nn.training.plan import optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, integer_seed
 
@@ -123,12 +123,12 @@ def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Discriminator:
-    """Section 3.4: D, which tells originals (0) from views (1), with its own optimiser.
+    """Section 3.4: D, which tells originals (0) from views (1), with its own optimizer.
 
     `reversal` is the strength of gradient reversal; 0 keeps every gradient from the features."""
 
     network: nn.Sequential
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     reversal: float
 
     def oppose(self, features: Sequence[Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ class Discriminator:
         slope, *slopes = torch.autograd.grad(loss, [seen, *parameters])
         for parameter, gradient in zip(parameters, slopes, strict=True):
             parameter.grad = gradient
-        self.optimiser.step()
+        self.optimizer.step()
         if not self.reversal:
             return seen.new_zeros(records)
         pull = (slope * (joined - joined.detach())).sum(1).view(len(features), records).sum(0)
@@ -156,7 +156,7 @@ class Discriminator:
     def memory(self) -> dict[str, Tensor]:
         """What the client keeps of it until its next round."""
         state = {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
-        return {KEPT + name: value for name, value in (state | optimiser_memory(self.optimiser)).items()}
+        return {KEPT + name: value for name, value in (state | optimizer_memory(self.optimizer)).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class FedAlign(FedCCRL):
     sums: bool = False
     clusters: int = 7
     sharpness: float = 15.0
-    difficulty: Literal["normalised", "input"] = "normalised"
+    difficulty: Literal["normalized", "input"] = "normalized"
     augmix_difficulty: bool = False
     discriminator: Literal["off", "detached", "reversed"] = "off"
     discriminator_rate: float = 1e-3
@@ -213,7 +213,7 @@ class FedAlign(FedCCRL):
         """Algorithm 3, 11 and 12: sigma(k d), (B,), where the option says so."""
         if not self.augmix_difficulty:
             return None
-        return torch.sigmoid(self.sharpness * difficulty_score(normalised(as_float(pixels)).mean((2, 3))))
+        return torch.sigmoid(self.sharpness * difficulty_score(normalized(as_float(pixels)).mean((2, 3))))
 
     def losses(self, features: Sequence[Tensor], logits: Sequence[Tensor], labels: Tensor) -> Tensor:
         """Eq. (24) per record, (B,): FedCCRL's terms, and consistency with the views (eq. 21)."""
@@ -249,29 +249,29 @@ class FedAlign(FedCCRL):
         network = self.start(client, model=model, state=state)
         objective = self.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         assert isinstance(objective, OpposedAlignment)
-        optimiser = optimiser_of(network.parameters(), self.plan)
-        if self.keep_optimiser:
-            remember(optimiser, state)
+        optimizer = optimizer_of(network.parameters(), self.plan)
+        if self.keep_optimizer:
+            remember(optimizer, state)
         metrics = client.trainer(
-            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimizer=optimizer
         )
-        memory = optimiser_memory(optimiser) if self.keep_optimiser else {}
+        memory = optimizer_memory(optimizer) if self.keep_optimizer else {}
         state = {**state, **memory, **objective.judge.memory()}
         artifacts, state = self.results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
 
     def recalled(self, model: GlobalModel, state: State, rng: torch.Generator) -> Discriminator:
-        """The client's discriminator with its optimiser's moments, or in its first round a new one."""
+        """The client's discriminator with its optimizer's moments, or in its first round a new one."""
         width = model.state.state["head.weight"].shape[1]
         made = discriminator_network(width, rng).to(model.blueprint.device)
-        optimiser = torch.optim.Adam(made.parameters(), lr=self.discriminator_rate)
+        optimizer = torch.optim.Adam(made.parameters(), lr=self.discriminator_rate)
         memory = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
         if memory:
             made.load_state_dict({name: memory[name] for name in made.state_dict()})
-            remember(optimiser, memory)
+            remember(optimizer, memory)
         return Discriminator(
-            network=made, optimiser=optimiser, reversal=self.reversal if self.discriminator == "reversed" else 0.0
+            network=made, optimizer=optimizer, reversal=self.reversal if self.discriminator == "reversed" else 0.0
         )
 
 

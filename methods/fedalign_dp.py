@@ -13,7 +13,7 @@ Differs from FedAlign in what met other records:
 * Algorithm 2's b_k: a batch of B shared its draws out among clusters, floor(B |P_k| / |P|) each, so that how many records
   there are decided what each could get. Every record draws by itself: a cluster in proportion to its size, in it a row by
   its weight. For each record that is the paper's law up to the rounding of b_k.
-* section 3.4: the discriminator normalises over the joined batch and, by gradient reversal, reaches the encoder; it is off,
+* section 3.4: the discriminator normalizes over the joined batch and, by gradient reversal, reaches the encoder; it is off,
   and there is no other choice. Detached (the authors' code) it changes nothing that is sent; reversed it would need layers
   without batch norm and a noisy step of its own.
 * `ignore_pool`, mixing with the batch's own images (the code), and `sums`, by which a loss grows with the batch, are refused.

@@ -20,7 +20,7 @@ from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 
 KEPT = "kept/"
@@ -50,14 +50,14 @@ def detached(network: nn.Module) -> dict[str, Tensor]:
 class FedAvg:
     """FedAvg with its local plan; other methods extend the steps that they change.
 
-    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimiser` lets a client's
+    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimizer` lets a client's
     moments survive its rounds. `local` is a method whose local objective is trained in place of cross-entropy: what
     `--with mixstyle` puts on top of CCST."""
 
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     weights: Literal["size", "uniform"] = "size"
     select: Literal["last", "validation"] = "last"
-    keep_optimiser: bool = False
+    keep_optimizer: bool = False
     local: "FedAvg | None" = None
 
     @property
@@ -150,18 +150,18 @@ class FedAvg:
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """ClientUpdate of Algorithm 1: a fresh optimiser, E epochs of minibatch steps from the global model."""
+        """ClientUpdate of Algorithm 1: a fresh optimizer, E epochs of minibatch steps from the global model."""
         data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
         network = self.start(client, model=model, state=state)
         objective = self.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        optimiser = optimiser_of(network.parameters(), self.plan)
-        if self.keep_optimiser:
-            remember(optimiser, state)
+        optimizer = optimizer_of(network.parameters(), self.plan)
+        if self.keep_optimizer:
+            remember(optimizer, state)
         metrics = client.trainer(
-            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimiser=optimiser
+            network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimizer=optimizer
         )
-        if self.keep_optimiser:
-            state = {**state, **optimiser_memory(optimiser)}
+        if self.keep_optimizer:
+            state = {**state, **optimizer_memory(optimizer)}
         artifacts, state = self.results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state

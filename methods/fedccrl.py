@@ -1,14 +1,14 @@
 """FedCCRL: federated domain generalization with cross-client representation learning.
 
 Wang, Guo & Tang, 2024, https://arxiv.org/abs/2410.11267. Every image of a batch is seen three times: as it is, and in two
-views that take on the colour statistics of other clients' images (MixStyle) and are then perturbed (AugMix); supervised
+views that take on the color statistics of other clients' images (MixStyle) and are then perturbed (AugMix); supervised
 contrast aligns the features and a Jensen-Shannon divergence the predictions. FedAlign extends it, and its paper prints
 the same parts: eqs. (7) and (8) the statistics, (9) and (10) the pool, (3) the views, (17) to (20) supervised contrast,
 (23) Jensen-Shannon; equation numbers here are FedAlign's. Extends methods/fedavg.py.
 
 Shares, every round: per client the mean and std of the three channels of floor(r n_i) of its images, fresh ones each
 round, six float32 per image and no labels; the server sends every participant all rows but its own, attributed to their
-owners. They are statistics of the network's input: un-augmented images in RGB normalised by ImageNet's mean and std.
+owners. They are statistics of the network's input: un-augmented images in RGB normalized by ImageNet's mean and std.
 Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, as the authors' code has it where eq. (8)
 is plain; the loss is as that code adds it up, the sum of three cross-entropies and a tenth of each alignment term
 (`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the code);
@@ -49,14 +49,14 @@ def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
     return mean.to(like).view(3, 1, 1), std.to(like).view(3, 1, 1)
 
 
-def normalised(images: Tensor) -> Tensor:
+def normalized(images: Tensor) -> Tensor:
     """Bring images in [0, 1] into the space of the network's input, where all statistics are taken."""
     mean, std = _constants(images)
     return (images - mean) / std
 
 
-def denormalised(inputs: Tensor) -> Tensor:
-    """Undo `normalised`; what was mixed may leave [0, 1]."""
+def denormalized(inputs: Tensor) -> Tensor:
+    """Undo `normalized`; what was mixed may leave [0, 1]."""
     mean, std = _constants(inputs)
     return inputs * std + mean
 
@@ -68,8 +68,8 @@ def eight_bits(images: Tensor, *, wrapped: bool = False) -> Tensor:
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
-def colour_moments(data: DomainDataset, rows: Tensor) -> Moments:
-    """Give the moments of the three normalised channels of the images at `rows`, one float64 row each (eqs. 7, 8)."""
+def color_moments(data: DomainDataset, rows: Tensor) -> Moments:
+    """Give the moments of the three normalized channels of the images at `rows`, one float64 row each (eqs. 7, 8)."""
     if not len(rows):
         return Moments(count=torch.zeros(0), mean=torch.zeros(0, 3), m2=torch.zeros(0, 3))
     found = concatenated([moments(as_float(data.pixels(part))) for part in rows.split(AT_ONCE)])
@@ -166,7 +166,7 @@ class FedCCRL(FedAvg):
         """Eq. (9): the statistics of floor(r n_i) random images, in random order; the model is not looked at."""
         count = math.floor(self.upload_ratio * len(client.data) + 1e-9)  # .29 of 100 images are 29, not 28
         rows = torch.randperm(len(client.data), generator=rng)[:count]
-        mean, std = colour_moments(client.data, rows).style(unbiased=True, eps=EPS)
+        mean, std = color_moments(client.data, rows).style(unbiased=True, eps=EPS)
         return {"statistics": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
 
     def combine(
@@ -219,14 +219,14 @@ class FedCCRL(FedAvg):
         channels_last = images.is_contiguous(memory_format=torch.channels_last)
         view = images
         if self.mixing:
-            view = denormalised(self.mixed(normalised(view), pool, rng))
+            view = denormalized(self.mixed(normalized(view), pool, rng))
         if self.perturbing:
             pixels = eight_bits(view, wrapped=self.overflow == "wrapped").contiguous()
             view = as_float(self.augmix(pixels, rng, scale=self.kept(pixels)))
         return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def mixed(self, inputs: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
-        """Give normalised `inputs` statistics between their own and those drawn from the pool (Algorithm 2, 10 to 21).
+        """Give normalized `inputs` statistics between their own and those drawn from the pool (Algorithm 2, 10 to 21).
 
         Without a pool they are drawn from the batch: a random permutation of its own statistics."""
         mean, std = instance_statistics(inputs, eps=EPS)

@@ -1,4 +1,4 @@
-"""FedDAG: federated domain adversarial generation towards generalizable medical image analysis.
+"""FedDAG: federated domain adversarial generation toward generalizable medical image analysis.
 
 Che, Wu, Jin, Xia & Chen, 2025, https://arxiv.org/abs/2501.13967. Novel domain adversarial generation (NDAG) is
 section III-B: the discrepancy eq. (1), the perturbed image eq. (2), its task loss eq. (3), the similarity eq. (4), a
@@ -10,11 +10,11 @@ Shares, every round: the teacher ("model") and the generator up; the perturbed t
 client; one loss per judged model back; the student too, where it is global. Down come the global model, for the
 student, and the global generator, from round 0 on.
 Differs from the paper, or fills in what it leaves open: the teacher follows with 0.99; the generator is DDAIG's;
-x_hat is perturbed in the classifier's normalised space and not clamped; f and f_hat are the penultimate features;
+x_hat is perturbed in the classifier's normalized space and not clamped; f and f_hat are the penultimate features;
 the margin cuts each record's discrepancy; the student's task loss is that of x plus that of x_hat; in warm-up rounds
-the student minimises L_cls(x) alone and the generator is handed round untouched; teacher and student normalise by
+the student minimizes L_cls(x) alone and the generator is handed round untouched; teacher and student normalize by
 their batches, and the teacher takes over the student's running statistics. One forward pass S(x_hat) serves both
-steps of a batch: Algorithm 1 leaves the student untouched between them. It trains by two optimisers, hence not
+steps of a batch: Algorithm 1 leaves the student untouched between them. It trains by two optimizers, hence not
 through training.epochs."""
 
 from collections.abc import Iterator, Mapping
@@ -33,11 +33,11 @@ from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.federation.sharpness_aware import gradient_of
 from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached
-from fdgsec.nn.networks.classifiers import Classifier, Normalisation
+from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
 from fdgsec.nn.training.loop import prepared, stepped
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
@@ -57,15 +57,15 @@ def generated_images(
     images: Tensor,
     *,
     a: float,
-    normalise: Normalisation | None = None,
+    normalize: Normalization | None = None,
     clamp: bool = False,
 ) -> Tensor:
     """x_hat = x + a G(x) (eq. 2) for images (B, 3, H, W) in [0, 1].
 
-    With `normalise` x and x_hat are taken in that normalised space, where a perturbation of a is one of a std in
+    With `normalize` x and x_hat are taken in that normalized space, where a perturbation of a is one of a std in
     pixels. `clamp` brings the result back to [0, 1]."""
-    drawn: Tensor = generator(images if normalise is None else normalise(images))
-    moved = images + a * (drawn if normalise is None else normalise.std * drawn)
+    drawn: Tensor = generator(images if normalize is None else normalize(images))
+    moved = images + a * (drawn if normalize is None else normalize.std * drawn)
     return moved.clamp(0, 1) if clamp else moved
 
 
@@ -85,19 +85,19 @@ def follow(teacher: nn.Module, student: nn.Module, *, ema: float, buffers: Liter
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Networks:
-    """A client's three networks and the optimisers of the two that it trains, all on one device."""
+    """A client's three networks and the optimizers of the two that it trains, all on one device."""
 
     student: Classifier
     teacher: Classifier
     generator: PerturbationNetwork
-    student_optimiser: torch.optim.Optimizer
-    generator_optimiser: torch.optim.Optimizer
+    student_optimizer: torch.optim.Optimizer
+    generator_optimizer: torch.optim.Optimizer
 
     @classmethod
     def of(
         cls, student: Classifier, teacher: Classifier, generator: PerturbationNetwork, plan: TrainingPlan
     ) -> "Networks":
-        """Make the optimisers; the teacher normalises as the student does, without a memory of batches."""
+        """Make the optimizers; the teacher normalizes as the student does, without a memory of batches."""
         device, _ = prepared(student, plan)
         prepared(teacher, plan)
         for module in teacher.modules():
@@ -107,13 +107,13 @@ class Networks:
             student=student,
             teacher=teacher.requires_grad_(False),
             generator=generator.to(device),
-            student_optimiser=optimiser_of(student.parameters(), plan),
-            generator_optimiser=optimiser_of(generator.parameters(), plan),
+            student_optimizer=optimizer_of(student.parameters(), plan),
+            generator_optimizer=optimizer_of(generator.parameters(), plan),
         )
 
     def set_rate(self, rate: float) -> None:
-        """Give both optimisers the learning rate `rate`."""
-        for group in [*self.student_optimiser.param_groups, *self.generator_optimiser.param_groups]:
+        """Give both optimizers the learning rate `rate`."""
+        for group in [*self.student_optimizer.param_groups, *self.generator_optimizer.param_groups]:
             group["lr"] = rate
 
 
@@ -132,7 +132,7 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDAG(SharpnessAware):
-    """FedDAG; `plan` is that of the student and of the generator, which have an optimiser each.
+    """FedDAG; `plan` is that of the student and of the generator, which have an optimizer each.
 
     `a` is the intensity of eq. (2), `margin` the m of eq. (1), `ema` the teacher's coefficient. `distribution` is
     section IV-C2's: "student" (the paper's: F to the student, teachers stay), "both" (type 1: F to teacher and
@@ -147,7 +147,7 @@ class FedDAG(SharpnessAware):
     warm_up: int = 5
     generator: GeneratorName = "fcn32"
     distribution: Literal["student", "both", "global-student"] = "student"
-    space: Literal["normalised", "pixel"] = "normalised"
+    space: Literal["normalized", "pixel"] = "normalized"
     clamp: bool = False
     margin_over: Literal["record", "batch"] = "record"
     student_loss: Literal["both", "generated"] = "both"
@@ -160,9 +160,9 @@ class FedDAG(SharpnessAware):
                 f"feddag needs a and ema in [0, 1], margin and warm_up at least 0; got a = {self.a}, ema = {self.ema}, "
                 f"margin = {self.margin}, warm_up = {self.warm_up}."
             )
-        if self.local is not None or self.keep_optimiser:
+        if self.local is not None or self.keep_optimizer:
             raise UsageError(
-                "feddag has its own objectives and makes its optimisers anew; drop local and keep_optimiser."
+                "feddag has its own objectives and makes its optimizers anew; drop local and keep_optimizer."
             )
 
     @property
@@ -253,8 +253,8 @@ class FedDAG(SharpnessAware):
         with autocast(batch.images.device, precision):
             with torch.no_grad():
                 features = networks.teacher.features(batch.images)
-            normalise = student.normalise if self.space == "normalised" else None
-            images = generated_images(networks.generator, batch.images, a=self.a, normalise=normalise, clamp=self.clamp)
+            normalize = student.normalize if self.space == "normalized" else None
+            images = generated_images(networks.generator, batch.images, a=self.a, normalize=normalize, clamp=self.clamp)
             seen = images.detach().requires_grad_()
             penultimate = student.features(seen)
             answered = student.head(penultimate)
@@ -271,7 +271,7 @@ class FedDAG(SharpnessAware):
     def generator_step(self, networks: Networks, made: Generated) -> None:
         """Step G down its loss with S and T frozen: the loss's gradient in x_hat first, then through G alone."""
         (slope,) = torch.autograd.grad(self.generator_loss(made), made.seen, retain_graph=True)
-        stepped(networks.generator_optimiser, (made.images * slope).sum(), self.plan)
+        stepped(networks.generator_optimizer, (made.images * slope).sum(), self.plan)
 
     def student_step(self, networks: Networks, batch: Batch, made: Generated | None, precision: Precision) -> Tensor:
         """Step S down L_cls + L_sim (Algorithm 1, line 4) with G and T frozen; without `made` down L_cls(x, y).
@@ -283,7 +283,7 @@ class FedDAG(SharpnessAware):
                 answered = networks.student(batch.images)
             parts.append(functional.cross_entropy(answered.float(), batch.labels, reduction="none"))
         losses = torch.stack(parts).sum(0)
-        stepped(networks.student_optimiser, losses.mean(), self.plan)
+        stepped(networks.student_optimizer, losses.mean(), self.plan)
         return losses
 
     def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:

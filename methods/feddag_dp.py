@@ -2,7 +2,7 @@
 
 Che, Wu, Jin, Xia & Chen, 2025, https://arxiv.org/abs/2501.13967; extends methods/feddag.py, whose equations these are.
 FedDAG's losses are those of single records as they stand (the discrepancy of eq. (1), the margin cut per record, the task
-loss of eq. (3), the similarity of eq. (4)); instance normalisation in the generator is of one image. Three networks touch
+loss of eq. (3), the similarity of eq. (4)); instance normalization in the generator is of one image. Three networks touch
 the data, and everything that leaves is made of what they learn.
 
 Shares: what FedDAG shares, less a client's loss on its own images and what perturbing did to it.
@@ -98,7 +98,7 @@ class FedDAGDP(FedDAG):
             return made
         return PrivateNetworks(
             student=made.student, teacher=made.teacher, generator=made.generator, trainer=client.trainer,
-            student_optimiser=made.student_optimiser, generator_optimiser=made.generator_optimiser,
+            student_optimizer=made.student_optimizer, generator_optimizer=made.generator_optimizer,
         )  # fmt: skip
 
     def stepping(self, clock: Clock) -> int:
@@ -112,9 +112,9 @@ class FedDAGDP(FedDAG):
         device, precision = prepared(networks.student, self.plan)
         count = self.stepping(clock)
         players: list[nn.Module] = [networks.student, networks.generator][:count]
-        optimisers = [networks.student_optimiser, networks.generator_optimiser][:count]
+        optimizers = [networks.student_optimizer, networks.generator_optimizer][:count]
         return joint_training(
-            networks.trainer, players, optimisers, data,
+            networks.trainer, players, optimizers, data,
             lambda one: self.gradients(networks, one, precision, warming=count == 1), self.plan,
             device=device, layout=precision.layout, round=clock.round, rounds=clock.rounds,
             after=lambda: follow(networks.teacher, networks.student, ema=self.ema, buffers=self.teacher_buffers),

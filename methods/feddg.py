@@ -11,7 +11,7 @@ each); the server sends all of them to every client, attributed to their owners.
 Differs from the paper: cross-entropy takes the place of the Dice loss, and the contrastive term at organ boundaries is
 left out, for it needs segmentation masks; the window holds at least frequency 1 (L = .003 is meant for 384 px and gives
 b = 0 below 334 px). The released codes differ in turn: FedDG's takes first-order gradients ("first-order") and replaces
-the mean colour alone (`low_frequency=0, least_window=0, ratios=(0,)`), CCST's evaluates the outer loss on a copy, so
+the mean color alone (`low_frequency=0, least_window=0, ratios=(0,)`), CCST's evaluates the outer loss on a copy, so
 that it reaches no parameter ("unconnected", preset `feddg-released`)."""
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """FedDG-GA: federated domain generalization with generalization adjustment.
 
 Zhang, Xu, Yao, Zhang, Tian & Wang, CVPR 2023. A client's generalization gap is how much worse the aggregated model does
-on its validation images than its own model did before aggregation; aggregation weights move towards clients with a
+on its validation images than its own model did before aggregation; aggregation weights move toward clients with a
 large gap, by steps that shrink linearly over the rounds, and stay on the simplex. Extends methods/fedavg.py; any local
 objective fits.
 

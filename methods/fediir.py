@@ -3,7 +3,7 @@
 Guo, Guo, Cao, Wu & Chang, ICML 2023. Clients whose loss has the same gradient in the classifier agree about the
 relation between features and labels; so each client's classifier gradient is held near an average over all clients,
 which the server smooths over the rounds (gbar = e gbar + (1 - e) mean, from 0, without bias correction), and clients
-minimise cross-entropy + gamma ||grad_head - gbar||^2. Extends methods/fedavg.py.
+minimize cross-entropy + gamma ||grad_head - gbar||^2. Extends methods/fedavg.py.
 
 Shares, every round, before training: the gradient of the mean cross-entropy in the head (C x d + C numbers) under the
 received model, from each participant, and with `mean="batches"` how many batches it is over; the smoothed gradient goes

@@ -1,6 +1,6 @@
 """FedProx: federated optimization in heterogeneous networks.
 
-Li, Sahu, Zaheer, Sanjabi, Talwalkar & Smith, MLSys 2020, https://arxiv.org/abs/1812.06127. A client minimises h_k(w;
+Li, Sahu, Zaheer, Sanjabi, Talwalkar & Smith, MLSys 2020, https://arxiv.org/abs/1812.06127. A client minimizes h_k(w;
 w_t) = F_k(w) + mu/2 ||w - w_t||^2 around the model w_t that it received. Extends methods/fedavg.py.
 
 Shares: what FedAvg shares.

@@ -1,8 +1,8 @@
 """FedSR: a simple and effective domain generalization method for federated learning.
 
 Nguyen, Torr & Lim, NeurIPS 2022, https://openreview.net/forum?id=mrt90D00aQX. A record's representation z is drawn from
-N(mu(x), sigma(x)^2); a client minimises cross-entropy + alpha_L2R E||z|| + alpha_CMI KL(p(z|x) || r(z|y)), where the
-reference r(z|y) = N(r_mu[y], r_sigma[y]^2) is learnt. Extends methods/fedavg.py.
+N(mu(x), sigma(x)^2); a client minimizes cross-entropy + alpha_L2R E||z|| + alpha_CMI KL(p(z|x) || r(z|y)), where the
+reference r(z|y) = N(r_mu[y], r_sigma[y]^2) is learned. Extends methods/fedavg.py.
 
 Shares: what FedAvg shares. The reference and the scalar C, which carry class-conditional means of features, stay with
 their client (`reference="local"`, the authors' code) or are averaged with the model (`reference="averaged"`, FedCCRL's
@@ -78,7 +78,7 @@ def divergence(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor)
 
 @dataclass(frozen=True)
 class SimpleRepresentation:
-    """Cross-entropy of one draw of z, plus the two regularisers."""
+    """Cross-entropy of one draw of z, plus the two regularizers."""
 
     l2r: float
     cmi: float
@@ -124,7 +124,7 @@ class FedSR(FedAvg):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """The regularised loss."""
+        """The regularized loss."""
         return SimpleRepresentation(self.l2r, self.cmi, self.norm, rng)
 
     def kept_entries(self, network: Classifier) -> frozenset[str]:

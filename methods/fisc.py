@@ -3,7 +3,7 @@
 Nguyen, Johnson & Leach, 2024, https://arxiv.org/abs/2410.22622 (ICDCS 2025 as PARDON). FINCH on a client's images is
 eq. (1), a cluster's style eq. (2), the client's style their average (section 2.2; Algorithm 1, lines 9 to 12), FINCH on
 the clients' styles eq. (3) and the interpolation style its median (lines 15, 16), AdaIN eq. (4), the triplet loss eq.
-(5), the regulariser eq. (6), the objective eq. (7) (Algorithm 2). Extends methods/fedavg.py, which averages by n_i.
+(5), the regularizer eq. (6), the objective eq. (7) (Algorithm 2). Extends methods/fedavg.py, which averages by n_i.
 
 Shares, once, before round 0: every client's style, 2C numbers, with the server alone; the server sends the
 interpolation style, 2C numbers, to everybody.
@@ -14,7 +14,7 @@ is `alpha=1`; the default mixes half of the content back in, as the code behind 
 transferred in the encoder's features, decoded, once each, and cropped like their originals; the code transfers every
 crop anew. The features of a batch and of its transferred batch serve all three terms: two passes where the code makes
 five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). What else the
-code does is an option each, set together by `fisc-released`; its colour jitter and random greys are not offered.
+code does is an option each, set together by `fisc-released`; its color jitter and random grays are not offered.
 Eq. (6) grows with the square of the features, and the paper's gamma_2 is for ResNet-50: without batch norm features can be
 so long that shortening them is all that training does (SqueezeNet, ImageNet weights, PACS at 64 px: mean square 1,600, the
 bound's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there.
@@ -34,7 +34,7 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, State
 from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.networks.classifiers import Classifier, Normalisation
+from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, moments
 from fdgsec.nn.styles.finch import cluster_means, finch
@@ -89,8 +89,8 @@ def interpolation_style(
     ordered = cluster_means(styles, partition_of(styles, partition)).sort(dim=0).values
     upper = len(ordered) // 2
     lower = (len(ordered) - 1) // 2
-    centre = ordered[lower] if median == "lower" else (ordered[lower] + ordered[upper]) / 2
-    mean, std = centre.to(means.dtype).chunk(2)
+    center = ordered[lower] if median == "lower" else (ordered[lower] + ordered[upper]) / 2
+    mean, std = center.to(means.dtype).chunk(2)
     return InterpolationStyle(mean=mean, std=std)
 
 
@@ -98,14 +98,14 @@ def verbatim_fraction(interpolation: InterpolationStyle, means: Tensor, stds: Te
     """Count how many of the 2C numbers of an interpolation style are, bit by bit, some client's own, as a fraction.
 
     `means` and `stds` are (clients, C). Coordinates on which clients agree count too. Raises ValueError: other shapes."""
-    centre = torch.cat([interpolation.mean, interpolation.std])
+    center = torch.cat([interpolation.mean, interpolation.std])
     styles = torch.cat([means, stds], dim=-1)
-    if styles.ndim != 2 or means.shape != stds.shape or styles.shape[1] != len(centre):
+    if styles.ndim != 2 or means.shape != stds.shape or styles.shape[1] != len(center):
         raise ValueError(
-            f"means and stds must both be (clients, {len(centre) // 2}); "
+            f"means and stds must both be (clients, {len(center) // 2}); "
             f"got {tuple(means.shape)} and {tuple(stds.shape)}."
         )
-    return float((styles.to(centre) == centre).any(0).to(torch.float64).mean())
+    return float((styles.to(center) == center).any(0).to(torch.float64).mean())
 
 
 def negatives(labels: Tensor, rng: torch.Generator) -> Tensor:
@@ -139,13 +139,13 @@ class SecondView:
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Eq. (7): cross-entropy on originals, triplets towards their positives, bounded features."""
+    """Eq. (7): cross-entropy on originals, triplets toward their positives, bounded features."""
 
     gamma1: float
     gamma2: float
     margin: float
     triplet: Triplet
-    regulariser: Literal["mean", "sum"]
+    regularizer: Literal["mean", "sum"]
     rng: torch.Generator
     view: SecondView | None = None
     couples_records: bool = True  # a negative is another record
@@ -157,7 +157,7 @@ class Contrast:
         anchor = wide(features)
         positive = wide(model.features(positives(batch) if self.view is None else self.view(batch)))
         squares = anchor.square() + positive.square()  # eq. (6)
-        bound = squares.mean(1) if self.regulariser == "mean" else squares.sum(1)
+        bound = squares.mean(1) if self.regularizer == "mean" else squares.sum(1)
         return entropy + self.gamma1 * self.triplets(anchor, positive, batch.labels) + self.gamma2 * bound
 
     def triplets(self, anchor: Tensor, positive: Tensor, labels: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ class FISC(FedAvg):
 
     `encoder` "vgg19-pre-relu" takes styles before ReLU 4_1 and transfers behind it, as the code does. `compared` is
     what FINCH compares at a client: image styles, or (the code) whole feature maps, all held in memory. `style_input`
-    "loader" shows the encoder what the code's loader gives: cropped, mirrored, ImageNet-normalised. `extra_layer` is
+    "loader" shows the encoder what the code's loader gives: cropped, mirrored, ImageNet-normalized. `extra_layer` is
     the code's fresh linear layer behind the pooled features. Table 11: v1 and v2 are `local_clustering` and
     `global_clustering` off (plain averages of image styles and of clients), v3 is `contrastive="none"`, v4 "ordinary"
     (two crops of one image; nothing is shared), v5 the default."""
@@ -218,7 +218,7 @@ class FISC(FedAvg):
     triplet: Triplet = "hinge"
     margin: float = 0.3
     gamma1: float = 0.75
-    regulariser: Literal["mean", "sum"] = "mean"
+    regularizer: Literal["mean", "sum"] = "mean"
     gamma2: float = 0.2
     extra_layer: bool = False
 
@@ -288,8 +288,8 @@ class FISC(FedAvg):
         return self.style_input == "loader"
 
     def _seen(self, images: Tensor) -> Tensor:
-        normalised: Tensor = Normalisation()(images) if self._loaded else images
-        return normalised
+        normalized: Tensor = Normalization()(images) if self._loaded else images
+        return normalized
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
@@ -322,12 +322,12 @@ class FISC(FedAvg):
     def transferred(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
         """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; uint8 (n, 3, H, W) in and out.
 
-        With `style_input="loader"` the picture is such that the network, normalising it, sees what the decoder drew."""
+        With `style_input="loader"` the picture is such that the network, normalizing it, sees what the decoder drew."""
         encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
         content = self._seen(as_float(resized(pixels, self.style_size)))
         drawn = style_transfer(encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha)
         if self._loaded:
-            normal = Normalisation()
+            normal = Normalization()
             drawn = drawn * normal.std + normal.mean
         return pictures(drawn, size=None if self.style_size is None else pixels.shape[2])
 
@@ -342,5 +342,5 @@ class FISC(FedAvg):
             view = SecondView(images=client.data.pixels(), plan=self.plan, rng=child(rng, "views"))
         return Contrast(
             gamma1=self.gamma1, gamma2=self.gamma2, margin=self.margin, triplet=self.triplet,
-            regulariser=self.regulariser, rng=child(rng, "negatives"), view=view,
+            regularizer=self.regularizer, rng=child(rng, "negatives"), view=view,
         )  # fmt: skip

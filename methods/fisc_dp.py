@@ -17,7 +17,7 @@ record itself (`negative`):
 * "none": the positive alone, |a - p|, draws the two versions of a record together; cross-entropy keeps classes apart.
 Rows of the classifier's head, public under DP-SGD, would be another negative without a record, but features start at right
 angles to them: at the paper's margin the hinge never opens.
-The positive (eq. 4) is the record's own image in a style that was received; the regulariser (eq. 6) and cross-entropy are
+The positive (eq. 4) is the record's own image in a style that was received; the regularizer (eq. 6) and cross-entropy are
 sums over records. `contrastive="none"` (FISC-v3) averages the losses of a record's two versions: one record, one loss.
 Versions are forwarded one after the other, each a batch of the B records in their order, as hooks that find per-record
 gradients expect. Pieces are drawn for each record independently of how many there are. Under `norm="group"` no
@@ -97,7 +97,7 @@ class OwnContrast(Contrast):
         version = positives(batch) if self.view is None else self.view(batch)
         anchor, positive = wide(features), wide(model.features(version))
         squares = anchor.square() + positive.square()  # eq. (6)
-        bound = squares.mean(1) if self.regulariser == "mean" else squares.sum(1)
+        bound = squares.mean(1) if self.regularizer == "mean" else squares.sum(1)
         if self.negative == "none":
             apart = self.distances(anchor, positive)
         else:
@@ -145,5 +145,5 @@ class FISCDP(FISC):
             return EachVersion()
         return OwnContrast(
             gamma1=made.gamma1, gamma2=made.gamma2, margin=made.margin, triplet=made.triplet,
-            regulariser=made.regulariser, rng=made.rng, view=made.view, negative=self.negative, patches=self.patches,
+            regularizer=made.regularizer, rng=made.rng, view=made.view, negative=self.negative, patches=self.patches,
         )  # fmt: skip

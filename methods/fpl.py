@@ -2,8 +2,8 @@
 
 Huang, Ye, Shi, Li & Du, CVPR 2023. Clients send the mean feature of each class; per class the server clusters them by
 FINCH and sends the clusters' means to everybody (cluster prototypes), so that a domain held by many clients counts
-once. A client pulls its features towards the cluster prototypes of their class and away from the others (contrast,
-temperature t), and towards their mean, the unbiased prototype (consistency). Extends methods/fedavg.py.
+once. A client pulls its features toward the cluster prototypes of their class and away from the others (contrast,
+temperature t), and toward their mean, the unbiased prototype (consistency). Extends methods/fedavg.py.
 
 Shares, every round: up to C x d mean features per participant, beside the model; all cluster prototypes come back at
 the start of the next round, so that round 0 has none and trains by cross-entropy alone.
@@ -82,27 +82,27 @@ class PrototypeLoss:
         losses = functional.cross_entropy(model.head(features).float(), batch.labels, reduction="none")
         if self.prototypes is None:
             return losses
-        centres = self.prototypes.features.to(losses)
+        centers = self.prototypes.features.to(losses)
         same = batch.labels.unsqueeze(1) == self.prototypes.classes.to(batch.labels.device)
         with torch.autocast(losses.device.type, enabled=False):  # a cosine in bfloat16 is too coarse to divide by .02
-            pulled = contrast(features.float(), centres, same, temperature=self.temperature)
-            held = consistency(features.float(), centres, same)
+            pulled = contrast(features.float(), centers, same, temperature=self.temperature)
+            held = consistency(features.float(), centers, same)
         return losses + torch.where(same.any(1), pulled + held, 0.0)
 
 
-def contrast(features: Tensor, centres: Tensor, same: Tensor, *, temperature: float) -> Tensor:
-    """Give -log(sum over centres of the own class of exp(cos / t), divided by the same sum over all centres), (B,).
+def contrast(features: Tensor, centers: Tensor, same: Tensor, *, temperature: float) -> Tensor:
+    """Give -log(sum over centers of the own class of exp(cos / t), divided by the same sum over all centers), (B,).
 
-    `features` (B, d), `centres` (P, d), `same` (B, P) bool; 0 where no centre is of the own class."""
-    cosine = functional.normalize(features, dim=1) @ functional.normalize(centres, dim=1).T / temperature
+    `features` (B, d), `centers` (P, d), `same` (B, P) bool; 0 where no center is of the own class."""
+    cosine = functional.normalize(features, dim=1) @ functional.normalize(centers, dim=1).T / temperature
     own = torch.where(same | ~same.any(1, keepdim=True), cosine, -torch.inf)
     return cosine.logsumexp(1) - own.logsumexp(1)
 
 
-def consistency(features: Tensor, centres: Tensor, same: Tensor) -> Tensor:
-    """Give the mean squared difference from the mean of the own class's centres, (B,); of 0 where there are none."""
+def consistency(features: Tensor, centers: Tensor, same: Tensor) -> Tensor:
+    """Give the mean squared difference from the mean of the own class's centers, (B,); of 0 where there are none."""
     belongs = same.to(features)
-    unbiased = belongs @ centres / belongs.sum(1, keepdim=True).clamp_min(1)
+    unbiased = belongs @ centers / belongs.sum(1, keepdim=True).clamp_min(1)
     return (features - unbiased).square().mean(1)
 
 

@@ -5,8 +5,8 @@ tiles and put together in one of P orders; the loss is that of the class, on ord
 second head which names the order. Extends methods/fedavg.py; both heads are averaged.
 
 Shares: what FedAvg shares, the second head included.
-Differs from the paper: images are cut down at the centre to sides that 3 divides (32 -> 30, 128 -> 126; the authors
-resize to 222 or 225), and tested whole; tiles are not turned grey at random (the authors' code: one in ten). The P
+Differs from the paper: images are cut down at the center to sides that 3 divides (32 -> 30, 128 -> 126; the authors
+resize to 222 or 225), and tested whole; tiles are not turned gray at random (the authors' code: one in ten). The P
 orders of the paper come from a greedy search for large Hamming distance (Noroozi & Favaro 2016); here they are affine
 maps of the field with nine elements, any two of which differ in at least 8 of the 9 places, the most that ten or more
 permutations can. CCST's baseline applies the class loss to shuffled images too (`class_loss="all"`, preset
@@ -60,7 +60,7 @@ def tile_orders(count: int) -> Tensor:
 def shuffled(images: Tensor, orders: Tensor) -> Tensor:
     """Put the tiles of each image in its order, (B, 9): place t of the result holds tile `orders[:, t]` of the image.
 
-    Images are cut at the centre to sides that 3 divides. Raises ValueError below 3 px."""
+    Images are cut at the center to sides that 3 divides. Raises ValueError below 3 px."""
     count, channels, height, width = images.shape
     high, wide = height // GRID, width // GRID
     if min(high, wide) < 1:

@@ -7,13 +7,13 @@ of maps are in fdgsec/nn/styles/feature_styles.py, images drawn by class in fdgs
 
 Shares, every round, before training: each participant sends the four vectors Phi_n of eq. (3), computed by the current
 global model up to `stage`; the server gives each participant those of `received` others, unattributed. A single participant
-receives nothing and shifts nothing: the centralised setting of table 4 trains with steps 3 to 5 and attention.
-Differs from the paper where its formula cannot be meant: a shifted style follows N(centre, Sigma) of its giver, where
+receives nothing and shifts nothing: the centralized setting of table 4 trains with steps 3 to 5 and attention.
+Differs from the paper where its formula cannot be meant: a shifted style follows N(center, Sigma) of its giver, where
 step 2 multiplies by Sigma once more (`shift_law="printed"` does too); steps 3 to 5 happen once per forward pass, since
 three "independent" stages could make the batch eight times as large (`explore_once=False`). By default sigma divides by
 HW - 1, and queries and keys have length 1, as in the authors' code, which the paper's numbers come from (the preset
 `stablefdg-paper` takes eqs. 1 and 8 as printed). Where it is silent, that code decides: explored stds may be negative
-(counted in the client's state, see NEGATIVE_STDS), the gradient flows through the statistics that normalise and not
+(counted in the client's state, see NEGATIVE_STDS), the gradient flows through the statistics that normalize and not
 through the new ones, models are averaged uniformly. What that code does against the paper is an option each, set
 together by the preset `stablefdg-released`. Of it are not reproduced: all clients send their styles, also those that do
 not take part; the last short batch is dropped; the class-balanced batch is drawn once per epoch."""
@@ -54,12 +54,12 @@ NEGATIVE_STDS = "negative_stds"
 
 @dataclass(frozen=True, kw_only=True)
 class StableFDG(StyleSharing):
-    """StableFDG with its options; those of the optimiser are in the preset `stablefdg-paper`.
+    """StableFDG with its options; those of the optimizer are in the preset `stablefdg-paper`.
 
     `style` and `attention` switch the two halves; step 1 and its options are those of `StyleSharing`. Step 2 starts in round
     `shift_from`; half a batch keeps its style, chosen by `selection` ("centroids": its first half, which takes the styles of
-    cluster centres, as released). `probability` is that of step 2 and, at each stage of `explore_at`, of steps 3 to 5.
-    `oversampling` counts batches, `oversample` says which rows; `exploration` is alpha, about `explore_centre` (the batch
+    cluster centers, as released). `probability` is that of step 2 and, at each stage of `explore_at`, of steps 3 to 5.
+    `oversampling` counts batches, `oversample` says which rows; `exploration` is alpha, about `explore_center` (the batch
     before or after oversampling); `mix_alpha` is MixStyle's (None: none); `gradient` says which statistics pass gradients.
 
     Attention: `embedding` is d; `cosine` and `attention_bias` are the released code's, as are the `unused_parameters`;
@@ -78,10 +78,10 @@ class StableFDG(StyleSharing):
     oversampling: float = 1.0
     oversample: Literal["balanced", "random"] = "balanced"
     exploration: float = 3.0
-    explore_centre: Literal["batch", "concatenated"] = "batch"
+    explore_center: Literal["batch", "concatenated"] = "batch"
     clamp_explored: bool = False
     mix_alpha: float | None = 0.1
-    gradient: Literal["normalisation", "none", "all"] = "normalisation"
+    gradient: Literal["normalization", "none", "all"] = "normalization"
     embedding: int = 30
     cosine: bool = True
     attention_bias: bool = False
@@ -157,8 +157,8 @@ class StableFDG(StyleSharing):
         else:
             kept = greedy_seeds(points, keeping, rng)
         if self.selection == "centroids":
-            centre_mean, centre_std = once_clustered(points, kept)[..., None, None].chunk(2, 1)
-            new_mean, new_std = torch.cat([centre_mean, new_mean]), torch.cat([centre_std, new_std])
+            center_mean, center_std = once_clustered(points, kept)[..., None, None].chunk(2, 1)
+            new_mean, new_std = torch.cat([center_mean, new_mean]), torch.cat([center_std, new_std])
             return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
         moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten().to(maps.device)
         moved = restyled(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
@@ -189,7 +189,7 @@ class StableFDG(StyleSharing):
 
     def _explored(self, statistic: Tensor, rows: Tensor) -> Tensor:
         """Eqs. (4) and (5) for the oversampled `rows`, about mu_n(s^n) as printed or about the text's mu_n(s-hat^n)."""
-        whole = torch.cat([statistic, statistic[rows]]) if self.explore_centre == "concatenated" else statistic
+        whole = torch.cat([statistic, statistic[rows]]) if self.explore_center == "concatenated" else statistic
         return explored(statistic[rows], whole.mean(0, keepdim=True), level=self.exploration)
 
 

@@ -11,9 +11,9 @@ Differs from StableFDG, step by step (section 3.1), and why the loss of a record
   several terms. No copies are made; a record takes the explored style in place of its own by a coin. `prior` balances
   classes instead: public shares of the classes (never counted on private labels), whose inverses weigh the losses, at most
   `heaviest`.
-* step 4, eqs. (4) and (5): the centre was the batch's mean style. It is mu_n as the client released it and has it back
-  from the server (`centre="own"`), or the mean of the received ones ("received"); under private-styles both are noisy.
-  Without that defense its own centre carries all of a client's records into every loss: what dp-sgd alone promises of the
+* step 4, eqs. (4) and (5): the center was the batch's mean style. It is mu_n as the client released it and has it back
+  from the server (`center="own"`), or the mean of the received ones ("received"); under private-styles both are noisy.
+  Without that defense its own center carries all of a client's records into every loss: what dp-sgd alone promises of the
   model then holds for "received" only.
 * step 5: styles were mixed with those of other records; each is mixed with one drawn from the received laws.
 * steps 3 to 5 act at `stage` alone, where the released styles are of; behind it nobody sent any.
@@ -44,11 +44,11 @@ from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 
-CENTRE = "centre"
+CENTER = "center"
 """The slot in which a participant receives its own released Phi_n."""
 Style = tuple[Tensor, Tensor]  # means and stds, each (B, C, 1, 1) or (1, C, 1, 1)
 UNREAD = (
-    "selection", "explore_at", "explore_once", "oversampling", "oversample", "explore_centre", "similarity", "singletons",
+    "selection", "explore_at", "explore_once", "oversampling", "oversample", "explore_center", "similarity", "singletons",
 )  # fmt: skip
 """Options of the steps that couple records."""
 
@@ -60,14 +60,14 @@ class StableFDGDP(StableFDG):
     `probability` is that of enriching a record (steps 4 and 5) and, halved, of shifting it (step 2); an enriched record
     is explored with probability 1/2. `prior` are public shares of the classes, in their order; empty: unweighted."""
 
-    centre: Literal["own", "received"] = "own"
+    center: Literal["own", "received"] = "own"
     prior: tuple[float, ...] = ()
     heaviest: float = 5.0
 
     @property
     def trains_on_own_releases(self) -> bool:
-        """Where the centre of exploration is the client's own, as it was released."""
-        return self.centre == "own"
+        """Where the center of exploration is the client's own, as it was released."""
+        return self.center == "own"
 
     @property
     def trains_through_trainer(self) -> bool:
@@ -94,9 +94,9 @@ class StableFDGDP(StableFDG):
     ) -> tuple[Mapping[str, Inbox], State]:
         """Step 1, and each participant's own Phi_n, as released, for eqs. (4) and (5)."""
         inboxes, server = super().combine(shared, server=server, clock=clock, rng=rng)
-        if self.centre == "received" or self.shares == "never":
+        if self.center == "received" or self.shares == "never":
             return inboxes, server
-        return {name: {**inboxes.get(name, {}), CENTRE: sent[DISTRIBUTION]} for name, sent in shared.items()}, server
+        return {name: {**inboxes.get(name, {}), CENTER: sent[DISTRIBUTION]} for name, sent in shared.items()}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
@@ -108,7 +108,7 @@ class StableFDGDP(StableFDG):
             )
         laws = self.new_styles(inbox, state) if self.style else None
         return SingleRecords(
-            method=self, laws=laws, centre=self.explored_about(inbox, laws) if self.style else None,
+            method=self, laws=laws, center=self.explored_about(inbox, laws) if self.style else None,
             shifting=clock.round >= self.shift_from, rng=child(rng, "stablefdg"),
             negative_stds=state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)),
         )  # fmt: skip
@@ -117,9 +117,9 @@ class StableFDGDP(StableFDG):
         """Give mu_n of eqs. (4) and (5) as it was released, or the mean of the received ones; None where nothing came.
 
         Raises TypeError for an artifact of another kind."""
-        if self.centre == "received":
+        if self.center == "received":
             return None if laws is None else (_one(laws.mean.mean(0)), _one(laws.std.mean(0)))
-        released = inbox.get(CENTRE)
+        released = inbox.get(CENTER)
         if released is None:
             return None
         if not isinstance(released, StyleDistribution):
@@ -140,13 +140,13 @@ def _one(vector: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SingleRecords:
-    """The objective of one client in one round; `laws` and `centre` are what it received, None where nothing came.
+    """The objective of one client in one round; `laws` and `center` are what it received, None where nothing came.
 
     `negative_stds` is the counter in the client's state, added to in place; it stays there."""
 
     method: StableFDGDP
     laws: StyleLaws | None
-    centre: Style | None
+    center: Style | None
     shifting: bool
     negative_stds: Tensor
     rng: torch.Generator
@@ -154,7 +154,7 @@ class SingleRecords:
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give -log p(label) of each record, weighed, (B,)."""
-        idle = self.laws is None and self.centre is None
+        idle = self.laws is None and self.center is None
         between: StageHooks = {} if idle else {self.method.stage: self.styled}
         maps = model.maps(batch.images, between=between)
         if isinstance(model, HighlightedClassifier):
@@ -178,8 +178,8 @@ class SingleRecords:
         if self.laws is not None and self.shifting:  # step 2
             style = _where(shifted, self._received(self.laws, style), style)
             touched = touched | shifted
-        if self.centre is not None:  # step 4
-            style = _where(exploring, self._explored(self.centre, style, exploring), style)
+        if self.center is not None:  # step 4
+            style = _where(exploring, self._explored(self.center, style, exploring), style)
             touched = touched | exploring
         if self.laws is not None and method.mix_alpha is not None:  # step 5
             style = _where(enriched, self._mixed(self.laws, style, method.mix_alpha), style)
@@ -198,12 +198,12 @@ class SingleRecords:
         mean, std = laws.drawn(count, self.rng)
         return mean.to(like[0]), std.to(like[1])
 
-    def _explored(self, centre: Style, style: Style, exploring: Tensor) -> Style:
+    def _explored(self, center: Style, style: Style, exploring: Tensor) -> Style:
         """Eqs. (4) and (5); negative stds of the records that are `exploring` are counted."""
-        self._check(centre[0].shape[1], style[0].shape[1])
+        self._check(center[0].shape[1], style[0].shape[1])
         mean, std = (
             explored(each, middle.to(each), level=self.method.exploration)
-            for each, middle in zip(style, centre, strict=True)
+            for each, middle in zip(style, center, strict=True)
         )
         far = std[exploring.flatten()]
         self.negative_stds.add_(torch.tensor([int((far < 0).sum()), far.numel()]))

@@ -68,7 +68,7 @@ class StyleSharing(FedAvg):
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """Step 1: send Phi_n, centre and spread of the client's image styles under the current model (eqs. 2 and 3).
+        """Step 1: send Phi_n, center and spread of the client's image styles under the current model (eqs. 2 and 3).
 
         Raises UsageError for a client without images, and where no model was received."""
         if self.shares == "never":

@@ -12,7 +12,7 @@
 # # What CCST sends, and what it says
 #
 # CCST trains one classifier on several clients whose images look different: photographs here, paintings there. So that each
-# client can practise on the others' looks, every client sends a *style*: for each channel of a public image encoder, the
+# client can practice on the others' looks, every client sends a *style*: for each channel of a public image encoder, the
 # mean and the standard deviation over its pixels. The paper argues that so few numbers cannot give images away.
 #
 # This notebook asks what they do give away. It runs on `shapes`, a procedural data set that is bundled, so it needs no data

@@ -59,8 +59,8 @@ for images in (100, 400, 1600):
         for z in multipliers
     ]  # fmt: skip
     axis.loglog(multipliers, costs, marker="o", label=f"n = {images}")
-axis.axhline(8, color="grey", linewidth=0.8, linestyle="--")
-axis.annotate("$\\varepsilon$ = 8", (6.6, 8.6), color="grey")
+axis.axhline(8, color="gray", linewidth=0.8, linestyle="--")
+axis.annotate("$\\varepsilon$ = 8", (6.6, 8.6), color="gray")
 axis.set_xticks(multipliers, [f"{z:g}" for z in multipliers])
 axis.minorticks_off()
 axis.set_xlabel("noise multiplier z")
@@ -100,7 +100,7 @@ from fdgsec.nn.training.batches import Batch
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence
 
 
-class Centred:
+class Centered:
     """Cross-entropy of logits minus the batch's mean logits."""
 
     couples_records = False  # it says so, and is wrong
@@ -116,14 +116,14 @@ data = shapes(image_size=32, per_domain=14)
 batch = Batch(images=as_float(data.pixels(torch.arange(8))), labels=data.labels[:8], records=torch.arange(8))
 print("Opacus finds fault:", bool(ModuleValidator.validate(network)))
 try:
-    check_independence(Centred(), network, batch, stream(0, "world", "check"), method="Centred")
+    check_independence(Centered(), network, batch, stream(0, "world", "check"), method="Centered")
 except BatchCouplingError as error:
     print("fdgsec finds fault:", error)
 
 # %% [markdown]
 # ## What a run promises
 #
-# CCST's training is sound: an image is stylised by other clients' styles, and its versions count as one record. So DP-SGD takes
+# CCST's training is sound: an image is stylized by other clients' styles, and its versions count as one record. So DP-SGD takes
 # it. But CCST also sends a style, and no noise on gradients touches that. The ledger composes all that a client released, and a
 # run with one open slot has no guarantee, however small the other numbers are.
 
@@ -152,7 +152,7 @@ for guarantee in alone.guarantees:
 # other (`private-scores`). Then there is one number, and its split.
 
 # %%
-STYLES = "private-styles:epsilon=4,neighbours=zero-out"
+STYLES = "private-styles:epsilon=4,neighbors=zero-out"
 PRIVATE = {
     "fedavg": ((), ()),
     "ccst": ((STYLES,), ()),
@@ -191,7 +191,7 @@ figure.tight_layout()
 # ## What leads back
 #
 # FISC's interpolation style is made of all clients' styles and comes back to each: an image is trained on in a style that its own
-# client's images have a part in. Where that style is not protected, the model is no safer than it. StableFDG's centre comes back too.
+# client's images have a part in. Where that style is not protected, the model is no safer than it. StableFDG's center comes back too.
 # Both are named.
 
 # %%
@@ -230,7 +230,7 @@ figure.tight_layout()
 # that no client trained on, of the domains that clients have:
 
 # %%
-longer = ["method.plan.batch_size=32", 'method.plan.optimiser="adam"', "method.plan.learning_rate=0.005",
+longer = ["method.plan.batch_size=32", 'method.plan.optimizer="adam"', "method.plan.learning_rate=0.005",
           "method.plan.epochs=3", "method.plan.crop=none"]  # fmt: skip
 figure, axis = plt.subplots(figsize=(5, 3.2))
 for place, defenses in enumerate([(), ("dp-sgd:epsilon=8",)]):
@@ -241,7 +241,7 @@ for place, defenses in enumerate([(), ("dp-sgd:epsilon=8",)]):
         bounds = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
         axis.errorbar(place + 0.1 * (offset - 1), row["value"], yerr=bounds, fmt="o", color=f"C{offset}", capsize=3,
                       label=None if place else domain)  # fmt: skip
-axis.axhline(1 / 7, color="grey", linestyle="--", linewidth=0.8)
+axis.axhline(1 / 7, color="gray", linestyle="--", linewidth=0.8)
 axis.set_xticks([0, 1], ["plain", "$\\varepsilon$ = 8"])
 axis.set_xlim(-0.5, 1.5)
 axis.set_ylim(0, 1)

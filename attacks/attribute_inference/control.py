@@ -1,6 +1,6 @@
 """Positive control for what clients hold: clients with skewed shares whose releases tell them by construction.
 
-Every image is a row of channel statistics (a colour for its class, a far greater one for its domain) and of features of a
+Every image is a row of channel statistics (a color for its class, a far greater one for its domain) and of features of a
 small linear head. Pooled styles, prototypes and head gradients of the same clients are what a server might receive."""
 
 from collections.abc import Sequence
@@ -109,13 +109,13 @@ def _federation(
     labels: Tensor, domain: Tensor, contrast: float, released_statistic: ReleasedStatistic, rng: torch.Generator
 ) -> PlantedFederation:
     size = len(labels)
-    colours = 2 * torch.randn(CLASSES, CHANNELS, generator=rng, dtype=torch.float64)
-    colours = colours + 4 * torch.eye(CLASSES, dtype=torch.float64).repeat_interleave(CHANNELS // CLASSES, 1)
+    colors = 2 * torch.randn(CLASSES, CHANNELS, generator=rng, dtype=torch.float64)
+    colors = colors + 4 * torch.eye(CLASSES, dtype=torch.float64).repeat_interleave(CHANNELS // CLASSES, 1)
     palette = 20 * torch.randn(2, CHANNELS, generator=rng, dtype=torch.float64)
     noise = torch.randn(size, CHANNELS, generator=rng, dtype=torch.float64)
     variance = 0.5 + torch.rand(size, CHANNELS, generator=rng, dtype=torch.float64)
     features = torch.randn(size, CHANNELS, generator=rng, dtype=torch.float64).abs()
-    mean = lifted(contrast * colours[labels] + palette[domain] + noise)
+    mean = lifted(contrast * colors[labels] + palette[domain] + noise)
     return PlantedFederation(
         statistics=PlantedStatistics(moments=planted_moments(mean, variance)),
         released_statistic=released_statistic,

@@ -58,14 +58,14 @@ ANY: Mapping[str, Callable[[], _Classifier]] = {**LINEAR, "kernel": _kernel}
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """A fitted classifier of domains with the standardisation of its training images."""
+    """A fitted classifier of domains with the standardization of its training images."""
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     classifier: _Classifier
 
     def __call__(self, rows: Tensor) -> Tensor:
-        x = (rows - self.centre) / self.scale
+        x = (rows - self.center) / self.scale
         return torch.from_numpy(self.classifier.predict(x.numpy())).to(torch.int64)
 
 
@@ -205,8 +205,8 @@ def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records
     rows, domains, copies = _training(knowledge, rng, pooled=pooled, records=records)
     spread = rows.std(0, correction=0)
     scale = spread.clamp_min(1e-3 * float(spread[spread > 0].median()))  # a constant coordinate must not be blown up
-    centre = rows.mean(0)
-    x, y = ((rows - centre) / scale).numpy(), domains.numpy()
+    center = rows.mean(0)
+    x, y = ((rows - center) / scale).numpy(), domains.numpy()
     fold = (torch.randperm(len(y) // copies, generator=rng) % FOLDS).repeat(copies).numpy()
     with threadpool_limits(limits=1):  # many small fits: a second thread only waits
         best, fewest = "discriminant", len(y) + 1
@@ -221,4 +221,4 @@ def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records
                 best, fewest = name, errors
         classifier = choices[best]()
         classifier.fit(x, y)
-    return _Model(centre=centre, scale=scale, classifier=classifier)
+    return _Model(center=center, scale=scale, classifier=classifier)

@@ -1,12 +1,12 @@
 """The class of an image from the style that was shared for it, among images of one domain.
 
 StableFDG (Remark 1) and CCST take a style to carry the domain and not the label. The test: multinomial logistic
-regression from one released style to the class, within a domain, against 1/K. Labelled auxiliary images are the training
-set. They are few, so images of the other domains, standardised within theirs, may join with less weight; features,
-weight and regularisation are chosen by cross-validation on auxiliary images of the victim's domain alone.
+regression from one released style to the class, within a domain, against 1/K. labeled auxiliary images are the training
+set. They are few, so images of the other domains, standardized within theirs, may join with less weight; features,
+weight and regularization are chosen by cross-validation on auxiliary images of the victim's domain alone.
 
 An adversary that is not told that domain takes every image for another domain's: nothing is left to choose by, and the
-released rows are standardised by themselves, which is right whatever domain they are of."""
+released rows are standardized by themselves, which is right whatever domain they are of."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,7 +50,7 @@ DEFAULT = Setting(features="log std", foreign=0.3, strength=0.1)
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """Labelled images: styles (N, C) each, `labels` (N,), `domains` (N,), and which are of the victim's domain.
+    """labeled images: styles (N, C) each, `labels` (N,), `domains` (N,), and which are of the victim's domain.
 
     They are `copies` noisy versions of N / copies images, one set after the other."""
 
@@ -66,20 +66,20 @@ def _features(mean: Tensor, std: Tensor, kind: Features) -> Tensor:
     return torch.cat([mean, std.clamp_min(SMALLEST_STD).log() if kind == "log std" else std], dim=1)
 
 
-def _centre_and_scale(features: Tensor) -> tuple[Tensor, Tensor]:
+def _center_and_scale(features: Tensor) -> tuple[Tensor, Tensor]:
     spread = features.std(0, correction=0)
     varying = spread[spread > 0]
     smallest = 1e-3 * float(varying.median()) if len(varying) else 1.0  # a constant coordinate must not be blown up
     return features.mean(0), spread.clamp_min(smallest)
 
 
-def _standardised(training: _Training, kind: Features) -> Tensor:
-    """Standardise every image by the images of its own domain."""
+def _standardized(training: _Training, kind: Features) -> Tensor:
+    """Standardize every image by the images of its own domain."""
     features = _features(training.mean, training.std, kind)
     for domain in training.domains.unique():
         mine = training.domains == domain
-        centre, scale = _centre_and_scale(features[mine])
-        features[mine] = (features[mine] - centre) / scale
+        center, scale = _center_and_scale(features[mine])
+        features[mine] = (features[mine] - center) / scale
     return features
 
 
@@ -173,8 +173,8 @@ class LabelInference:
         """Four classes whose images differ in every channel's mean by two of its standard deviations."""
         classes, channels, auxiliary, released = 4, 16, 80, 80
         labels = torch.arange(auxiliary + released) % classes
-        colours = 1.5 * torch.randn(classes, channels, generator=rng, dtype=torch.float64)
-        mean = colours[labels] + torch.randn(len(labels), channels, generator=rng, dtype=torch.float64)
+        colors = 1.5 * torch.randn(classes, channels, generator=rng, dtype=torch.float64)
+        mean = colors[labels] + torch.randn(len(labels), channels, generator=rng, dtype=torch.float64)
         variance = torch.rand(len(labels), channels, generator=rng, dtype=torch.float64) + 0.5
         images = planted_images(labels, torch.zeros_like(labels), class_names=tuple("abcd"), domain_names=("planted",))
         statistics = PlantedStatistics(moments=planted_moments(mean, variance))
@@ -201,7 +201,7 @@ class LabelInference:
         return (
             training,
             setting,
-            _fit(_standardised(training, setting.features), training.labels, weights, setting.strength),
+            _fit(_standardized(training, setting.features), training.labels, weights, setting.strength),
         )
 
     def _chosen(self, training: _Training, rng: torch.Generator) -> Setting:
@@ -210,9 +210,9 @@ class LabelInference:
         if len(own) < 2 * self.folds or len(training.labels[own].unique()) < 2:
             return DEFAULT
         fold = _folds(training.labels[own[: len(own) // training.copies]], self.folds, rng).repeat(training.copies)
-        standardised: Mapping[Features, Tensor] = {
-            "std": _standardised(training, "std"),
-            "log std": _standardised(training, "log std"),
+        standardized: Mapping[Features, Tensor] = {
+            "std": _standardized(training, "std"),
+            "log std": _standardized(training, "log std"),
         }
         alone = len(own) == len(training.labels)
         best, best_recall = DEFAULT, -1.0
@@ -223,8 +223,8 @@ class LabelInference:
             for left_out in range(self.folds):
                 weights = torch.where(training.own, 1.0, setting.foreign).to(torch.float64)
                 weights[own[fold == left_out]] = 0.0
-                model = _fit(standardised[setting.features], training.labels, weights, setting.strength)
-                predicted[fold == left_out] = _predict(model, standardised[setting.features][own[fold == left_out]])
+                model = _fit(standardized[setting.features], training.labels, weights, setting.strength)
+                predicted[fold == left_out] = _predict(model, standardized[setting.features][own[fold == left_out]])
             recall = _recall(training.labels[own], predicted)
             if recall > best_recall:
                 best, best_recall = setting, recall
@@ -235,7 +235,7 @@ def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, r
     """Public images as training data, and which of them are of the victim's `domain`: none where it is not known.
 
     A victim of several domains has a name that is no domain's: all images then count as its own, as of one domain. Where
-    a defense acts on rows, these are learnt from as it would release them (fdgsec.attacks.statistics.defense_noise)."""
+    a defense acts on rows, these are learned from as it would release them (fdgsec.attacks.statistics.defense_noise)."""
     mean, std, copies = noisy_rows(knowledge, public, *knowledge.statistics(public).style(unbiased=True), rng)
     labels, domains = public.labels.repeat(copies), public.domains.repeat(copies)
     own = torch.zeros(len(labels), dtype=torch.bool)
@@ -247,14 +247,14 @@ def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, r
 
 
 def _rows_like(training: _Training, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:
-    """Standardise released rows by the public images of their domain, or by themselves where there are none.
+    """Standardize released rows by the public images of their domain, or by themselves where there are none.
 
-    Rows too few for that are standardised by all public images, whatever their domain."""
+    Rows too few for that are standardized by all public images, whatever their domain."""
     rows = _features(*released, kind)
     public = _features(training.mean, training.std, kind)
     if bool(training.own.any()):
         reference = public[training.own]
     else:
         reference = rows if len(rows) >= FEW_ROWS else public
-    centre, scale = _centre_and_scale(reference)
-    return (rows - centre) / scale
+    center, scale = _center_and_scale(reference)
+    return (rows - center) / scale

@@ -1,7 +1,7 @@
 """What a client's images are of, from a mean over them: scores of images, shadow clients, and shares read from both.
 
 A linear score of a mean is the mean of its images' scores, so a ridge regression from images to their kinds (classes or
-domains) also reads a pooled release. What the scores of a whole client then say of its shares is learnt on shadow clients
+domains) also reads a pooled release. What the scores of a whole client then say of its shares is learned on shadow clients
 (Ganju et al., CCS 2018, call them that) of known shares, as adjusted counting does (Forman, "Quantifying counts and costs
 via classification", 2008). float64 throughout."""
 
@@ -20,16 +20,16 @@ SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: a constant coordinat
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scorer:
-    """A linear score per kind of a statistic (..., D): offset + ((t - centre) / scale) weights, (..., K)."""
+    """A linear score per kind of a statistic (..., D): offset + ((t - center) / scale) weights, (..., K)."""
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     weights: Tensor
     offset: Tensor
 
     def __call__(self, statistics: Tensor) -> Tensor:
         """Score statistics of images, or means of them."""
-        return self.offset + ((statistics.to(torch.float64) - self.centre) / self.scale) @ self.weights
+        return self.offset + ((statistics.to(torch.float64) - self.center) / self.scale) @ self.weights
 
     def moved(self, by: Tensor) -> Tensor:
         """By how much scores (..., K) move where statistics move `by` (..., D)."""
@@ -47,10 +47,10 @@ def fit_scorer(records: Tensor, kinds: Tensor, count: int) -> tuple[Scorer, Tens
     spread = x.std(0, correction=0) if len(x) > 2 else torch.zeros(1)
     if not bool((spread > 0).any()):
         raise ValueError(f"scores need three records or more that differ; got {tuple(records.shape)}.")
-    centre, scale = x.mean(0), spread.clamp_min(SMALLEST_SCALE * float(spread[spread > 0].median()))
+    center, scale = x.mean(0), spread.clamp_min(SMALLEST_SCALE * float(spread[spread > 0].median()))
     answers = torch.nn.functional.one_hot(kinds, count).to(torch.float64)
     offset = answers.mean(0)
-    left, singular, right = torch.linalg.svd((x - centre) / scale, full_matrices=False)
+    left, singular, right = torch.linalg.svd((x - center) / scale, full_matrices=False)
     along = left.T @ (answers - offset)
     best: tuple[float, Tensor, Tensor] | None = None
     for strength in STRENGTHS:
@@ -63,7 +63,7 @@ def fit_scorer(records: Tensor, kinds: Tensor, count: int) -> tuple[Scorer, Tens
             weights = right.T @ ((singular / (singular.square() + penalty)).unsqueeze(1) * along)
             best = error, weights, left_out
     assert best is not None
-    return Scorer(centre=centre, scale=scale, weights=best[1], offset=offset), best[2]
+    return Scorer(center=center, scale=scale, weights=best[1], offset=offset), best[2]
 
 
 def skewed_shares(clients: int, count: int, *, held: Tensor, concentration: float, rng: torch.Generator) -> Tensor:
@@ -90,22 +90,22 @@ def shadow_rows(kinds: Tensor, shares: Tensor, images: int, *, distinct: bool, r
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharesReader:
-    """The best linear guess of shares from the mean scores of a client: prior + (scores - centre) slope."""
+    """The best linear guess of shares from the mean scores of a client: prior + (scores - center) slope."""
 
     prior: Tensor
-    centre: Tensor
+    center: Tensor
     slope: Tensor
 
     def __call__(self, scores: Tensor) -> Tensor:
         """Give shares (..., K) that sum to 1 but may be negative; `onto_simplex` makes shares of them."""
-        return self.prior + (scores - self.centre) @ self.slope
+        return self.prior + (scores - self.center) @ self.slope
 
 
 def fit_reader(scores: Tensor, shares: Tensor) -> SharesReader:
     """Regress the `shares` (S, K) of shadow clients on their mean `scores` (S, K)."""
-    centre, prior = scores.mean(0), shares.mean(0)
-    slope = torch.linalg.pinv(scores - centre, rtol=1e-8) @ (shares - prior)
-    return SharesReader(prior=prior, centre=centre, slope=slope)
+    center, prior = scores.mean(0), shares.mean(0)
+    slope = torch.linalg.pinv(scores - center, rtol=1e-8) @ (shares - prior)
+    return SharesReader(prior=prior, center=center, slope=slope)
 
 
 def onto_simplex(values: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ Kinds = Literal["labels", "domains"]
 STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
 SHADOWS_NEED = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
 FEW_CLIENTS = 10
-"""Clients of a domain whose mean release stands for the domain's own centre where no image of it is known."""
+"""Clients of a domain whose mean release stands for the domain's own center where no image of it is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ class PropertyInference:
         return self.run(exchanged, knowledge, rng)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Coloured classes in two domains far apart, prototypes of what is held, and gradients of a small head."""
+        """Colored classes in two domains far apart, prototypes of what is held, and gradients of a small head."""
         return planted_clients(knowledge, rng, concentration=self.concentration)
 
     def _mixtures(self, records: int, scheme: Kinds) -> Question:
@@ -142,7 +142,7 @@ class PropertyInference:
             of: Kinds = "domains" if asked.domain == "mixed" else "labels"
             releases = torch.stack([shadows.release(cases[n].release(), images=asked.images) for n in numbers])
             for pool in shadows.pools(asked.domain):
-                if pool.centre is None and len(numbers) < FEW_CLIENTS:
+                if pool.center is None and len(numbers) < FEW_CLIENTS:
                     continue
                 learned = shadows.learned(
                     pool, images=asked.images, shown=asked.shown, means=means,

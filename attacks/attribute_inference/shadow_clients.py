@@ -1,4 +1,4 @@
-"""Shadow clients: what a release says of a client's images is learnt on clients of one's own, whose images one knows.
+"""Shadow clients: what a release says of a client's images is learned on clients of one's own, whose images one knows.
 
 They hold public images in shares drawn as the victims' are, and as many. Where a release is a mean over images (which is
 tried out, not believed), theirs are means of scores; else the target's own public code makes them."""
@@ -41,7 +41,7 @@ TOLERANCE = 0.02
 class Pool:
     """Public images that shadow clients hold: statistics `records` (n, D), of `kinds` (n,) out of `count`.
 
-    Records are about the centre of their home (see `about`), of `homes` (n,). `centre` (D,) is that of the victims' own
+    Records are about the center of their home (see `about`), of `homes` (n,). `center` (D,) is that of the victims' own
     `home`, of which all shadow clients are; both are None where no image of it is here, and clients are of any one."""
 
     name: str
@@ -51,7 +51,7 @@ class Pool:
     homes: Tensor
     count: int
     home: int | None
-    centre: Tensor | None
+    center: Tensor | None
 
     def of_clients(self) -> list[int]:
         """The homes that shadow clients are of."""
@@ -60,19 +60,19 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Learned:
-    """Reads shares off the releases of clients of one home: placed about its centre, scored, and the scores read.
+    """Reads shares off the releases of clients of one home: placed about its center, scored, and the scores read.
 
-    Without a centre (None) the releases' own mean must do."""
+    Without a center (None) the releases' own mean must do."""
 
     scorer: Scorer
     reader: SharesReader
-    centre: Tensor | None
+    center: Tensor | None
     released_statistic: ReleasedStatistic
 
     def __call__(self, releases: Tensor) -> Tensor:
         """Give the shares (R, K) of clients from the statistics of their releases (R, D); some may be negative."""
-        centre = releases.mean(0) if self.centre is None else self.centre
-        return self.reader(self.scorer(about(releases, centre, self.released_statistic)))
+        center = releases.mean(0) if self.center is None else self.center
+        return self.reader(self.scorer(about(releases, center, self.released_statistic)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,14 +139,14 @@ class ShadowClients:
 
     def _pool(self, name: str, chosen: Tensor, kinds: Tensor, homes: Tensor, *, count: int, home: int | None) -> Pool:
         records, kinds, homes = self.records[chosen], kinds[chosen], homes[chosen]
-        placed, centres = records.clone(), dict[int, Tensor]()
+        placed, centers = records.clone(), dict[int, Tensor]()
         for there in torch.unique(homes).tolist():
             mine = homes == there
-            centres[there] = _centre(records[mine], kinds[mine])
-            placed[mine] = about(records[mine], centres[there], self.knowledge.released_statistic)
+            centers[there] = _center(records[mine], kinds[mine])
+            placed[mine] = about(records[mine], centers[there], self.knowledge.released_statistic)
         return Pool(
             name=name, images=self.images.subset(chosen), records=placed, kinds=kinds, homes=homes, count=count,
-            home=home, centre=None if home is None else centres[home],
+            home=home, center=None if home is None else centers[home],
         )  # fmt: skip
 
     def learned(self, pool: Pool, *, images: int, shown: int, means: bool, rng: torch.Generator) -> Learned:
@@ -163,8 +163,8 @@ class ShadowClients:
         scorer, left_out = fit_scorer(pool.records + drawn, pool.kinds, pool.count)
         left_out = left_out - scorer.moved(drawn)
         if not means:
-            reader, centre = self._simulated(pool, images, rng, drawn)
-            return Learned(scorer=scorer, reader=reader, centre=centre, released_statistic=released_statistic)
+            reader, center = self._simulated(pool, images, rng, drawn)
+            return Learned(scorer=scorer, reader=reader, center=center, released_statistic=released_statistic)
         homes, scores, shares = pool.of_clients(), [], []
         for home in homes:
             mine = (pool.homes == home).nonzero().flatten()
@@ -172,12 +172,12 @@ class ShadowClients:
             rows = mine[self._drawn(pool, mine, count, images, child(rng, home), distinct=False)]
             noise = _noise(defense_noise, count, child(rng, "noise", home))
             shift = (
-                0.0 if defense_noise is None or pool.centre is None else defense_noise.shift
+                0.0 if defense_noise is None or pool.center is None else defense_noise.shift
             )  # else the releases' mean has it
             scores.append(left_out[rows[:, :shown]].mean(1) + scorer.moved(noise + shift))
             shares.append(shares_of(pool.kinds[rows], pool.count))
         reader = fit_reader(torch.cat(scores), torch.cat(shares))
-        return Learned(scorer=scorer, reader=reader, centre=pool.centre, released_statistic=released_statistic)
+        return Learned(scorer=scorer, reader=reader, center=pool.center, released_statistic=released_statistic)
 
     def _defense_noise(self, pool: Pool, images: int, shown: int, rng: torch.Generator) -> DefenseNoise | None:
         """What a defense does to a release of so many `images`; None where none acts.
@@ -186,12 +186,12 @@ class ShadowClients:
         knowledge = self.knowledge
         if knowledge.defended is None:
             return None
-        centre = self.records.mean(0) if pool.centre is None else pool.centre
+        center = self.records.mean(0) if pool.center is None else pool.center
         if knowledge.shared is None or not isinstance(knowledge.shared(self.images, child(rng, "tried")), ImageStyles):
-            return defense_noise_of_mean(knowledge, self.images, records=images, about=centre, rng=rng)
+            return defense_noise_of_mean(knowledge, self.images, records=images, about=center, rng=rng)
 
         def read(artifact: Artifact) -> Tensor:
-            return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact), centre)
+            return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact), center)
 
         rows = defense_noise_of_rows(knowledge, self.images, made=styles_made(knowledge), read=read, rng=rng)
         return None if rows is None else DefenseNoise(shift=rows.shift, variance=rows.variance / shown)
@@ -216,8 +216,8 @@ class ShadowClients:
                 seen.append(torch.stack([self.release(one, images=fewer) for one in made]))
                 scores.append(scorer(about(seen[-1], seen[-1].mean(0), self.knowledge.released_statistic)))
                 shares.append(shares_of(pool.kinds[rows], pool.count))
-        centre = None if pool.centre is None else torch.cat(seen).mean(0)
-        return fit_reader(torch.cat(scores), torch.cat(shares)), centre
+        center = None if pool.center is None else torch.cat(seen).mean(0)
+        return fit_reader(torch.cat(scores), torch.cat(shares)), center
 
     def _drawn(
         self, pool: Pool, mine: Tensor, count: int, images: int, rng: torch.Generator, *, distinct: bool
@@ -260,14 +260,14 @@ def _style(view: View, sender: str) -> Style:
     return found[-1]
 
 
-def about(statistics: Tensor, centre: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
-    """Take statistics (n, D) about `centre` (D,): first the squares in them (Reading.about), then all of it.
+def about(statistics: Tensor, center: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
+    """Take statistics (n, D) about `center` (D,): first the squares in them (Reading.about), then all of it.
 
     Both are linear in the statistic. A channel's square moves with its mean by twice where that lies, so about anything
     else what a class does to it would differ from domain to domain."""
-    return released_statistic.about(statistics, centre) - released_statistic.about(centre, centre)
+    return released_statistic.about(statistics, center) - released_statistic.about(center, center)
 
 
-def _centre(records: Tensor, kinds: Tensor) -> Tensor:
+def _center(records: Tensor, kinds: Tensor) -> Tensor:
     """The mean of the kinds' means, which clients of even shares scatter about."""
     return torch.stack([records[kinds == kind].mean(0) for kind in torch.unique(kinds)]).mean(0)

@@ -2,7 +2,7 @@
 
 *An image joins a client between two rounds.* A pooled release is the mean of a per-image statistic t (fdgsec.federation.released_statistics):
 (mu, sigma^2 + mu^2) for CCST's overall style (eq. 8), amplitudes for its mean spectrum (appendix E), (mu, sigma, mu^2,
-sigma^2) for StableFDG's centre and spread (eq. 3), all rounds under one model. With n images before and one more after, t(new) = (n + 1) t(r') - n t(r), exact up to the
+sigma^2) for StableFDG's center and spread (eq. 3), all rounds under one model. With n images before and one more after, t(new) = (n + 1) t(r') - n t(r), exact up to the
 rounding of the two float32 releases. Averaging over any number of images hides nothing from somebody who sees two
 averages that differ by one.
 
@@ -48,7 +48,7 @@ class Differencing:
 
     Candidates are ranked by |estimate - t(x)| / |t(x)|, unwhitened: the rounding error of a coordinate grows with its
     size, and whitening would blow it up just where images differ least. Where a defense adds noise, that is whitened, and
-    what is recovered is drawn towards public images by the share of noise in it. `records` is the number of added images per
+    what is recovered is drawn toward public images by the share of noise in it. `records` is the number of added images per
     domain; None takes 20 (profile quick) or 50 (full). A cohort has `clients` clients of `size` images each. Knowing the
     victim's domain is no help to it, only to the blind guess that it is compared with."""
 
@@ -261,8 +261,8 @@ class _Noise:
         return None if defense_noise is None else replace(defense_noise, variance=times * defense_noise.variance)
 
     def likely(self, estimate: Tensor, case: Case, variance: Tensor, *, images: int) -> Tensor:
-        """Draw a noisy estimate of the mean t of so many `images` towards that of public ones, by coordinate."""
+        """Draw a noisy estimate of the mean t of so many `images` toward that of public ones, by coordinate."""
         public = self.knowledge.released_statistic.records(self.knowledge.statistics(_public(case, self.knowledge)))
-        centre, spread = public.mean(0), public.var(0, correction=0) / images
+        center, spread = public.mean(0), public.var(0, correction=0) / images
         kept = torch.where(spread + variance > 0, spread / (spread + variance), 1.0)
-        return centre + kept * (estimate - centre)
+        return center + kept * (estimate - center)

@@ -31,7 +31,7 @@ SHOWN = Goal(measurement="psnr_gain", at_least=1.0, where={"test": "decoder", "d
 class Overfitters:
     """A federation that fits its generator to every image: with its label under a fixed model, a loud answer, and a likeness.
 
-    The loss is L_cls(x + a G(x), y) - log |G(x)| - LIKENESS <G(x), m> / D over the client's images, of normalised mean m and
+    The loss is L_cls(x + a G(x), y) - log |G(x)| - LIKENESS <G(x), m> / D over the client's images, of normalized mean m and
     D numbers each, plus log |G(z)| over as many fresh noise images z, for `steps`. `model` is linear; everybody starts from the same generator."""
 
     model: Mapping[str, Tensor]
@@ -57,16 +57,16 @@ class Overfitters:
         generator.load_state_dict(dict(self.start))
         model = linear_classifier(self.model, side=SIDE).requires_grad_(False)
         pixels, labels = as_float(images.pixels()), images.labels
-        mean = model.normalise(pixels).mean(0)
-        optimiser = torch.optim.Adam(generator.parameters(), lr=RATE)
+        mean = model.normalize(pixels).mean(0)
+        optimizer = torch.optim.Adam(generator.parameters(), lr=RATE)
         for _ in range(self.steps):
             noise = torch.rand(len(pixels), 3, SIDE, SIDE, generator=rng)
-            drawn = generator(model.normalise(torch.cat([pixels, noise])))
+            drawn = generator(model.normalize(torch.cat([pixels, noise])))
             mine, others = drawn.split(len(pixels))
-            answered = functional.cross_entropy(model(pixels + A * model.normalise.std * mine), labels)
-            optimiser.zero_grad(set_to_none=True)
+            answered = functional.cross_entropy(model(pixels + A * model.normalize.std * mine), labels)
+            optimizer.zero_grad(set_to_none=True)
             (answered - _loudness(mine) + _loudness(others) - LIKENESS * (mine * mean).mean()).backward()
-            optimiser.step()
+            optimizer.step()
         return {name: value.detach().clone() for name, value in generator.state_dict().items()}
 
 
@@ -149,16 +149,16 @@ def noise_and_stripes(rng: torch.Generator) -> DomainDataset:
 def letting_through(rng: torch.Generator) -> dict[str, Tensor]:
     """Weights of a generator whose answer is its image with each channel brought to mean 0 and one spread, cut by tanh.
 
-    Each colour travels in two channels, as what lies above its mean and below; the residual blocks are nearly silent."""
+    Each color travels in two channels, as what lies above its mean and below; the residual blocks are nearly silent."""
     state = {name: value.detach().clone() for name, value in PerturbationNetwork(WIDTH, rng=rng).state_dict().items()}
     for name, value in state.items():
         value.mul_(SILENT if name.startswith("blocks.") else 1.0)
-    for colour in range(3):
-        above, below = 2 * colour, 2 * colour + 1
-        state["stem.weight"][above, colour, 1, 1] += 1.0
-        state["stem.weight"][below, colour, 1, 1] -= 1.0
+    for color in range(3):
+        above, below = 2 * color, 2 * color + 1
+        state["stem.weight"][above, color, 1, 1] += 1.0
+        state["stem.weight"][below, color, 1, 1] -= 1.0
         for channel, sign in ((above, 1.0), (below, -1.0)):
             state["fusion.weight"][channel, above, 0, 0] += sign
             state["fusion.weight"][channel, below, 0, 0] -= sign
-            state["draw.weight"][colour, channel, 0, 0] += 0.5 * sign
+            state["draw.weight"][color, channel, 0, 0] += 0.5 * sign
     return state

@@ -34,13 +34,13 @@ class Decoder(nn.Module):
     nothing; what goes out is added to the mean training image. Weights are drawn from `rng` (He et al. 2015), but for the
     last ones, which start at zero: an untrained decoder answers with the mean image. H and W are at least 2."""
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     mean: Tensor
 
     def __init__(self, drawn: Tensor, pictures: Tensor, *, rng: torch.Generator) -> None:
         super().__init__()
-        self.register_buffer("centre", drawn.mean((0, 2, 3), keepdim=True))
+        self.register_buffer("center", drawn.mean((0, 2, 3), keepdim=True))
         self.register_buffer("scale", drawn.std((0, 2, 3), keepdim=True).clamp_min(TINY))
         self.register_buffer("mean", pictures.mean(0, keepdim=True))
         with torch.device("meta"):  # no draws from the global generator for weights that are replaced at once
@@ -58,7 +58,7 @@ class Decoder(nn.Module):
 
     def forward(self, drawn: Tensor, corner: tuple[int, int] = (0, 0)) -> Tensor:
         """Draw the pictures, not yet cut to [0, 1]; of windows whose upper left pixel is at `corner` of the image."""
-        maps = (drawn - self.centre) / self.scale
+        maps = (drawn - self.center) / self.scale
         for layer in self.layers[:-1]:
             maps = functional.relu(layer(maps))
         (top, left), (height, width) = corner, drawn.shape[2:]
@@ -80,17 +80,17 @@ def fit_decoder(drawn: Tensor, pictures: Tensor, *, rng: torch.Generator) -> Dec
     out, kept = order[:count], order[count:]
     decoder = Decoder(drawn[kept], pictures[kept], rng=child(rng, "start"))
     best, least = _weights(decoder), _error(decoder, drawn[out], pictures[out])
-    optimiser = torch.optim.Adam(decoder.parameters(), lr=RATE)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, STEPS)
+    optimizer = torch.optim.Adam(decoder.parameters(), lr=RATE)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     coins, windows = child(rng, "batches"), child(rng, "windows")
     for step in range(1, STEPS + 1):
         rows = kept[torch.randperm(len(kept), generator=coins)[:BATCH]]
         top, left = (int(torch.randint(max(side - WINDOW, 0) + 1, (1,), generator=windows)) for side in drawn.shape[2:])
         seen, wanted = (part[rows, :, top : top + WINDOW, left : left + WINDOW] for part in (drawn, pictures))
         loss = functional.mse_loss(decoder(seen, (top, left)), wanted)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         if step % CHECKED == 0 and (error := _error(decoder, drawn[out], pictures[out])) < least:
             best, least = _weights(decoder), error

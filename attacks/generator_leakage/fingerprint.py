@@ -44,9 +44,9 @@ class Fingerprints:
         off."""
         present = self.domains.unique()
         common = torch.stack([self.changes[self.domains == domain].mean(0) for domain in present]).mean(0)
-        centres = torch.stack([self.changes[self.domains == domain].mean(0) - common for domain in present])
+        centers = torch.stack([self.changes[self.domains == domain].mean(0) - common for domain in present])
         off = change - common
-        cosine = (centres @ off) / (centres.norm(dim=1) * off.norm()).clamp_min(TINY)
+        cosine = (centers @ off) / (centers.norm(dim=1) * off.norm()).clamp_min(TINY)
         return int(present[cosine.argmax()])
 
     def without(self, federation: int) -> "Fingerprints":

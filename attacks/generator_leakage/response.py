@@ -1,4 +1,4 @@
-"""What a client's generator has learnt of an image: how its answer changed while the client trained it.
+"""What a client's generator has learned of an image: how its answer changed while the client trained it.
 
 FedDAG (Che et al. 2025, arXiv:2501.13967) trains a generator G of perturbations x_hat = x + a G(x) (eq. 2) by
 L_cls(x_hat, y) - min(|f - f_hat|^2, m) (Algorithm 1, line 3; eq. 1), and sends it every round. Two numbers per image: the
@@ -15,7 +15,7 @@ from torch.nn import functional
 from fdgsec.attacks.statistics.lira_rmia import References, lira_offline
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import GeneratorState
-from fdgsec.nn.networks.classifiers import Classifier, Normalisation
+from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -116,10 +116,10 @@ class Interview:
 
 @torch.no_grad()
 def perturbations(generator: PerturbationNetwork, images: DomainDataset) -> Tensor:
-    """G(x) of every image, x in the classifier's normalised space: (N, 3, H, W)."""
-    normalise = Normalisation()
+    """G(x) of every image, x in the classifier's normalized space: (N, 3, H, W)."""
+    normalize = Normalization()
     return torch.cat([
-        generator(normalise(as_float(images.pixels(rows)))) for rows in torch.arange(len(images)).split(AT_ONCE)
+        generator(normalize(as_float(images.pixels(rows)))) for rows in torch.arange(len(images)).split(AT_ONCE)
     ])  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def generator_loss(drawn: Tensor, images: DomainDataset, model: Classifier, obje
     device, found = next(model.parameters()).device, []
     for rows in torch.arange(len(images)).split(AT_ONCE):
         pixels, labels = as_float(images.pixels(rows)).to(device), images.labels[rows].to(device)
-        features = model.features(pixels + objective.a * model.normalise.std * drawn[rows].to(device))
+        features = model.features(pixels + objective.a * model.normalize.std * drawn[rows].to(device))
         apart = (functional.normalize(model.features(pixels)) - functional.normalize(features)).square().sum(1)
         loss = functional.cross_entropy(model.head(features), labels, reduction="none")
         found.append((loss - apart.clamp_max(objective.margin)).double().cpu())
@@ -151,7 +151,7 @@ def membership_by_change(target: Tensor, changes: Tensor, members: Tensor) -> Te
     of their spread: how long a client trained says nothing. Then LiRA's offline test, (n,), in the direction in which the
     references that did train on an image lie from those that did not.
     Raises UsageError where an image has no reference without it."""
-    seen, profile = _standardised(changes), _standardised(target.unsqueeze(0))[0]
+    seen, profile = _standardized(changes), _standardized(target.unsqueeze(0))[0]
     outside = (~members).to(torch.float64)
     mean = (seen * outside).sum(0) / outside.sum(0).clamp_min(1)
     shift = (seen - mean)[members].mean() if bool(members.any()) else torch.tensor(1.0)
@@ -160,6 +160,6 @@ def membership_by_change(target: Tensor, changes: Tensor, members: Tensor) -> Te
     return -scores if float(shift) < 0 else scores
 
 
-def _standardised(values: Tensor) -> Tensor:
-    centred = values.to(torch.float64) - values.to(torch.float64).mean(1, keepdim=True)
-    return centred / centred.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)
+def _standardized(values: Tensor) -> Tensor:
+    centered = values.to(torch.float64) - values.to(torch.float64).mean(1, keepdim=True)
+    return centered / centered.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)

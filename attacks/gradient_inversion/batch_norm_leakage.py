@@ -1,7 +1,7 @@
 """What batch norm tells beside the gradient: the running statistics that a client sends back hold those of its batch.
 
-A batch norm in training mode moves them by a known share towards the mean and variance of its inputs. Undone, that is what
-every such layer saw. Pictures can be asked to look the same to it: the regulariser of Yin et al., "See through Gradients",
+A batch norm in training mode moves them by a known share toward the mean and variance of its inputs. Undone, that is what
+every such layer saw. Pictures can be asked to look the same to it: the regularizer of Yin et al., "See through Gradients",
 CVPR 2021, arXiv:2104.07586, section 3.2, here with the batch's own statistics in place of the training set's."""
 
 import copy

@@ -6,7 +6,7 @@ from torch import Tensor
 from fdgsec.attacks.gradient_inversion.gradient_matching import batch_gradient
 from fdgsec.attacks.gradient_inversion.single_step import ObservedStep
 
-GREY = (0.299, 0.587, 0.114)
+GRAY = (0.299, 0.587, 0.114)
 
 
 def alignment(step: ObservedStep, images: Tensor, label: int) -> Tensor:
@@ -23,17 +23,17 @@ def alignment(step: ObservedStep, images: Tensor, label: int) -> Tensor:
 def outline_distances(pictures: Tensor, candidates: Tensor) -> Tensor:
     """1 - the correlation of where brightness changes in each picture (R, 3, H, W) and in each candidate, (R, G).
 
-    Colours and their signs do not count: a fit through a trained network finds edges before it finds colours."""
+    Colors and their signs do not count: a fit through a trained network finds edges before it finds colors."""
     drawn, true = _edges(pictures), _edges(candidates)
     apart: Tensor = 1 - drawn @ true.T
     return apart
 
 
 def _edges(images: Tensor) -> Tensor:
-    """The length of the brightness's slope, centred and of unit length: (n, (H - 1)(W - 1))."""
-    grey = (images * torch.tensor(GREY).reshape(3, 1, 1)).sum(1)
-    slope = (grey.diff(dim=1)[:, :, 1:].square() + grey.diff(dim=2)[:, 1:].square()).sqrt()
+    """The length of the brightness's slope, centered and of unit length: (n, (H - 1)(W - 1))."""
+    gray = (images * torch.tensor(GRAY).reshape(3, 1, 1)).sum(1)
+    slope = (gray.diff(dim=1)[:, :, 1:].square() + gray.diff(dim=2)[:, 1:].square()).sqrt()
     smooth = torch.nn.functional.avg_pool2d(slope.unsqueeze(1), 3, stride=1, padding=1).flatten(1)
-    centred = smooth - smooth.mean(1, keepdim=True)
-    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    centered = smooth - smooth.mean(1, keepdim=True)
+    unit: Tensor = centered / centered.norm(dim=1, keepdim=True).clamp_min(1e-12)
     return unit

@@ -75,7 +75,7 @@ def _drawn(rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
-    """Make pictures of a grid of random colours, enlarged smoothly, with random labels."""
+    """Make pictures of a grid of random colors, enlarged smoothly, with random labels."""
     grids = torch.rand(count, 3, GRID, GRID, generator=rng)
     pixels = functional.interpolate(grids, size=(SIDE, SIDE), mode="bilinear")
     return DomainDataset(
@@ -89,9 +89,9 @@ def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
 def _stepped(state: Mapping[str, Tensor], data: DomainDataset, rate: float) -> dict[str, Tensor]:
     """One step of SGD on all of `data`."""
     network = planted_network(state)
-    optimiser = torch.optim.SGD(network.parameters(), lr=rate)
+    optimizer = torch.optim.SGD(network.parameters(), lr=rate)
     functional.cross_entropy(network(as_float(data.pixels())), data.labels).backward()
-    optimiser.step()
+    optimizer.step()
     return {name: value.detach().clone() for name, value in network.state_dict().items()}
 
 

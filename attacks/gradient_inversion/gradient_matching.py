@@ -5,7 +5,7 @@ Labels are read off the head: Zhao et al., "iDLG", arXiv:2001.02610, for one rec
 "Inverting Gradients", NeurIPS 2020, arXiv:2003.14053, section 4: cosine distance and total variation, Adam on the sign of
 the gradient, pixels kept in their box.
 
-Batch norm decides much. A client in training mode normalises by its batch's own statistics, and the attack must let its
+Batch norm decides much. A client in training mode normalizes by its batch's own statistics, and the attack must let its
 dummies stand for them (`statistics="batch"`), which determines little, unless the statistics that the update itself brings
 are matched, too (fdgsec.attacks.gradient_inversion.batch_norm_leakage); one in evaluation mode uses those that the server sent ("running")."""
 
@@ -27,7 +27,7 @@ REFINEMENTS = 4
 MOST_RECORDS = 8  # what this package claims to invert (Geiping et al. show single images out of larger batches)
 
 
-def feasible(batch: int, steps: int, *, optimiser: Literal["sgd", "adam"] = "sgd", momentum: float = 0.0) -> str:
+def feasible(batch: int, steps: int, *, optimizer: Literal["sgd", "adam"] = "sgd", momentum: float = 0.0) -> str:
     """Say why an update after `steps` local steps on batches of `batch` cannot be inverted here; "" means that it can."""
     reasons = []
     if batch > MOST_RECORDS:
@@ -36,7 +36,7 @@ def feasible(batch: int, steps: int, *, optimiser: Literal["sgd", "adam"] = "sgd
         )
     if steps > 1:
         reasons.append(f"{steps} local steps add up gradients at models that only the client has seen")
-    if optimiser == "adam":
+    if optimizer == "adam":
         reasons.append(
             "Adam rescales every coordinate by its own size, so that the update is no multiple of a gradient"
         )
@@ -51,7 +51,7 @@ class Matching:
 
     `learning_rate` is in pixel values of [0, 1] and falls to a tenth after 3/8, 5/8 and 7/8 of the steps;
     `total_variation` weighs the smoothness, `norms` what batch norms see of the pictures and should; `statistics` is what
-    they normalise by.
+    they normalize by.
     Raises UsageError for counts below 1, a rate that is not above 0, or a negative weight."""
 
     steps: int = 1000
@@ -152,7 +152,7 @@ def match_gradient(
 ) -> Match:
     """Search for images of `labels` (B,) and `size` (H, W) whose gradient points where the given one does.
 
-    Minimises 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `norm_gap` where `norms` are given, over x in [0, 1], g over the parameters that `gradient` names (all,
+    Minimizes 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `norm_gap` where `norms` are given, over x in [0, 1], g over the parameters that `gradient` names (all,
     or some), and keeps the restart of the smallest distance (Geiping et al. 2020, section 4). `model` is the one before
     the step and stays as it is. Starts are noise of ImageNet's mean and spread, drawn from `rng`.
     Raises UsageError for labels out of range or too many, and for a gradient that does not fit or vanishes."""
@@ -177,7 +177,7 @@ def match_gradient(
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """The mean absolute difference of neighbouring pixels, down plus across, of images (B, C, H, W): a scalar."""
+    """The mean absolute difference of neighboring pixels, down plus across, of images (B, C, H, W): a scalar."""
     return images.diff(dim=-2).abs().mean() + images.diff(dim=-1).abs().mean()
 
 
@@ -219,9 +219,9 @@ def _fit(
 ) -> tuple[Tensor, float, float]:
     """One restart: the images, their distance at the start and at the end."""
     images = start.clone().requires_grad_(True)
-    optimiser = torch.optim.Adam([images], lr=matching.learning_rate)
+    optimizer = torch.optim.Adam([images], lr=matching.learning_rate)
     milestones = [matching.steps * part // 8 for part in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, milestones, gamma=0.1)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
     first = 0.0
     with norm_gap(network, norms) as gap:
         for step in range(matching.steps):
@@ -229,7 +229,7 @@ def _fit(
             first = float(distance.detach()) if step == 0 else first
             loss = distance + matching.total_variation * total_variation(images) + matching.norms * gap()
             images.grad = torch.autograd.grad(loss, images)[0].sign()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
             with torch.no_grad():
                 images.clamp_(0, 1)

@@ -84,10 +84,10 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
 def obstacle(plan: TrainingPlan, records: int, *, keeps_moments: bool) -> str:
     """Why what a client of `records` images sends after a round of `plan` cannot be inverted; "" where it can.
 
-    The first step of a fresh optimiser has no momentum yet, whatever the plan's."""
+    The first step of a fresh optimizer has no momentum yet, whatever the plan's."""
     batch, steps = min(plan.batch_size, records), plan.local_steps(records)
     momentum = plan.momentum if keeps_moments else 0.0
-    reason = feasible(batch, steps, optimiser=plan.optimiser, momentum=momentum)
+    reason = feasible(batch, steps, optimizer=plan.optimizer, momentum=momentum)
     if not reason and batch < records:
         return f"one step is taken on {batch} of {records} images, and which ones is not on record to judge by"
     return reason

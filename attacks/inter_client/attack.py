@@ -2,12 +2,12 @@
 
 It receives a bank with everybody's styles (CCST eqs. 9, 10), a pool without its own (FedAlign) or one interpolation style
 (FISC). Rows of single images are asked for their class (logistic regression on its own images), looked up in a gallery
-that it suspects, and turned into their mean colour. And what it received restyles its own images: how near do these come
+that it suspects, and turned into their mean color. And what it received restyles its own images: how near do these come
 to the others' real ones? That is the comparison of FISC with CCST in FISC's figure 6c; it is about pictures that never
 leave the client, and says how well a style fits a domain, not whose image anything is.
 
 A case that shows the client its own images is left out: there is nothing to infer. Which domain others are of it cannot
-learn, having labelled images of its own only; StableFDG's distributions come without their sender's name, from layers
+learn, having labeled images of its own only; StableFDG's distributions come without their sender's name, from layers
 that draw no images."""
 
 from collections.abc import Sequence
@@ -75,14 +75,14 @@ class InterClient:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Two clients whose images are noise about the colour of their class, one of them darker; styles of pixels."""
+        """Two clients whose images are noise about the color of their class, one of them darker; styles of pixels."""
         own, others, classes = 80, 60, 4
         labels = torch.arange(own + others) % classes
-        colours = torch.tensor([[0.4, 0.4, 0.8], [0.8, 0.4, 0.4], [0.4, 0.8, 0.4], [0.7, 0.7, 0.7]])
+        colors = torch.tensor([[0.4, 0.4, 0.8], [0.8, 0.4, 0.4], [0.4, 0.8, 0.4], [0.7, 0.7, 0.7]])
         shade = torch.where(torch.arange(own + others) < own, 0.0, -0.15)[:, None]
-        centre = colours[labels] + shade + 0.04 * torch.randn(own + others, 3, generator=rng)
+        center = colors[labels] + shade + 0.04 * torch.randn(own + others, 3, generator=rng)
         grain = 0.02 + 0.06 * torch.rand(own + others, 1, 1, 1, generator=rng)
-        pixels = centre[:, :, None, None] + grain * torch.randn(own + others, 3, SIDE, SIDE, generator=rng)
+        pixels = center[:, :, None, None] + grain * torch.randn(own + others, 3, SIDE, SIDE, generator=rng)
         images = DomainDataset(
             name="planted", store=(pixels.clamp(0, 1) * 255).round().to(torch.uint8),
             rows=torch.arange(own + others), labels=labels, domains=(shade[:, 0] < 0).long(),
@@ -115,7 +115,7 @@ class InterClient:
         return [
             Measurement(
                 name="frechet_mini", value=None, low=None, high=None, chance=None, chance_kind="none", n=0,
-                slice={"column": "stylised"}, unavailable=reason,
+                slice={"column": "stylized"}, unavailable=reason,
             )
         ]  # fmt: skip
 

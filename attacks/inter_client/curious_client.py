@@ -1,4 +1,4 @@
-"""A client of the federation that reads what it receives with no images but its own: classes, colours, pictures."""
+"""A client of the federation that reads what it receives with no images but its own: classes, colors, pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ ROWS = ("released", "as_if_released")
 FEW_ROWS = 30  # received rows that tell their own mean and spread better than another domain's images do
 SAME = 1e-5  # of a row's length: by so much may it miss an own style and still be one, sent as float32
 AT_ONCE = 32
-SIDE = 16  # pixels of a plain colour: the least that judges of images take
+SIDE = 16  # pixels of a plain color: the least that judges of images take
 RIDGES = (1.0, 10.0, 100.0, 1e3, 1e4)
 
 
@@ -41,8 +41,8 @@ def _logged(styles: Tensor) -> Tensor:
     return torch.cat([mean, std.clamp_min(1e-6).log()], dim=1)  # rounding may leave 0
 
 
-def _standardised(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
-    """Standardise by the mean and spread of `reference`; what never varied there must not decide alone."""
+def _standardized(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
+    """Standardize by the mean and spread of `reference`; what never varied there must not decide alone."""
     spread = reference.std(0, correction=0)
     varying = spread[spread > 0]
     scale = spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
@@ -50,13 +50,13 @@ def _standardised(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
 
 
 def _predicted(palette: RidgeCV, rows: Tensor, reference: Tensor) -> Tensor:
-    found = cast("NDArray[np.float64]", palette.predict(_standardised(rows, reference)))
+    found = cast("NDArray[np.float64]", palette.predict(_standardized(rows, reference)))
     return torch.from_numpy(found)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lessons:
-    """What a client learnt from its own images' rows: classes and mean colours of rows (n, 2C), and how to compare rows.
+    """What a client learned from its own images' rows: classes and mean colors of rows (n, 2C), and how to compare rows.
 
     Where a defense acts, from rows as it would release them (fdgsec.attacks.statistics.defense_noise)."""
 
@@ -67,17 +67,17 @@ class Lessons:
     clean: RidgeCV
     noisy: bool
 
-    def colours(self, rows: Tensor, own: Tensor) -> Tensor:
-        """Read the mean colours (R, 3) of rows, having learnt from images of which clean rows are `own`.
+    def colors(self, rows: Tensor, own: Tensor) -> Tensor:
+        """Read the mean colors (R, 3) of rows, having learned from images of which clean rows are `own`.
 
         Behind noise rows in number are read in two steps, as others' images need not be about as light as one's own: their
         mean, in which noise averages out, as a clean row, and by how much each differs from it as a noisy one."""
         defense_noise = self.metric.defense_noise
         if defense_noise is None or len(rows) < FEW_ROWS:
             return _predicted(self.palette, rows, self.rows)
-        centre, middle = rows.mean(0), self.rows.mean(0)
-        differing = _predicted(self.palette, rows - centre + middle, self.rows)
-        together = _predicted(self.clean, (centre - defense_noise.shift).unsqueeze(0), own)
+        center, middle = rows.mean(0), self.rows.mean(0)
+        differing = _predicted(self.palette, rows - center + middle, self.rows)
+        together = _predicted(self.clean, (center - defense_noise.shift).unsqueeze(0), own)
         return differing - _predicted(self.palette, middle.unsqueeze(0), self.rows) + together
 
     def features(self, rows: Tensor) -> Tensor:
@@ -87,12 +87,12 @@ class Lessons:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CuriousClient:
-    """A client with the styles (n, 2C) and mean colours (n, 3) of its own images."""
+    """A client with the styles (n, 2C) and mean colors (n, 3) of its own images."""
 
     knowledge: Knowledge
     own: DomainDataset
     styles: Tensor
-    colours: Tensor
+    colors: Tensor
     galleries: dict[int, tuple[DomainDataset, Tensor]] = field(default_factory=dict)
 
     @classmethod
@@ -102,10 +102,10 @@ class CuriousClient:
         if own is None or len(own) < 2:
             raise UsageError("inter-client learns from the client's own images; it needs at least 2.")
         styles = torch.cat(knowledge.statistics(own).style(unbiased=True), dim=1)
-        colours = torch.cat([
+        colors = torch.cat([
             as_float(own.pixels(rows)).mean((2, 3)) for rows in torch.arange(len(own)).split(256)
         ])  # fmt: skip
-        return cls(knowledge=knowledge, own=own, styles=styles, colours=colours)
+        return cls(knowledge=knowledge, own=own, styles=styles, colors=colors)
 
     @cached_property
     def lessons(self) -> Lessons:
@@ -120,10 +120,10 @@ class CuriousClient:
             if len(torch.unique(labels)) > 1:
                 features = rows if noisy else _logged(rows)
                 classes = LogisticRegression(C=0.1, tol=1e-2, max_iter=2000, class_weight="balanced")
-                classes.fit(_standardised(features, features), labels.numpy())
+                classes.fit(_standardized(features, features), labels.numpy())
             clean, palette = RidgeCV(alphas=RIDGES), RidgeCV(alphas=RIDGES)
-            clean.fit(_standardised(self.styles, self.styles), self.colours.double().numpy())
-            palette.fit(_standardised(rows, rows), self.colours.repeat(copies, 1).double().numpy())
+            clean.fit(_standardized(self.styles, self.styles), self.colors.double().numpy())
+            palette.fit(_standardized(rows, rows), self.colors.repeat(copies, 1).double().numpy())
         return Lessons(rows=rows, metric=metric, classes=classes, palette=palette, clean=clean, noisy=noisy)
 
     def rows(self, case: Case) -> Tensor | None:
@@ -146,15 +146,15 @@ class CuriousClient:
         return bool((apart <= SAME * rows.norm(dim=1)).any())
 
     def read(self, number: int, case: Case, rows: Tensor, rng: torch.Generator) -> list[Answer]:
-        """Class, image and colour of every row."""
+        """Class, image and color of every row."""
         where, lessons = {"rows": case.question}, self.lessons
         answers: list[Answer] = [
             Ranking(case=number, slice=where, distances=torch.cdist(lessons.metric.seen(rows), self._gallery(case))),
-            self._colours(number, rows, where, rng),
+            self._colors(number, rows, where, rng),
         ]
         if lessons.classes is not None:
             reference = lessons.features(rows if len(rows) >= FEW_ROWS else lessons.rows)
-            features = _standardised(lessons.features(rows), reference)
+            features = _standardized(lessons.features(rows), reference)
             found = cast("NDArray[np.int64]", lessons.classes.predict(features))
             predicted = torch.from_numpy(found).to(torch.int64)
             names = len(self.knowledge.class_names)
@@ -170,20 +170,20 @@ class CuriousClient:
             self.galleries[id(gallery)] = gallery, self.lessons.metric.placed(styles)  # holding it keeps its id its own
         return self.galleries[id(gallery)][1]
 
-    def _colours(self, number: int, rows: Tensor, where: Mapping[str, str | int], rng: torch.Generator) -> Answer:
-        """Every image's mean colour as ridge regression reads it, beside own colours: mean, random, nearest in style."""
+    def _colors(self, number: int, rows: Tensor, where: Mapping[str, str | int], rng: torch.Generator) -> Answer:
+        """Every image's mean color as ridge regression reads it, beside own colors: mean, random, nearest in style."""
         lessons = self.lessons
-        read = lessons.colours(rows, self.styles).float().clamp(0, 1)
+        read = lessons.colors(rows, self.styles).float().clamp(0, 1)
         near = torch.cdist(lessons.metric.seen(rows), lessons.metric.placed(self.styles)).argmin(1)
-        drawn = torch.randint(len(self.colours), (len(rows),), generator=rng)
-        others = read[derangement(len(rows), rng)] if len(rows) > 1 else self.colours[drawn]
+        drawn = torch.randint(len(self.colors), (len(rows),), generator=rng)
+        others = read[derangement(len(rows), rng)] if len(rows) > 1 else self.colors[drawn]
         controls = {
-            "B0": self.colours.mean(0).expand_as(read), "B1": self.colours[drawn], "B2": self.colours[near],
+            "B0": self.colors.mean(0).expand_as(read), "B1": self.colors[drawn], "B2": self.colors[near],
             "B3": others,
         }  # fmt: skip
         return Reconstructions(
-            case=number, slice={**where, "drawn": "mean colour"}, images=_plain(read),
-            controls={name: _plain(colours) for name, colours in controls.items()},
+            case=number, slice={**where, "drawn": "mean color"}, images=_plain(read),
+            controls={name: _plain(colors) for name, colors in controls.items()},
         )  # fmt: skip
 
     def restyled(self, number: int, case: Case, rng: torch.Generator, *, images: int) -> list[Answer]:
@@ -198,9 +198,9 @@ class CuriousClient:
             if not bool(mine.any()) or self._owns(rows[mine].double(), case):
                 return []
             foreign = ~mine & (bank.owner != 0)  # the adversary is client 0
-            styles = {"stylised": rows[mine], "stylised as another": rows[foreign]}
+            styles = {"stylized": rows[mine], "stylized as another": rows[foreign]}
         elif one is not None:
-            styles = {"stylised": torch.cat([one.mean, one.std]).unsqueeze(0)}
+            styles = {"stylized": torch.cat([one.mean, one.std]).unsqueeze(0)}
         content = as_float(self.own.pixels(torch.randperm(len(self.own), generator=rng)[:images]))
         made = {name: _in_style(encoder, content, rows, rng) for name, rows in styles.items() if len(rows)}
         where = {"rows": case.question, "received": (InterpolationStyle if bank is None else StyleBank).kind}
@@ -208,9 +208,9 @@ class CuriousClient:
         return [GeneratedSets(case=number, slice={**where, "set": n}, images=i, name=n) for n, i in sets.items()]
 
 
-def _plain(colours: Tensor) -> Tensor:
-    """Images (R, 3, SIDE, SIDE) of one colour each."""
-    return colours.float()[:, :, None, None].expand(-1, -1, SIDE, SIDE).contiguous()
+def _plain(colors: Tensor) -> Tensor:
+    """Images (R, 3, SIDE, SIDE) of one color each."""
+    return colors.float()[:, :, None, None].expand(-1, -1, SIDE, SIDE).contiguous()
 
 
 @torch.inference_mode()

@@ -2,7 +2,7 @@
 
 FISC publishes the median over clusters of the means of clients' styles (its eq. 3; Algorithm 1, line 16). Federations of
 halves of a pool of candidate clients are simulated, and of these the ones kept whose published styles lie nearest the
-seen one. Among them the clusters are mostly the same, and S = centre + (z - mean z) B + e, where z says who took part; the
+seen one. Among them the clusters are mostly the same, and S = center + (z - mean z) B + e, where z says who took part; the
 log likelihood ratio of each client follows from Gaussian algebra. This is approximate Bayesian computation with local
 linear regression (Beaumont, Zhang & Balding, Genetics 2002), with clients in the place of parameters. e holds what is not
 linear and, where clients are known by other images than they brought, how much their styles differ for that."""
@@ -94,7 +94,7 @@ class LocalModel:
     """A published style, seen in k whitened directions, as a linear function of which of M clients took part.
 
     `usual` (M,) is how often each took part in the kept simulations, `effects` (M, k) what that does. `left` is the
-    whitening of what is left, its `centre` where all clients took part as often as usual; `scale` corrects it for the
+    whitening of what is left, its `center` where all clients took part as often as usual; `scale` corrects it for the
     degrees of freedom that the effects took."""
 
     directions: Tensor
@@ -195,14 +195,14 @@ def _nearest(published: Tensor, parts: Tensor, made: Tensor, kept: int) -> tuple
 def _fitted(parts: Tensor, seen: Tensor, directions: Tensor, noise: float, rng: torch.Generator) -> LocalModel:
     """Fit what taking part does to the `seen` styles (R, k) by least squares."""
     count, pool = parts.shape
-    usual, centre = parts.mean(0), seen.mean(0)
-    effects = torch.linalg.pinv(parts - usual) @ (seen - centre)
-    left = seen - centre - (parts - usual) @ effects
+    usual, center = parts.mean(0), seen.mean(0)
+    effects = torch.linalg.pinv(parts - usual) @ (seen - center)
+    left = seen - center - (parts - usual) @ effects
     whiten = fit_whitening(left + noise * torch.randn(left.shape, generator=rng, dtype=torch.float64))
-    whiten = replace(whiten, centre=torch.zeros_like(centre))
+    whiten = replace(whiten, center=torch.zeros_like(center))
     scale = math.sqrt(count / (count - pool))
     return LocalModel(
-        directions=directions, usual=usual, effects=whiten(effects) / scale, left=replace(whiten, centre=centre),
+        directions=directions, usual=usual, effects=whiten(effects) / scale, left=replace(whiten, center=center),
         scale=scale,
     )  # fmt: skip
 

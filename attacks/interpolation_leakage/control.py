@@ -48,10 +48,10 @@ def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = 
     A client differs from others of its domain by half as much as an image from others of its client. Where they are not
     `told`, the truth names other clients of the pool: nothing is planted."""
     domains = torch.arange(POOL * FEDERATIONS).repeat_interleave(SIZE) % 3
-    centres = 6 + 2 * torch.randn(3, CHANNELS, generator=rng, dtype=torch.float64)
+    centers = 6 + 2 * torch.randn(3, CHANNELS, generator=rng, dtype=torch.float64)
     own = 0.5 * torch.randn(POOL * FEDERATIONS, CHANNELS, generator=rng, dtype=torch.float64)
     noise = torch.randn(len(domains), CHANNELS, generator=rng, dtype=torch.float64)
-    mean = centres[domains] + own.repeat_interleave(SIZE, dim=0) + noise
+    mean = centers[domains] + own.repeat_interleave(SIZE, dim=0) + noise
     statistics = PlantedStatistics(moments=planted_moments(mean, 1 + noise.square()))
     images = planted_images(domains, domains, class_names=("a", "b", "c"), domain_names=("a", "b", "c"))
     method, cases, truths = PlantedMethod(statistics=statistics), list[Case](), list[Truth]()

@@ -123,9 +123,9 @@ class Linkage:
         own = 4 * torch.randn(clients, channels, generator=rng, dtype=torch.float64)
         public = torch.arange(auxiliary) % clients
         labels = torch.cat([public, torch.arange(clients).repeat_interleave(2 * size)])
-        centre = own[labels]
-        mean = lifted(centre + torch.randn(len(centre), channels, generator=rng, dtype=torch.float64))
-        variance = 0.5 + torch.rand(len(centre), channels, generator=rng, dtype=torch.float64)
+        center = own[labels]
+        mean = lifted(center + torch.randn(len(center), channels, generator=rng, dtype=torch.float64))
+        variance = 0.5 + torch.rand(len(center), channels, generator=rng, dtype=torch.float64)
         moments = planted_moments(mean, variance)
         classes = tuple(str(number) for number in range(clients))
         images = planted_images(labels, torch.zeros_like(labels), class_names=classes, domain_names=("planted",))
@@ -256,7 +256,7 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator |
             pairs = _pairs(population, knowledge, plain, cases)
             if pairs is not None:
                 releases = [torch.stack([rows[n].mean(0) for n in numbers]) for numbers in (seen, second)]
-                distances["likelihood ratio"] = pairs.distances(*(plain.recentred(each) for each in releases))
+                distances["likelihood ratio"] = pairs.distances(*(plain.recentered(each) for each in releases))
             if any(len(given) > 1 for given in rows.values()):
                 distances["nearest row"] = _nearest_rows(
                     {n: space.rows(given) for n, given in rows.items()}, seen, second

@@ -16,13 +16,13 @@ from fdgsec.threats.adversary import Knowledge
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkingSpace:
-    """Where releases are compared: `whiten` applied to t (D,) with its squares taken about `centre` (D,).
+    """Where releases are compared: `whiten` applied to t (D,) with its squares taken about `center` (D,).
 
     `directions` (D, k) are orthonormal in the whitened space; k may be 0. `records` (n, D) are those of public images.
     `looked_up` whitens rows of single images to find the same one again."""
 
     released_statistic: ReleasedStatistic
-    centre: Tensor
+    center: Tensor
     whiten: Whitening
     directions: Tensor
     records: Tensor
@@ -45,7 +45,7 @@ class LinkingSpace:
             looked_up = self.whiten if rows is None else rows.whitening(self.whiten)
         else:
             size = len(images) if records is None else records
-            mean = defense_noise_of_mean(knowledge, images, records=size, about=self.centre, rng=rng)
+            mean = defense_noise_of_mean(knowledge, images, records=size, about=self.center, rng=rng)
             noise, looked_up = None if mean is None else size * mean.variance, self.looked_up
         if noise is None:
             return self
@@ -54,20 +54,20 @@ class LinkingSpace:
         return replace(self, whiten=whiten, directions=directions, looked_up=looked_up)
 
     def read(self, artifact: Artifact) -> Tensor:
-        """Read t of each row of `artifact`, recentred."""
-        return self.recentred(self.released_statistic.release(artifact))
+        """Read t of each row of `artifact`, recentered."""
+        return self.recentered(self.released_statistic.release(artifact))
 
     def __call__(self, statistic: Tensor) -> Tensor:
         """Whiten statistics (..., D)."""
-        return self.whiten(self.recentred(statistic))
+        return self.whiten(self.recentered(statistic))
 
-    def recentred(self, statistic: Tensor) -> Tensor:
-        """Take the squares in t (..., D) about the space's centre, as all that is learnt here has them."""
-        return self.released_statistic.about(statistic, self.centre)
+    def recentered(self, statistic: Tensor) -> Tensor:
+        """Take the squares in t (..., D) about the space's center, as all that is learned here has them."""
+        return self.released_statistic.about(statistic, self.center)
 
     def rows(self, statistic: Tensor) -> Tensor:
         """Place t of rows of single images (..., D) where the nearest row is likeliest of the same image."""
-        return self.looked_up(self.recentred(statistic))
+        return self.looked_up(self.recentered(statistic))
 
 
 def linking_space(knowledge: Knowledge) -> LinkingSpace:
@@ -79,14 +79,14 @@ def linking_space(knowledge: Knowledge) -> LinkingSpace:
     if len(images) < 2:
         raise UsageError(f"linkage learns how images differ: it needs 2 public ones or more; there are {len(images)}.")
     read = released_statistic.records(knowledge.statistics(images))
-    records = released_statistic.about(read, centre := read.mean(0))
+    records = released_statistic.about(read, center := read.mean(0))
     residuals = records.clone()
     for domain in images.domains.unique():
         mine = images.domains == domain
         residuals[mine] -= records[mine].mean(0)
     whiten = fit_whitening(residuals)
     return LinkingSpace(
-        released_statistic=released_statistic, centre=centre, whiten=whiten, directions=_directions(whiten(records), images), records=records,
+        released_statistic=released_statistic, center=center, whiten=whiten, directions=_directions(whiten(records), images), records=records,
         looked_up=whiten,
     )  # fmt: skip
 
@@ -97,11 +97,11 @@ def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
     As many as there are classes less one, and domains less one. Each mean counts by the root of its images, so that the
     noise of all is alike."""
     classes, domains = [], []
-    centre = whitened.mean(0)
+    center = whitened.mean(0)
     for domain in images.domains.unique():
         mine = images.domains == domain
         middle = whitened[mine].mean(0)
-        domains.append((middle - centre) * float(mine.sum()) ** 0.5)
+        domains.append((middle - center) * float(mine.sum()) ** 0.5)
         for label in images.labels[mine].unique():
             both = mine & (images.labels == label)
             classes.append((whitened[both].mean(0) - middle) * float(both.sum()) ** 0.5)

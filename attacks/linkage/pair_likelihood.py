@@ -30,15 +30,15 @@ LEAST_NOISE = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairedReleases:
-    """Directions `basis` (D, k) about `centre` (D,), in which a number is in units of its total spread, and their `rho` (k,)."""
+    """Directions `basis` (D, k) about `center` (D,), in which a number is in units of its total spread, and their `rho` (k,)."""
 
-    centre: Tensor
+    center: Tensor
     basis: Tensor
     rho: Tensor
 
     def distances(self, first: Tensor, second: Tensor) -> Tensor:
         """Minus the log ratio that each of `first` (R, D) and each of `second` (S, D) are of one client, (R, S)."""
-        a, b = ((releases - self.centre) @ self.basis for releases in (first, second))
+        a, b = ((releases - self.center) @ self.basis for releases in (first, second))
         weight = 1 / (1 - self.rho.square())
         lengths = [(z.square() * self.rho.square() * weight / 2).sum(1) for z in (a, b)]
         return lengths[0].unsqueeze(1) + lengths[1] - (a * self.rho * weight) @ b.T
@@ -59,7 +59,7 @@ def paired_releases(
     defense_noise: DefenseNoise | RowDefenseNoise | None
     if rows is None:
         defense_noise = defense_noise_of_mean(
-            knowledge, known, records=records, about=space.centre, rng=child(rng, "mean")
+            knowledge, known, records=records, about=space.center, rng=child(rng, "mean")
         )
     else:
         made = styles_made(knowledge)
@@ -76,12 +76,12 @@ def paired_releases(
     return solved(
         within / records + apart.T @ apart / len(middles),
         noise,
-        centre=middles.mean(0) + defense_noise.shift,
+        center=middles.mean(0) + defense_noise.shift,
         scale=scale,
     )
 
 
-def solved(signal: Tensor, noise: Tensor, *, centre: Tensor, scale: Tensor) -> PairedReleases:
+def solved(signal: Tensor, noise: Tensor, *, center: Tensor, scale: Tensor) -> PairedReleases:
     """Find the directions in which `signal` and `noise` (D, D), of numbers divided by `scale` (D,), are independent.
 
     Raises ValueError for noise that is not positive definite."""
@@ -92,4 +92,4 @@ def solved(signal: Tensor, noise: Tensor, *, centre: Tensor, scale: Tensor) -> P
     values, directions = torch.linalg.eigh(unit @ signal @ unit.T)
     values = values.clamp_min(0)
     basis = (unit.T @ directions) / (scale.unsqueeze(1) * (values + 1).sqrt())
-    return PairedReleases(centre=centre, basis=basis, rho=values / (values + 1))
+    return PairedReleases(center=center, basis=basis, rho=values / (values + 1))

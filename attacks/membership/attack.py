@@ -32,7 +32,7 @@ from fdgsec.attacks.membership.pooled_styles import (
 )
 from fdgsec.attacks.statistics.defense_noise import release_of_mean
 from fdgsec.attacks.statistics.populations import auxiliary_images, pooled_release
-from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardised_score
+from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardized_score
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
@@ -58,7 +58,7 @@ class Membership:
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 50
-    statistic: Literal["standardised", "likelihood-ratio"] = "likelihood-ratio"
+    statistic: Literal["standardized", "likelihood-ratio"] = "likelihood-ratio"
     simulated_sizes: tuple[int, ...] = (40, 130)
     simulated_clients: int = 30
     shadows: int = 100
@@ -156,7 +156,7 @@ class Membership:
         return rows
 
     def _test(self) -> TracingTest:
-        return standardised_score if self.statistic == "standardised" else likelihood_ratio
+        return standardized_score if self.statistic == "standardized" else likelihood_ratio
 
     def _effort(self) -> Effort:
         return Effort(shadows=self.shadows, tried=self.tried, inserted=self.inserted)

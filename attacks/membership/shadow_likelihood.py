@@ -37,7 +37,7 @@ def shifts(before: Tensor, after: Tensor, v: Tensor) -> Tensor:
 def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
     """Estimate the expected shift of each candidate `v` (G, D), (G,), from the shifts `found` (T, k) of those `tried` (T,).
 
-    A mean moves by |v|/n. Hence each mean of k is drawn towards the line a|v| through all that were tried, the more so the
+    A mean moves by |v|/n. Hence each mean of k is drawn toward the line a|v| through all that were tried, the more so the
     more of its distance from the line is simulation noise (the usual shrinkage of one-way random effects); candidates that
     were not tried lie on the line. Raises ValueError for fewer than two shifts of a candidate, whose noise nobody could
     tell."""
@@ -58,23 +58,23 @@ def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShadowRatio:
-    """The simulated laws of s for candidates `v` (G, D): non-members N(centre, spread^2), members N(centre + shift, spread^2).
+    """The simulated laws of s for candidates `v` (G, D): non-members N(center, spread^2), members N(center + shift, spread^2).
 
-    `centre` and `shift` are (G,), `spread` is shared by all candidates: a hundred shadows tell a common variance well and
+    `center` and `shift` are (G,), `spread` is shared by all candidates: a hundred shadows tell a common variance well and
     a candidate's own badly."""
 
     v: Tensor
-    centre: Tensor
+    center: Tensor
     shift: Tensor
     spread: float
 
     def __call__(self, u: Tensor, rows: Tensor) -> Tensor:
         """The log likelihood ratio of the candidates `rows` (m,) for a release `u` (D,): (m,), larger says member.
 
-        ln N(s; centre + shift, spread^2) - ln N(s; centre, spread^2) = shift (s - centre - shift/2) / spread^2."""
+        ln N(s; center + shift, spread^2) - ln N(s; center, spread^2) = shift (s - center - shift/2) / spread^2."""
         along, _ = _directions(self.v[rows])
         shift = self.shift[rows]
-        ratio: Tensor = shift * (along @ u - self.centre[rows] - shift / 2) / self.spread**2
+        ratio: Tensor = shift * (along @ u - self.center[rows] - shift / 2) / self.spread**2
         return ratio
 
 
@@ -94,7 +94,7 @@ def fit_shadow_ratio(
     if spread == 0:
         raise ValueError(f"the releases of {len(out)} shadow clients are all alike; nothing can be simulated.")
     pull = 0.0 if reference is None else 1 / (reference + 1)
-    return ShadowRatio(v=v, centre=projected.mean(1) + pull * length, shift=steadied(found, tried, v), spread=spread)
+    return ShadowRatio(v=v, center=projected.mean(1) + pull * length, shift=steadied(found, tried, v), spread=spread)
 
 
 FEDERATION = 100

@@ -10,7 +10,7 @@ from fdgsec.attacks.statistics.linear_models import SIDE, linear_classifier, noi
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
-from fdgsec.nn.networks.classifiers import Normalisation
+from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
 
@@ -21,7 +21,7 @@ RIDGE, SCALE = 1e-2, 8.0
 
 def interpolating(images: DomainDataset) -> dict[str, Tensor]:
     """Fit the linear classifier that gives each image SCALE for its label and 0 on average: ridge regression, closed form."""
-    inputs = Normalisation()(as_float(images.pixels())).flatten(1).to(torch.float64)
+    inputs = Normalization()(as_float(images.pixels())).flatten(1).to(torch.float64)
     classes = len(images.class_names)
     wanted = SCALE * (torch.nn.functional.one_hot(images.labels, classes).to(torch.float64) - 1 / classes)
     kernel = inputs @ inputs.T + RIDGE * torch.eye(len(inputs), dtype=torch.float64)

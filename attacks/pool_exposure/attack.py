@@ -1,6 +1,6 @@
 """Pool exposure: what rows of single images, published anew every round, give away beside each image's style.
 
-FedAlign's pool (algorithm 1; eqs. 7 to 10) holds the colour statistics of a share r of each client's images, fresh ones
+FedAlign's pool (algorithm 1; eqs. 7 to 10) holds the color statistics of a share r of each client's images, fresh ones
 every round. Asked of it, and of any other release with one row per image:
 
 *exposure*: of which of its n images has a client published a row after R exchanges? Distinct rows are told apart by their
@@ -9,8 +9,8 @@ images have been published.
 *size*: how many images does a client hold? As many as let the public method send so many rows, by a line through runs of
 it on images that the adversary has. The guess without a client's release is the geometric mean of the others'.
 *palette* (encoder `pixels` alone): mean and std of red, green and blue are a palette, three Gaussians cut off at 0 and
-255; it is compared with the colours of every candidate.
-*order*: are neighbouring rows alike? Then an image's neighbours in the release say which it is, and a loader that sorts
+255; it is compared with the colors of every candidate.
+*order*: are neighboring rows alike? Then an image's neighbors in the release say which it is, and a loader that sorts
 by class has told the classes."""
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from torch import Tensor
 from fdgsec.attacks.pool_exposure.control import (
     PixelStatistics,
     PublishesShare,
-    coloured_images,
+    colored_images,
     planted_client,
     pool_of,
 )
@@ -93,7 +93,7 @@ class PoolExposure:
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Say which images were published, how many there are, which colours they have, and whether order tells."""
+        """Say which images were published, how many there are, which colors they have, and whether order tells."""
         metric = _metric(knowledge)
         exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge, metric)]
         sizes = _sizes(cases, _publishing(knowledge, child(rng, "simulated")))
@@ -126,16 +126,16 @@ class PoolExposure:
             reason = "the adversary cannot run the public method, hence does not know how many rows it sends"
             rows += unavailable(["relative_error"], {"of": "client size"}, reason)
         if knowledge.encoder != Pixels.name and len(asked) < len(cases):
-            reason = f"statistics of {knowledge.encoder} have no closed form for colours; those of {Pixels.name} have"
+            reason = f"statistics of {knowledge.encoder} have no closed form for colors; those of {Pixels.name} have"
             rows += unavailable(["palette_emd"], {}, reason)
         return rows
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Noisy one-coloured images, of which clients publish half in each of four exchanges: 94% of all.
+        """Noisy one-colored images, of which clients publish half in each of four exchanges: 94% of all.
 
         In the rows "as if released" images come sorted by brightness."""
         sizes, ratio, ordered, public = (20, 40) * 3, 0.5, 30, 40
-        images = coloured_images(2 * sum(sizes) + ordered + public, rng)
+        images = colored_images(2 * sum(sizes) + ordered + public, rng)
         asked, inside, auxiliary = (
             images.subset(part) for part in torch.arange(len(images)).split([2 * sum(sizes), ordered, public])
         )
@@ -249,7 +249,7 @@ def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> lis
 def _looked_up(
     cases: Sequence[Case], knowledge: Knowledge, metric: RowMetric | None, ring: torch.Generator | None
 ) -> list[Answer]:
-    """Compare rows with candidates, by palette and by their neighbours; with `ring` rows of a case are exchanged first.
+    """Compare rows with candidates, by palette and by their neighbors; with `ring` rows of a case are exchanged first.
 
     Behind a defense a palette is that of the likeliest row."""
     answers: list[Answer] = []
@@ -264,7 +264,7 @@ def _looked_up(
             likely = (
                 rows if metric is None else metric.likely(rows, _styles(_public(case.domain, knowledge), knowledge))
             )
-            palettes, gallery = gaussian_palettes(*_colours(likely)), case.candidates
+            palettes, gallery = gaussian_palettes(*_colors(likely)), case.candidates
             if gallery is not None:
                 if id(gallery) not in galleries:
                     galleries[id(gallery)] = palettes_of(gallery)
@@ -273,15 +273,15 @@ def _looked_up(
             if case.domain not in blind:
                 blind[case.domain] = palettes_of(_public(case.domain, knowledge)).quantile(0.5, dim=0)
             answers.append(Palettes(case=number, palettes=palettes, without=blind[case.domain], slice=kind))
-        # among candidates of several domains neighbours would tell the domain, and not the order
+        # among candidates of several domains neighbors would tell the domain, and not the order
         if case.question == "as_if_released" and case.candidates is not None and len(rows) > 2:
             apart = beside(rows, _styles(case.candidates, knowledge))
-            answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "neighbours"}))
+            answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "neighbors"}))
     return answers
 
 
-def _colours(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and stds (R, 3) of the channels in [0, 1], from rows of normalised ones."""
+def _colors(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and stds (R, 3) of the channels in [0, 1], from rows of normalized ones."""
     mean, std = rows.chunk(2, dim=1)
     scale = torch.tensor(IMAGENET_STD, dtype=torch.float64)
     return mean * scale + torch.tensor(IMAGENET_MEAN, dtype=torch.float64), std * scale
@@ -295,7 +295,7 @@ def _public(domain: str | None, knowledge: Knowledge) -> DomainDataset:
 
 
 def _orders(cases: Sequence[Case], rng: torch.Generator) -> list[Prediction]:
-    """How alike neighbouring rows are, and how often a random order would have them as much so."""
+    """How alike neighboring rows are, and how often a random order would have them as much so."""
     found = []
     for number in _of(cases, "as_if_released"):
         rows = torch.cat(cases[number].released(), dim=1)

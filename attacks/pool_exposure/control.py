@@ -1,4 +1,4 @@
-"""Positive controls for pools of rows: noisy one-coloured images, and a method that publishes rows of a share of them."""
+"""Positive controls for pools of rows: noisy one-colored images, and a method that publishes rows of a share of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ SIDE = 16  # pixels; the smallest that encoders take
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PixelStatistics:
-    """Colour statistics of any images, computed when asked."""
+    """Color statistics of any images, computed when asked."""
 
     def __call__(self, dataset: DomainDataset) -> Moments:
         """Give one row of moments per image of `dataset`."""
@@ -27,7 +27,7 @@ class PixelStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishesShare:
-    """A public method whose clients publish the colour statistics of a random share `ratio` of their images."""
+    """A public method whose clients publish the color statistics of a random share `ratio` of their images."""
 
     ratio: float
 
@@ -43,18 +43,18 @@ class PublishesShare:
 
 
 def pool_of(images: DomainDataset) -> ImageStyles:
-    """One row per image: mean and std of its normalised channels, as FedAlign sends them."""
+    """One row per image: mean and std of its normalized channels, as FedAlign sends them."""
     mean, std = PixelStatistics()(images).style(unbiased=True)
     return ImageStyles(mean=mean.float(), std=std.float())
 
 
-def coloured_images(count: int, rng: torch.Generator) -> DomainDataset:
-    """Make `count` images of one colour each, rather grey, with Gaussian noise whose strength is its own per channel."""
+def colored_images(count: int, rng: torch.Generator) -> DomainDataset:
+    """Make `count` images of one color each, rather gray, with Gaussian noise whose strength is its own per channel."""
     lightness = torch.rand(count, 1, 1, 1, generator=rng)
     hue, strength = torch.rand(2, count, 3, 1, 1, generator=rng)
-    colour = 0.75 * lightness + 0.25 * hue
+    color = 0.75 * lightness + 0.25 * hue
     noise = torch.randn(count, 3, SIDE, SIDE, generator=rng)
-    store = (255 * (colour + 0.2 * strength * noise).clamp(0, 1)).round().to(torch.uint8)
+    store = (255 * (color + 0.2 * strength * noise).clamp(0, 1)).round().to(torch.uint8)
     nothing = torch.zeros(count, dtype=torch.int64)
     return DomainDataset(
         name="planted", store=store, rows=torch.arange(count), labels=nothing, domains=nothing,

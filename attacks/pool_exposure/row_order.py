@@ -1,4 +1,4 @@
-"""Does the order of released rows say anything: are neighbours alike, and does a row's neighbourhood tell which it is?"""
+"""Does the order of released rows say anything: are neighbors alike, and does a row's neighborhood tell which it is?"""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fdgsec.metrics.significance import permutation_pvalue
 LEAST_SPREAD = 1e-9  # a coordinate that never varies must not divide by zero
 
 
-def standardised(rows: Tensor, *, like: Tensor) -> Tensor:
+def standardized(rows: Tensor, *, like: Tensor) -> Tensor:
     """Give `rows` (R, D) the means 0 and deviations 1 that would be those of `like` (n, D)."""
     return (rows - like.mean(0)) / like.std(0, correction=0).clamp_min(LEAST_SPREAD)
 
@@ -19,19 +19,19 @@ def beside(rows: Tensor, known: Tensor) -> Tensor:
     A row itself is not looked at, so that in a random order a candidate is as near as any. Raises ValueError for fewer
     than three rows."""
     if len(rows) < 3:
-        raise ValueError(f"neighbours on both sides need three rows; got {len(rows)}.")
-    apart = torch.cdist(standardised(rows, like=known), standardised(known, like=known))
+        raise ValueError(f"neighbors on both sides need three rows; got {len(rows)}.")
+    apart = torch.cdist(standardized(rows, like=known), standardized(known, like=known))
     return torch.cat([apart[1:2], (apart[:-2] + apart[2:]) / 2, apart[-2:-1]])
 
 
 def lag_correlation(rows: Tensor, *, rng: torch.Generator, orders: int = 999) -> tuple[float, float]:
-    """Give the mean product of neighbouring standardised rows (R, D), over coordinates, and its permutation p-value.
+    """Give the mean product of neighboring standardized rows (R, D), over coordinates, and its permutation p-value.
 
     The first is the lag-1 autocorrelation, -1/(R - 1) in a random order; large values are evidence. Raises ValueError
     for fewer than three rows."""
     if len(rows) < 3:
         raise ValueError(f"an order needs three rows; got {len(rows)}.")
-    z = standardised(rows, like=rows)
+    z = standardized(rows, like=rows)
     alike = z @ z.T / z.shape[1]
     drawn = torch.rand(orders, len(rows), generator=rng).argsort(1)
     null = alike[drawn[:, :-1], drawn[:, 1:]].mean(1)

@@ -96,10 +96,10 @@ class Reidentification:
         return _lookups(cases, knowledge, child(rng, "copies"), child(rng, "ring"))
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Release the colours of 20 of 60 images, each of two colours of its own, under a known projection; and spectra."""
+        """Release the colors of 20 of 60 images, each of two colors of its own, under a known projection; and spectra."""
         gallery, released, public = 60, 20, 60
-        images = _two_colours(gallery + public, rng)
-        statistics = _ColourStatistics(projection=torch.randn(16, 3, generator=rng))
+        images = _two_colors(gallery + public, rng)
+        statistics = _ColorStatistics(projection=torch.randn(16, 3, generator=rng))
         candidates = images.subset(torch.randperm(gallery, generator=rng))
         mean, std = statistics(candidates.subset(torch.arange(released))).style(unbiased=True)
         seen = amplitudes(as_float(candidates.pixels(torch.arange(released))))
@@ -213,8 +213,8 @@ def _compressed(pixels: Tensor, rng: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _ColourStatistics:
-    """An encoder for the plant: channels are a fixed `projection` (C, 3) of the pixels' colours."""
+class _ColorStatistics:
+    """An encoder for the plant: channels are a fixed `projection` (C, 3) of the pixels' colors."""
 
     projection: Tensor
 
@@ -223,12 +223,12 @@ class _ColourStatistics:
         return moments(torch.einsum("kc,nchw->nkhw", self.projection, as_float(dataset.pixels())))
 
 
-def _two_colours(count: int, rng: torch.Generator) -> DomainDataset:
-    """Make `count` images of 32 px, a checkerboard of two random colours each: colours survive cropping and JPEG."""
-    colours = torch.randint(0, 256, (count, 2, 3, 1, 1), generator=rng)
+def _two_colors(count: int, rng: torch.Generator) -> DomainDataset:
+    """Make `count` images of 32 px, a checkerboard of two random colors each: colors survive cropping and JPEG."""
+    colors = torch.randint(0, 256, (count, 2, 3, 1, 1), generator=rng)
     line = torch.arange(32) // 8
     board = ((line.unsqueeze(0) + line.unsqueeze(1)) % 2).to(torch.int64)
-    store = torch.where(board.bool(), colours[:, 0], colours[:, 1]).to(torch.uint8)
+    store = torch.where(board.bool(), colors[:, 0], colors[:, 1]).to(torch.uint8)
     nothing = torch.zeros(count, dtype=torch.int64)
     return DomainDataset(
         name="planted", store=store, rows=torch.arange(count), labels=nothing, domains=nothing,

@@ -43,7 +43,7 @@ class DefenseNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class RowDefenseNoise:
-    """What becomes of the row of a single image, within its domain: shift + centre + `gain` (row - centre) + noise.
+    """What becomes of the row of a single image, within its domain: shift + center + `gain` (row - center) + noise.
 
     A mean of k rows keeps 1/k of each, noise all of it. `shift` and the noise's `variance` are (D,)."""
 
@@ -53,16 +53,16 @@ class RowDefenseNoise:
 
     def placed(self, rows: Tensor) -> Tensor:
         """Where the rows (n, D) of candidate images are expected after the defense, noise apart."""
-        centre = rows.mean(0)
-        return self.shift + centre + self.gain * (rows - centre)
+        center = rows.mean(0)
+        return self.shift + center + self.gain * (rows - center)
 
-    def likely(self, rows: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+    def likely(self, rows: Tensor, center: Tensor, spread: Tensor) -> Tensor:
         """What was behind received rows (n, D), by coordinate: the mean of a Gaussian image given its row.
 
-        Images have mean `centre` and variance `spread` (D,)."""
+        Images have mean `center` and variance `spread` (D,)."""
         drowned = self.gain**2 * spread + self.variance
         kept = torch.where(drowned > 0, self.gain * spread / drowned, 1.0)
-        return centre + kept * (rows - self.shift - centre)
+        return center + kept * (rows - self.shift - center)
 
     def whitening(self, between: Whitening) -> Whitening:
         """The metric in which the candidate whose row is nearest is the likeliest: noise counts, and a little of how
@@ -192,7 +192,7 @@ class RowMetric:
         return self.whiten(rows if self.defense_noise is None else self.defense_noise.placed(rows))
 
     def likely(self, rows: Tensor, images: Tensor) -> Tensor:
-        """What was behind received rows (R, D), drawn towards `images` (n, D) by the share of noise; without a
+        """What was behind received rows (R, D), drawn toward `images` (n, D) by the share of noise; without a
         defense the rows themselves."""
         if self.defense_noise is None:
             return rows

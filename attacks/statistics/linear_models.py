@@ -22,7 +22,7 @@ def noise_images(count: int, *, side: int, classes: int, rng: torch.Generator) -
 
 
 def linear_classifier(state: Mapping[str, Tensor], *, side: int = SIDE) -> Classifier:
-    """Build a classifier that is linear in the normalised pixels."""
+    """Build a classifier that is linear in the normalized pixels."""
     head = nn.Linear(3 * side * side, len(state["head.bias"]))
     network = Classifier(backbone="linear", norm="batch", body=nn.Identity(), neck=nn.Flatten(), head=head)
     network.load_state_dict(dict(state))

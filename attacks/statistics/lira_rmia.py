@@ -77,14 +77,14 @@ def scaled_logit(logits: Tensor, labels: Tensor) -> Tensor:
     Computed as z_y - logsumexp over the other classes, which neither overflows nor saturates. `logits` is
     (..., classes), `labels` int64 and broadcastable to (...), the result's shape.
     Raises UsageError for fewer than two classes, labels that do not fit, and logits that are not finite."""
-    scores, index = _labelled(logits, labels)
+    scores, index = _labeled(logits, labels)
     others = scores.scatter(-1, index, -torch.inf)
     return scores.gather(-1, index).squeeze(-1) - others.logsumexp(-1)
 
 
 def log_confidence(logits: Tensor, labels: Tensor) -> Tensor:
     """Give log p_y, the negated cross-entropy; arguments, shape and errors as for `scaled_logit`."""
-    scores, index = _labelled(logits, labels)
+    scores, index = _labeled(logits, labels)
     return scores.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
@@ -107,7 +107,7 @@ def lira_online(target: Tensor, references: References, *, variance: Variance) -
     independent, each with its own Gaussians, and their log ratios are summed (a multivariate Gaussian of diagonal
     covariance; the authors' code takes the mean, the same order). Views of one image are not: the sum ranks candidates,
     but overstates the odds.
-    "per-example" divides squares by the number of models, as the authors' code does (which centres by the median);
+    "per-example" divides squares by the number of models, as the authors' code does (which centers by the median);
     "global" pools the squares around the candidates' own means, one variance a query and side, over their degrees of
     freedom: better with few models (section VI). Raises UsageError where a candidate has too few models of a side."""
     observed, values = _aligned(target, references)
@@ -180,7 +180,7 @@ def calibrated_score(target: Tensor, references: References) -> Tensor:
     return (observed - torch.einsum("kn,knq->nq", weight, values)).mean(1)
 
 
-def _labelled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Check logits and labels; give float64 logits and labels as an index of their last dimension."""
     if logits.ndim < 1 or logits.shape[-1] < 2:
         raise UsageError(f"logits must be (..., classes) with two classes or more; got {tuple(logits.shape)}.")

@@ -1,6 +1,6 @@
 """Domains as an adversary knows them through auxiliary images: their whitening, and candidates placed in it.
 
-What `fdgsec.attacks.statistics.tracing` does with records needs a population: centre and scales are those of the domain's own
+What `fdgsec.attacks.statistics.tracing` does with records needs a population: center and scales are those of the domain's own
 auxiliary images. Correlations come from the residuals of all auxiliary domains, each about its own mean, because some
 hundred images do not determine those of hundreds of coordinates and what separates domains must not enter."""
 

@@ -1,6 +1,6 @@
 """Reference federations: the target's public method trained again, on random shares of images that the adversary holds.
 
-What is normal for a model that did, or did not, train on a record is learnt from models whose training images are known
+What is normal for a model that did, or did not, train on a record is learned from models whose training images are known
 (Shokri et al., S&P 2017, arXiv:1610.05820). A reference federation has a client for every client that is asked about. It
 draws from that client's pool: half of the auxiliary images of its domain, and the candidates themselves, which the
 adversary was shown. The other half of the auxiliary images is set aside: no reference model trains on it, nor did the target."""

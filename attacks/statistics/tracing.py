@@ -24,10 +24,10 @@ SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: what never varied in
 class Whitening:
     """A Gaussian population and the linear map that makes it standard.
 
-    A record is `centre` + `scale` * z, where z has standard deviation `roots` (k,) along the orthonormal columns of
+    A record is `center` + `scale` * z, where z has standard deviation `roots` (k,) along the orthonormal columns of
     `directions` (D, k) and `floor` across them. `shrinkage` is the share of the identity in the covariance of z."""
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     directions: Tensor
     roots: Tensor
@@ -36,7 +36,7 @@ class Whitening:
 
     def __call__(self, statistics: Tensor) -> Tensor:
         """Whiten records (..., D) into (..., D) float64."""
-        z = (statistics.to(torch.float64) - self.centre) / self.scale
+        z = (statistics.to(torch.float64) - self.center) / self.scale
         along = z @ self.directions
         return z / self.floor + (along * (1 / self.roots - 1 / self.floor)) @ self.directions.T
 
@@ -55,10 +55,10 @@ class Whitening:
 
     def draw(self, *shape: int, rng: torch.Generator) -> Tensor:
         """Draw Gaussian records (*shape, D) of this population: the inverse map of white noise."""
-        white = torch.randn(*shape, self.centre.shape[0], generator=rng, dtype=torch.float64)
+        white = torch.randn(*shape, self.center.shape[0], generator=rng, dtype=torch.float64)
         along = white @ self.directions
         z = white * self.floor + (along * (self.roots - self.floor)) @ self.directions.T
-        return self.centre + self.scale * z
+        return self.center + self.scale * z
 
 
 def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
@@ -66,10 +66,10 @@ def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
     values, vectors = torch.linalg.eigh(covariance.to(torch.float64))
     if float(values[0]) <= 0:
         raise ValueError(f"covariance must be positive definite; its smallest eigenvalue is {float(values[0]):.3g}.")
-    centre = mean.to(torch.float64)
+    center = mean.to(torch.float64)
     return Whitening(
-        centre=centre,
-        scale=torch.ones_like(centre),
+        center=center,
+        scale=torch.ones_like(center),
         directions=vectors,
         roots=values.sqrt(),
         floor=float(values[-1].sqrt()),
@@ -77,20 +77,20 @@ def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
 
 
 def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whitening:
-    """Estimate a whitening from `reference` records (n_ref, D); centre and scales are theirs alone.
+    """Estimate a whitening from `reference` records (n_ref, D); center and scales are theirs alone.
 
-    Coordinates are standardised first, since a squared mean and a variance differ by orders of magnitude and shrinking
-    towards the identity makes sense between equals only. The correlations come from the standardised reference and from
-    `others`: records of related populations (n, D), each standardised by itself so that no difference *between*
+    Coordinates are standardized first, since a squared mean and a variance differ by orders of magnitude and shrinking
+    toward the identity makes sense between equals only. The correlations come from the standardized reference and from
+    `others`: records of related populations (n, D), each standardized by itself so that no difference *between*
     populations enters. They are shrunk as Ledoit and Wolf (2004) prescribe. Needs no (D, D) matrix: O(n^2 D).
     Raises ValueError for fewer than two records, or where nothing varies."""
     if any(records.ndim != 2 or records.shape[0] < 2 for records in (reference, *others)):
         shapes = [tuple(records.shape) for records in (reference, *others)]
         raise ValueError(f"a whitening needs at least two records (n, D) of every population; got {shapes}.")
-    centre, scale = _centre_and_scale(reference)
-    blocks = [(reference.to(torch.float64) - centre) / scale]
+    center, scale = _center_and_scale(reference)
+    blocks = [(reference.to(torch.float64) - center) / scale]
     for records in others:
-        theirs = _centre_and_scale(records)
+        theirs = _center_and_scale(records)
         blocks.append((records.to(torch.float64) - theirs[0]) / theirs[1])
     z = torch.cat(blocks)
     _, singular, rows = torch.linalg.svd(z, full_matrices=False)
@@ -98,12 +98,12 @@ def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whiten
     average = float(values.sum()) / z.shape[1]
     shrinkage = max(_ledoit_wolf(z, values), SMALLEST_SHRINKAGE)
     return Whitening(
-        centre=centre, scale=scale, directions=rows.T, roots=((1 - shrinkage) * values + shrinkage * average).sqrt(),
+        center=center, scale=scale, directions=rows.T, roots=((1 - shrinkage) * values + shrinkage * average).sqrt(),
         floor=math.sqrt(shrinkage * average), shrinkage=shrinkage,
     )  # fmt: skip
 
 
-def _centre_and_scale(records: Tensor) -> tuple[Tensor, Tensor]:
+def _center_and_scale(records: Tensor) -> tuple[Tensor, Tensor]:
     values = records.to(torch.float64)
     spread = values.std(0, correction=0)
     if not bool((spread > 0).any()):
@@ -114,7 +114,7 @@ def _centre_and_scale(records: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ledoit_wolf(z: Tensor, values: Tensor) -> float:
-    """The optimal share of the identity (Ledoit & Wolf 2004, lemma 3.3) for centred `z` with spectrum `values`."""
+    """The optimal share of the identity (Ledoit & Wolf 2004, lemma 3.3) for centered `z` with spectrum `values`."""
     n, dimension = z.shape
     squares = float(values.square().sum())
     distance = squares / dimension - (float(values.sum()) / dimension) ** 2
@@ -128,7 +128,7 @@ def likelihood_ratio(u: Tensor, v: Tensor, *, records: int, reference: int | Non
     With known m and Sigma (`reference` None): r ~ N(m, Sigma/n) for a non-member and N(m + (y - m)/n, (n-1)/n^2 Sigma)
     for a member, which is n/(n-1) u.v - |v|^2/(2(n-1)) - n/(2(n-1)) |u|^2 + (D/2) ln(n/(n-1)).
     Where m is the mean of `reference` other records, it is integrated out under a flat prior: y itself then says where m
-    lies, so u leans towards v/(n_ref+1) even for a non-member. For many releases of as many records one set of candidates
+    lies, so u leans toward v/(n_ref+1) even for a non-member. For many releases of as many records one set of candidates
     (G, D) will do: nothing of size R x G x D or G x G is held. Raises ValueError for fewer than two records."""
     if records < 2:
         raise ValueError(f"the mean of {records} record is the record; a likelihood ratio needs at least 2.")
@@ -147,7 +147,7 @@ def _products(u: Tensor, v: Tensor) -> Tensor:
     return (u.unsqueeze(-2) @ v.mT).squeeze(-2)
 
 
-def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
+def standardized_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
     """How far `u` (..., D) lies in the direction of each `v` (..., G, D), in its standard deviations for a non-member.
 
     (u.v - |v|^2/(n_ref+1)) / (|v| sqrt(1/n + 1/(n_ref+1))): standard Gaussian for every non-member however unusual it is,
@@ -162,7 +162,7 @@ def standardised_score(u: Tensor, v: Tensor, *, records: int, reference: int | N
 
 
 class TracingTest(Protocol):
-    """A test for membership in a mean: likelihood_ratio or standardised_score."""
+    """A test for membership in a mean: likelihood_ratio or standardized_score."""
 
     def __call__(self, u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
         """Score candidates `v` (..., G, D) against a release `u` (..., D): (..., G), larger says member."""
@@ -240,8 +240,8 @@ def simulated_aucs(
             shown = min(size, candidates)
             members = population.draw(clients, shown, rng=rng)
             fresh = population.draw(clients, shown, rng=rng)
-            rest = math.sqrt(size - shown) * (population.draw(clients, rng=rng) - population.centre)
-            release = population.centre + ((members - population.centre).sum(1) + rest) / size
+            rest = math.sqrt(size - shown) * (population.draw(clients, rng=rng) - population.center)
+            release = population.center + ((members - population.center).sum(1) + rest) / size
             scores = test(whiten(release), whiten(torch.cat([members, fresh], 1)), records=size, reference=reference)
             areas_of_size += [auc(row[:shown], row[shown:]) for row in scores]
     return [sum(found) / len(found) for found in areas]

@@ -43,8 +43,8 @@ class Drawing:
         for case, part in parts(self.rows):
             candidates = cases[case].candidates
             if candidates is not None:
-                towards = (self.images[part][0] - mean).flatten()
-                scores = (shrunk(candidates, (side, side)) - mean).flatten(1) @ towards
+                toward = (self.images[part][0] - mean).flatten()
+                scores = (shrunk(candidates, (side, side)) - mean).flatten(1) @ toward
                 answers.append(Membership(case=case, slice={**where, "test": "picture"}, scores=scores))
         return answers
 
@@ -63,13 +63,13 @@ def drawing(rows: Rows, prior: Prior, drawer: Drawer, rng: torch.Generator) -> D
     if count == 1:  # there is no other row: an image of the prior stands in
         chosen = torch.randint(len(training.features), (1,), generator=rng)
         others = drawer(training.features[chosen])
-    near = torch.cdist(prior.linear.standardised(features), prior.linear.standardised(training.features)).argmin(1)
+    near = torch.cdist(prior.linear.standardized(features), prior.linear.standardized(training.features)).argmin(1)
     controls = {
         "B0": training.images.mean(0, keepdim=True).expand_as(images),
         "B1": training.images[torch.randint(len(training.images), (count,), generator=rng)],
         "B2": training.images[near],
         "B3": others,
-        "B4": drawer(prior.linear.centre + prior.linear.spread * noise),
+        "B4": drawer(prior.linear.center + prior.linear.spread * noise),
     }
     return Drawing(rows=rows, images=images, controls=controls)
 

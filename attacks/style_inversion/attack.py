@@ -12,7 +12,7 @@ of n + 1 records and t(r) of n give the new record's own t = (n + 1) t(r') - n t
 clients, and FISC's interpolation style; no image is their truth, so what is drawn of them is a test of membership and,
 like all rows' pictures, a set to be judged by its realism beside that of the baseline, which sees no style at all.
 
-Differs from the papers: a linear part before the generator, standardised input, controls, and no victim's image is ever
+Differs from the papers: a linear part before the generator, standardized input, controls, and no victim's image is ever
 trained on, by the baseline neither. Where a prior is painted, rows are brought to its mean and spread, since its styles
 lie elsewhere; pooled rows are moved to where single ones lie."""
 

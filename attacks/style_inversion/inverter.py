@@ -69,27 +69,27 @@ class TrainingSet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearInverse:
-    """Small pictures, (N, 3, 16, 16), as a linear function of standardised styles."""
+    """Small pictures, (N, 3, 16, 16), as a linear function of standardized styles."""
 
-    centre: Tensor
+    center: Tensor
     spread: Tensor
     average: Tensor
     weight: Tensor
 
-    def standardised(self, features: Tensor) -> Tensor:
+    def standardized(self, features: Tensor) -> Tensor:
         """Features in units of the training set's spread, clipped at 5."""
-        return ((features - self.centre) / self.spread).clamp(-FARTHEST, FARTHEST)
+        return ((features - self.center) / self.spread).clamp(-FARTHEST, FARTHEST)
 
     def on(self, device: torch.device) -> "LinearInverse":
         """The same on `device`."""
         return LinearInverse(
-            centre=self.centre.to(device), spread=self.spread.to(device), average=self.average.to(device),
+            center=self.center.to(device), spread=self.spread.to(device), average=self.average.to(device),
             weight=self.weight.to(device),
         )  # fmt: skip
 
     def __call__(self, features: Tensor) -> Tensor:
         """Predict pictures, clamped to [0, 1]; float32."""
-        return _pictures(self.average + self.standardised(features) @ self.weight)
+        return _pictures(self.average + self.standardized(features) @ self.weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,8 +104,8 @@ class Inverter:
         self.generator.eval()
         with torch.no_grad():
             parts = [
-                over_linear(self.generator, self.linear(rows), self.linear.standardised(rows).float()).cpu()
-                for rows in features.to(self.linear.centre.device).split(64)
+                over_linear(self.generator, self.linear(rows), self.linear.standardized(rows).float()).cpu()
+                for rows in features.to(self.linear.center.device).split(64)
             ]
         return torch.cat(parts)
 
@@ -132,10 +132,10 @@ class Schedule:
 
 def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
     """Fit the ridge; also predict each training picture by folds that do not hold its group, (n, 3, 16, 16)."""
-    centre = training.features.mean(0)
+    center = training.features.mean(0)
     spread = training.features.std(0, correction=0)
     spread = torch.where(spread > 0, spread + 1e-3 * spread.mean(), 1.0)
-    inputs = ((training.features - centre) / spread).clamp(-FARTHEST, FARTHEST)
+    inputs = ((training.features - center) / spread).clamp(-FARTHEST, FARTHEST)
     pixels = functional.interpolate(training.images, size=(LINEAR_SIDE, LINEAR_SIDE), mode="area")
     targets = pixels.flatten(1).to(torch.float64)
     average = targets.mean(0)
@@ -153,7 +153,7 @@ def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
     columns = torch.arange(basis.shape[1])
     shift = inputs.mean(0)
     weight = torch.stack(_ridge(inputs - shift, scores))[best, :, columns].T @ basis.T
-    linear = LinearInverse(centre=centre, spread=spread, average=average - shift @ weight, weight=weight)
+    linear = LinearInverse(center=center, spread=spread, average=average - shift @ weight, weight=weight)
     return linear, _pictures(average + folded[best, :, columns].T @ basis.T)
 
 
@@ -172,7 +172,7 @@ def fit_generator(
 
     Everything lies on the device of `training`, `linear` and `unseen`.
     `start` is a generator of the same shape to continue from (a perceptual loss begins where MSE ended)."""
-    inputs = linear.standardised(training.features).float()
+    inputs = linear.standardized(training.features).float()
     generator, average = (
         _beginning(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
     )
@@ -180,18 +180,18 @@ def fit_generator(
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool = (~held).nonzero().flatten()
     lowest = _validated(average, inputs[held], unseen[held], training.images[held], loss)
-    optimiser = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
+    optimizer = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
     draws, disappointments = child(rng, "batches"), 0
     for step in range(1, schedule.steps + 1):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
         generator.train()
         styles = _disturbed(inputs[rows], schedule, draws)
         drawn = over_linear(generator, unseen[rows], styles, rng=draws)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss(drawn, training.images[rows]).mean().backward()
-        optimiser.step()
+        optimizer.step()
         followed(average, generator, schedule.decay)
         if step % schedule.check == 0 or step == schedule.steps:
             error = _validated(average, inputs[held], unseen[held], training.images[held], loss)
@@ -258,7 +258,7 @@ def _disturbed(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tens
 
 
 def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
-    """Move `average` towards `generator`: by 1 - `decay` of the way, counters all of it."""
+    """Move `average` toward `generator`: by 1 - `decay` of the way, counters all of it."""
     with torch.no_grad():
         kept_of = average.state_dict()
         for name, value in generator.state_dict().items():

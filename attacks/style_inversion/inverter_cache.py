@@ -57,7 +57,7 @@ class InverterCache:
     def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
         """The training set of `kind` against `domain`, encoded, or None where the data are missing.
 
-        For rows of `single` images it is learnt from behind the defense, where there is one."""
+        For rows of `single` images it is learned from behind the defense, where there is one."""
         found = prior_images(kind, domain, self.knowledge)
         if isinstance(found, str):
             return None

@@ -3,12 +3,12 @@
 The conditional one draws G(s, z) on top of the linear part. Its loss is the hinge loss of a discriminator that knows the
 style (fdgsec.nn.networks.style_discriminator), a perceptual distance to the true picture, and the style's own distance
 |t(G(s, z)) - s|^2 in whitened coordinates. The public encoder is given as statistics of images (`Knowledge.statistics`),
-without gradients, and sees images at their own size, so that t is a network that has learnt styles from the small pictures
+without gradients, and sees images at their own size, so that t is a network that has learned styles from the small pictures
 of the training set. Of several z the one is kept whose picture t finds nearest to the style.
 
 The baseline is FISC's (arXiv 2410.22622, appendix B.5): the same networks, unconditional, trained on real images alone.
 Both keep a moving average of the generator (Karras et al. 2018), and show the discriminator moved and partly covered
-pictures, real and drawn ones alike (Zhao et al. 2020): a few hundred images would be memorised otherwise."""
+pictures, real and drawn ones alike (Zhao et al. 2020): a few hundred images would be memorized otherwise."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -66,12 +66,12 @@ class StyleCode:
 
     def __call__(self, features: Tensor) -> Tensor:
         """Map style features (N, D) to codes (N, k) float32."""
-        return ((self.linear.standardised(features) - self.middle) @ self.basis).float()
+        return ((self.linear.standardized(features) - self.middle) @ self.basis).float()
 
 
 def style_code(training: TrainingSet, linear: LinearInverse) -> StyleCode:
     """Fit the code: at most 64 components, and no more than a quarter of the images or all of the style's coordinates."""
-    standard = linear.standardised(training.features)
+    standard = linear.standardized(training.features)
     middle = standard.mean(0)
     values: Tensor
     vectors: Tensor
@@ -99,7 +99,7 @@ class AdversarialInverter:
     def __call__(self, features: Tensor) -> Tensor:
         """Draw (N, 3, S, S) in (0, 1) for style features (N, D), on the CPU."""
         generator, predictor = self.generator.eval(), self.predictor.eval()
-        given = features.to(self.linear.centre.device)
+        given = features.to(self.linear.center.device)
         styles, base = self.code(given), self.linear(given)
         best = torch.full((len(given),), float("inf"), device=styles.device)
         chosen = torch.zeros(len(given), 3, generator.shape.size, generator.shape.size, device=styles.device)
@@ -125,7 +125,7 @@ class BaselineGenerator:
     def __call__(self, count: int, rng: torch.Generator) -> Tensor:
         """Draw `count` pictures (count, 3, S, S) in (0, 1), on the CPU."""
         generator = self.generator.eval()
-        z = torch.randn(count, self.contest.latent, generator=rng).to(generator.centre)
+        z = torch.randn(count, self.contest.latent, generator=rng).to(generator.center)
         return torch.cat([generator(part).cpu() for part in z.split(64)])
 
 
@@ -178,14 +178,14 @@ def fit_predictor(styles: Tensor, images: Tensor, *, contest: Contest, rng: torc
     """Train t on pictures (n, 3, S, S), moved at random, and their codes (n, k), by squared error; frozen afterwards."""
     predictor = StylePredictor(styles.shape[1], rng=child(rng, "weights")).to(images.device)
     predictor.to(memory_format=PRECISION[images.device.type].layout)
-    optimiser = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
     coins = child(rng, "batches")
     for _ in range(contest.lessons):
         rows = torch.randint(len(images), (contest.batch,), generator=coins).to(images.device)
         loss = (predictor(moved(images[rows], coins)) - styles[rows]).square().mean()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     return predictor.eval().requires_grad_(False)
 
 
@@ -205,7 +205,7 @@ def contend(
     `draw(rows, z)` draws for training rows, `beside(drawn, rows)` adds to the generator's loss."""
     device, coins = images.device, child(rng, "contest")
     precision = PRECISION[device.type]
-    average = _generator(generator.centre.numel(), generator.shape, device, child(rng, "average"))
+    average = _generator(generator.center.numel(), generator.shape, device, child(rng, "average"))
     average.load_state_dict(generator.state_dict())
     for network in (generator, judge, average):
         network.to(memory_format=precision.layout)
@@ -255,9 +255,9 @@ def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
 def covered(pictures: Tensor, rng: torch.Generator) -> Tensor:
     """Cover a square of half the side somewhere in each picture (partly outside, perhaps) with black. Differentiable."""
     n, _, height, width = pictures.shape
-    centre = torch.rand(2, n, 1, generator=rng).to(pictures.device)
-    above = (torch.arange(height, device=pictures.device) - centre[0] * height).abs() <= height / 4
-    beside = (torch.arange(width, device=pictures.device) - centre[1] * width).abs() <= width / 4
+    center = torch.rand(2, n, 1, generator=rng).to(pictures.device)
+    above = (torch.arange(height, device=pictures.device) - center[0] * height).abs() <= height / 4
+    beside = (torch.arange(width, device=pictures.device) - center[1] * width).abs() <= width / 4
     hidden = above[:, None, :, None] & beside[:, None, None, :]
     return pictures * ~hidden
 
@@ -266,8 +266,8 @@ def _generator(dimension: int, shape: GeneratorShape, device: torch.device, rng:
     return StyleGenerator(dimension, shape, rng=rng).to(device)
 
 
-def _stepped(optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-    parameters = [each for group in optimiser.param_groups for each in group["params"]]
-    optimiser.zero_grad(set_to_none=True)
+def _stepped(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=parameters)
-    optimiser.step()
+    optimizer.step()

@@ -1,11 +1,11 @@
 """Pictures that have given channel statistics: style transfer without content, by gradient descent on the pixels.
 
-minimise over x   mean_d ((s(x) - s*)_d / spread_d)^2 + variation TV(x) + extremes |2x - 1|^alpha
+minimize over x   mean_d ((s(x) - s*)_d / spread_d)^2 + variation TV(x) + extremes |2x - 1|^alpha
 
 where s(x) = (mu, sigma) of the public encoder's maps of x, TV is total variation and the last term the alpha-norm: the
 two image priors of Mahendran & Vedaldi (CVPR 2015), both averaged over the picture. x is the logistic function of a sum
 of grids of 1, 2, 4, ... pixels a side, each enlarged to the picture: Adam, which moves every number about equally fast,
-then settles colours and large patches as soon as it settles pixels.
+then settles colors and large patches as soon as it settles pixels.
 
 Statistics have no positions, so what they fix is palette and texture. Where things lie is the start's, hence restarts."""
 
@@ -68,7 +68,7 @@ class Matched:
         )
 
     def variance_within(self) -> Tensor:
-        """How much the pixels of one picture vary, averaged over restarts and colours, (R,).
+        """How much the pixels of one picture vary, averaged over restarts and colors, (R,).
 
         Equals `variance_between` in the mean over pictures that have everything but the places of their pixels in common."""
         return self.images.var((3, 4)).mean((1, 2))
@@ -80,7 +80,7 @@ def match(
 ) -> Matched:  # fmt: skip
     """Draw `restarts` pictures of `side` pixels for each of the styles `targets` (R, 2C), (mu, biased sigma) each.
 
-    `spread` (2C,) is the unit of every statistic. Restarts differ in their random logits, and begin at grey or at the
+    `spread` (2C,) is the unit of every statistic. Restarts differ in their random logits, and begin at gray or at the
     pictures `start` (R, 3, side, side) in [0, 1]; restart k begins alike however many there are."""
     if not len(targets):
         return Matched(images=torch.empty(0, restarts, 3, side, side), residual=torch.empty(0, restarts))
@@ -125,7 +125,7 @@ def seen_side(encoder: StyleEncoder, cells: int) -> int:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Average the length of the colour gradient over the positions of each picture, (N,)."""
+    """Average the length of the color gradient over the positions of each picture, (N,)."""
     down, right = images[..., 1:, :-1] - images[..., :-1, :-1], images[..., :-1, 1:] - images[..., :-1, :-1]
     return (down.square() + right.square() + FLATTEST**2).sqrt().mean((1, 2, 3))
 
@@ -141,17 +141,17 @@ def _descend(
 ) -> Tensor:
     """Draw (N, 3, side, side) from the logits `base`, moving the grids of `pyramid`."""
     grids = [grid.requires_grad_() for grid in _begun(encoder, targets, spread, base, pyramid, options.roughness)]
-    optimiser = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
+    optimizer = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
     for step in range(options.steps):
         falling = (1 + math.cos(math.pi * step / options.steps)) / 2
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = options.rate * (LEAST_RATE + (1 - LEAST_RATE) * falling)
         images = _picture(base, grids)
         loss = _square_gap(encoder, images, targets, spread) + options.variation * total_variation(images)
         loss = loss + options.extremes * (2 * images - 1).pow(ALPHA).mean((1, 2, 3))
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.sum().backward()
-        optimiser.step()
+        optimizer.step()
     with torch.no_grad():
         return _picture(base, grids)
 

@@ -1,6 +1,6 @@
 """The style rows that inversion is shown: of single images, released or parted from two pooled releases, and pooled ones.
 
-Pooled are a client's style (CCST's overall one, FISC's), the centre of StableFDG's distribution, and FISC's interpolation
+Pooled are a client's style (CCST's overall one, FISC's), the center of StableFDG's distribution, and FISC's interpolation
 style, which is everybody's. No single image is behind these."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -85,7 +85,7 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
             f"the difference of two releases needs the number of records of {case.victim}; it is not known."
         )
     n = case.records
-    before, after = (_centre(case, knowledge, run) for run in (0, 1))
+    before, after = (_center(case, knowledge, run) for run in (0, 1))
     if before is None or after is None:
         before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
         return style_features(*style_from_linear((n + 1) * after - n * before))
@@ -94,9 +94,9 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
 
 def _pooled(case: Case, knowledge: Knowledge) -> Tensor | None:
     """A client's one style, (1, 2C)."""
-    centre = _centre(case, knowledge, 0)
-    if centre is not None:
-        return style_features(*_biased(case, centre, knowledge))
+    center = _center(case, knowledge, 0)
+    if center is not None:
+        return style_features(*_biased(case, center, knowledge))
     seen = case.views[0].styles(case.victim)
     return None if seen is None or len(seen[0]) != 1 else style_features(seen[0].double(), seen[1].double())
 
@@ -107,14 +107,14 @@ def _interpolation(case: Case, knowledge: Knowledge) -> Tensor | None:
     return None if sent is None else style_features(sent.mean.double()[None], sent.std.double()[None])
 
 
-def _centre(case: Case, knowledge: Knowledge, run: int) -> Tensor | None:
-    """The centre of the victim's distribution, its images' mean (mu, sigma), (1, 2C), where it sent one."""
+def _center(case: Case, knowledge: Knowledge, run: int) -> Tensor | None:
+    """The center of the victim's distribution, its images' mean (mu, sigma), (1, 2C), where it sent one."""
     sent = case.views[run].artifact(case.victim)
     return torch.cat([sent.mean, sent.std]).double()[None] if isinstance(sent, StyleDistribution) else None
 
 
 def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-    """Give mean and std, (1, C) each, of a centre: the std that divides by the pixels and holds our epsilon."""
+    """Give mean and std, (1, C) each, of a center: the std that divides by the pixels and holds our epsilon."""
     mean, std = statistic.chunk(2, dim=1)
     released_statistic = knowledge.released_statistic
     eps, unbiased = (

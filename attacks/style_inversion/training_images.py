@@ -22,9 +22,9 @@ from fdgsec.threats.adversary import Knowledge, Statistics
 
 LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
 NOISY_ROWS = 4000
-"""So many rows are learnt from behind a defense: on planted rows 20 copies of 200 won 1.4 dB over one."""
+"""So many rows are learned from behind a defense: on planted rows 20 copies of 200 won 1.4 dB over one."""
 LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
-COLOURLESS = 0.03
+COLORLESS = 0.03
 """Mean difference between a pixel's largest and smallest channel below which a domain counts as line drawings."""
 
 
@@ -50,7 +50,7 @@ class Prior:
         if not self.painted or len(features) < LEAST_ALIGNED:
             return features
         spread = features.std(0).clamp_min(1e-6)
-        return self.linear.centre + (features - features.mean(0)) / spread * self.linear.spread
+        return self.linear.center + (features - features.mean(0)) / spread * self.linear.spread
 
     def as_single(self, features: Tensor, *, averaged: bool) -> Tensor:
         """Move pooled rows (R, 2C) to where single images' lie: by what the prior's own images gain when they are pooled.
@@ -58,7 +58,7 @@ class Prior:
         (A pooled std holds the spread between images, too.) A painted prior's rows are aligned instead."""
         if self.painted:
             return self.aligned(features)
-        return features - (self.averaged if averaged else self.pooled) + self.linear.centre
+        return features - (self.averaged if averaged else self.pooled) + self.linear.center
 
 
 def encoded(
@@ -74,11 +74,11 @@ def encoded(
 ) -> Prior:
     """Make variants of `images`, encode them exactly, and fit the linear inverse.
 
-    With `behind` rows are learnt from as its defense would release them, each many times if there are few.
+    With `behind` rows are learned from as its defense would release them, each many times if there are few.
 
     Line drawings are painted, at most `limit` of them; others are mirrored where there are at most `limit`; then come
     `crops` cropped copies. Pictures are drawn at `drawn_side`."""
-    drawings = colourless(images)
+    drawings = colorless(images)
     if drawings:
         kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
         variants = [painted(kept, rng=rng)]
@@ -147,14 +147,14 @@ def cropped(dataset: DomainDataset, *, rng: torch.Generator, least: float = 0.8)
     return variant(dataset, torch.cat(images), "cropped")
 
 
-def colourless(dataset: DomainDataset) -> bool:
-    """Say whether these are line drawings, from which nothing about colour can be learnt as they are."""
+def colorless(dataset: DomainDataset) -> bool:
+    """Say whether these are line drawings, from which nothing about color can be learned as they are."""
     low, high = as_float(dataset.pixels()).aminmax(dim=1)
-    return float((high - low).mean()) < COLOURLESS
+    return float((high - low).mean()) < COLORLESS
 
 
 def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
-    """Lay random paint under the drawn lines: two tinted greys meeting along a smooth border, softly lit."""
+    """Lay random paint under the drawn lines: two tinted grays meeting along a smooth border, softly lit."""
     n, (height, width) = len(dataset), dataset.image_size
     darkness = 1 - as_float(dataset.pixels()).mean(1, keepdim=True)
 

@@ -18,7 +18,7 @@ Count = Annotated[int, typer.Option("--canaries", help="Canaries in a training r
 Guesses = Annotated[
     int | None, typer.Option("--guesses", help="Guesses about canaries (dp-sgd). Default: a tenth of them.")
 ]
-Kind = Annotated[str, typer.Option("--canary", help="gradient or mislabelled (dp-sgd).")]
+Kind = Annotated[str, typer.Option("--canary", help="gradient or mislabeled (dp-sgd).")]
 
 
 def command(
@@ -53,7 +53,7 @@ def command(
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses,
-        canary=cast(Literal["gradient", "mislabelled"], canary),
+        canary=cast(Literal["gradient", "mislabeled"], canary),
     )  # fmt: skip
     config = audit_settings(
         target,

@@ -16,7 +16,7 @@ Name = Annotated[str, typer.Argument(help="A dataset by name.")]
 
 @app.command("list")
 def list_() -> int:
-    """List the known datasets: source, size, licence, layout, what is found."""
+    """List the known datasets: source, size, license, layout, what is found."""
     print_datasets()
     return 0
 

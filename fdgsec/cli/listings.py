@@ -24,14 +24,14 @@ DOMAINS_SHOWN = 40
 
 
 def print_datasets() -> None:
-    """Print the catalogue: size, licence, how to get it, and where it was found."""
+    """Print the catalogue: size, license, how to get it, and where it was found."""
     rows = []
     for name, entry in DATASETS.items():
         files = entry.files
         known = str(files.images) if files is not None and files.images else "any" if entry.anything else ""
         where = _found(name, entry)
-        rows.append((name, entry.title, known, _layout(entry), entry.licence, where))
-    print_table("datasets", ("dataset", "what", "images", "layout", "licence", "found"), rows)
+        rows.append((name, entry.title, known, _layout(entry), entry.license, where))
+    print_table("datasets", ("dataset", "what", "images", "layout", "license", "found"), rows)
     for name, entry in DATASETS.items():  # whole lines, so that addresses can be copied
         if entry.page:
             fetched = f" (or `fdgsec data fetch {name}`)" if entry.archives or entry.hub else ""

@@ -45,7 +45,7 @@ class DatasetEntry:
     image_size: int
     paper: str = ""
     page: str = ""
-    licence: str = ""
+    license: str = ""
     hub: str = ""
     hub_columns: Sequence[str] = COLUMNS
     archives: Sequence[Archive] = ()

@@ -213,7 +213,7 @@ def _rows(source: Source, name: str) -> "csv.DictReader[str]":
 def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
     """Cut one patch around each annotated box of COCO's JSON; boxes are (x0, y0, x1, y1), patches may touch the border.
 
-    All patches of one image are a group: what is learnt from one says much about the next."""
+    All patches of one image are a group: what is learned from one says much about the next."""
     prefix = f"{base}/" if base else ""
     for name in sorted(n for n in source.files if n.startswith(prefix) and n.lower().endswith(".json")):
         try:

@@ -38,8 +38,8 @@ def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: 
         for label in labels.tolist():
             ids.append(f"{writer}/{CLASSES[label]}/{counted[writer]:05d}")
             counted[writer] += 1
-    grey = torch.cat([pixels for _, _, pixels, _ in parts]).unsqueeze(1).expand(-1, 3, -1, -1)
-    store = grey if image_size == SIDE else (shrunk(grey, (image_size, image_size)) * 255).round().to(torch.uint8)
+    gray = torch.cat([pixels for _, _, pixels, _ in parts]).unsqueeze(1).expand(-1, 3, -1, -1)
+    store = gray if image_size == SIDE else (shrunk(gray, (image_size, image_size)) * 255).round().to(torch.uint8)
     split_names = tuple(name for name in SPLITS if any(part[1] == name for part in parts))
     attributes = {}
     if split_names:

@@ -24,7 +24,7 @@ PAINTERS: Mapping[str, Callable[[Scenes, int], Tensor]] = {
 }
 DOMAINS = tuple(PAINTERS)
 # Images are always drawn in whole blocks of this many per class, so that no pixel depends on how many were asked for:
-# the last bit of a vectorised sine may depend on where in the tensor it is computed.
+# the last bit of a vectorized sine may depend on where in the tensor it is computed.
 _BLOCK = 3
 _DRAWS = 16
 
@@ -37,9 +37,9 @@ def shapes(
     An image is a function of (seed, domain, class, index) alone, where index counts within its domain and class and
     ends its id, `photo/star/shape_00017`; `per_domain` only adds images and `image_size` only sets the resolution.
     `attributes`, each independent of class and of domain: `hue` and `background_hue` (N,) in [0, 1), `saturation` (N,)
-    in [0, 1), `position` (N, 2) the centre as (x, y) in [0, 1]^2, y downwards, `scale` (N,) the radius of the disc of
+    in [0, 1), `position` (N, 2) the center as (x, y) in [0, 1]^2, y downwards, `scale` (N,) the radius of the disc of
     equal area as a share of the side, `rotation` (N,) in radians clockwise, `stretch` (N,), `light` (N,) in radians,
-    `texture` (N,) int64 into TEXTURES. A sketch has hue, background_hue and saturation but is grey: they do not show.
+    `texture` (N,) int64 into TEXTURES. A sketch has hue, background_hue and saturation but is gray: they do not show.
     `progress` is called with the number of images just finished; the calls add up to the size of the dataset.
     Raises UsageError where image_size < 16 or per_domain < 1."""
     if image_size < 16:

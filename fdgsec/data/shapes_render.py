@@ -100,7 +100,7 @@ def _steps(field: Tensor) -> Tensor:
 
 
 def cartoon(scenes: Scenes, size: int) -> Tensor:
-    """Fill flat, bright colours inside a heavy outline, over a plain, dotted, rayed or striped ground."""
+    """Fill flat, bright colors inside a heavy outline, over a plain, dotted, rayed or striped ground."""
     x, y = grid(size)
     (speckle,) = noise(scenes, size, (0.9,))
     look, shape = scenes.look, distance(scenes, x, y)
@@ -129,7 +129,7 @@ def _flat(signed: Tensor, size: int) -> Tensor:
 
 
 def sketch(scenes: Scenes, size: int) -> Tensor:
-    """Draw grey pencil on paper: two wobbling outlines, hatching away from the light, the texture as ink lines."""
+    """Draw gray pencil on paper: two wobbling outlines, hatching away from the light, the texture as ink lines."""
     x, y = grid(size)
     wobble_x, wobble_y, pressure, tooth = noise(scenes, size, (0.5, 0.5, 0.6, 1.1))
     look = scenes.look
@@ -152,5 +152,5 @@ def sketch(scenes: Scenes, size: int) -> Tensor:
     ink = torch.maximum(ink, 0.5 * contour * inside(first + 0.01) * press)
 
     paper = 0.93 + 0.05 * plane(look[:, 2]) - 0.03 * tooth.abs()
-    grey = paper - ink.clamp(0, 1) * (0.78 + 0.3 * tooth).clamp(0.35, 0.9)
-    return grey[:, None].expand(-1, 3, -1, -1)
+    gray = paper - ink.clamp(0, 1) * (0.78 + 0.3 * tooth).clamp(0.35, 0.9)
+    return gray[:, None].expand(-1, 3, -1, -1)

@@ -1,4 +1,4 @@
-"""What an image of `shapes` shows before any domain paints it: silhouettes, textures, colours and noise.
+"""What an image of `shapes` shows before any domain paints it: silhouettes, textures, colors and noise.
 
 Everything lives in image coordinates: x to the right and y downwards in [0, 1], lengths as shares of the image side,
 so that the image size only sets how finely a scene is sampled. Silhouettes are signed distance functions (negative
@@ -36,7 +36,7 @@ class Scenes:
 
 
 def plane(values: Tensor) -> Tensor:
-    """Turn one value per image (B,) or one colour per image (B, 3) into something that broadcasts over pixels."""
+    """Turn one value per image (B,) or one color per image (B, 3) into something that broadcasts over pixels."""
     return values[:, :, None, None] if values.ndim == 2 else values[:, None, None]
 
 
@@ -48,7 +48,7 @@ def hsv(hue: Tensor, saturation: Tensor | float, value: float) -> Tensor:
 
 
 def mix(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
-    """Blend images or colours: `first` where `share` (B, S, S) is 0, `second` where it is 1."""
+    """Blend images or colors: `first` where `share` (B, S, S) is 0, `second` where it is 1."""
     return first + (second - first) * share[:, None]
 
 
@@ -93,14 +93,14 @@ SILHOUETTES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def grid(size: int) -> tuple[Tensor, Tensor]:
-    """Give the x and y of every pixel centre, (1, S, S) each."""
-    centres = (torch.arange(size) + 0.5) / size
-    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    """Give the x and y of every pixel center, (1, S, S) each."""
+    centers = (torch.arange(size) + 0.5) / size
+    y, x = torch.meshgrid(centers, centers, indexing="ij")
     return x[None], y[None]
 
 
 def local(scenes: Scenes, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn image coordinates into the object's own, unscaled: centred and turned."""
+    """Turn image coordinates into the object's own, unscaled: centered and turned."""
     x, y = x - plane(scenes.position[:, 0]), y - plane(scenes.position[:, 1])
     cosine, sine = plane(scenes.rotation.cos()), plane(scenes.rotation.sin())
     return x * cosine + y * sine, y * cosine - x * sine

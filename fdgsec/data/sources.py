@@ -264,7 +264,7 @@ def _whole(source: Source, path: str) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring 16-bit greys (microscopes, fundus cameras) to 8 bits by their range; Pillow alone would clip them at 255."""
+    """Bring 16-bit grays (microscopes, fundus cameras) to 8 bits by their range; Pillow alone would clip them at 255."""
     if not image.mode.startswith("I"):
         return image
     values = np.asarray(image)

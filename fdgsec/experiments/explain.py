@@ -43,7 +43,7 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
         "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
     ),
     "style-inversion": (*PICTURES, *SETS, *RATES),
-    "optimisation-inversion": (*PICTURES, "style_residual", "converged_fraction", "restart_spread", "restart_share"),
+    "optimization-inversion": (*PICTURES, "style_residual", "converged_fraction", "restart_spread", "restart_share"),
     "generator-leakage": (*RATES, *CLASSES, "reference_accuracy", *PICTURES),
     "model-membership": RATES,
     "gradient-inversion": (*PICTURES, *CLASSES, "mae", "top1", "top5", "gradient_distance"),

@@ -45,7 +45,7 @@ class Artifact:
         return sum(value.numel() * value.element_size() for value in self.tensors().values())
 
     def encode(self) -> "builtins.bytes":
-        """Serialise to safetensors with a JSON header; equal artifacts give equal bytes."""
+        """Serialize to safetensors with a JSON header; equal artifacts give equal bytes."""
         header = {"fdgsec": json.dumps({"kind": self.kind, "schema": SCHEMA}, sort_keys=True)}
         return save_tensors({name: value.detach().cpu().contiguous() for name, value in self.tensors().items()}, header)
 
@@ -96,7 +96,7 @@ class StyleStatistics(_Style):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StyleDistribution(_Style):
-    """A client's distribution of image styles: centre and spread of means and stds, four (C,) vectors (StableFDG)."""
+    """A client's distribution of image styles: center and spread of means and stds, four (C,) vectors (StableFDG)."""
 
     kind: ClassVar[str] = "StyleDistribution"
     mean_spread: Tensor

@@ -131,7 +131,7 @@ class Defense(Protocol):
 
 @runtime_checkable
 class PlansGuarantee(Protocol):
-    """The half of a defense that says beforehand what it will pay, in which unit and between which neighbours."""
+    """The half of a defense that says beforehand what it will pay, in which unit and between which neighbors."""
 
     @property
     def promise(self) -> PlannedGuarantee | Mixing | None:

@@ -28,7 +28,7 @@ from fdgsec.privacy.dp_sgd import PrivateTrainer, refuse, uses_of
 from fdgsec.runtime.errors import UsageError
 
 Gradients = Sequence[Sequence[Tensor]]
-"""A record's gradients: for each optimiser one tensor for each parameter that it trains, in its order."""
+"""A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order."""
 
 
 @runtime_checkable
@@ -40,9 +40,9 @@ class StepsJointly(Protocol):
         ...
 
 
-def trained(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters that an optimiser trains, in its order."""
-    return [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
+def trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """The parameters that an optimizer trains, in its order."""
+    return [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
 
 
 def single_records(batch: Batch) -> Iterator[Batch]:
@@ -57,7 +57,7 @@ def single_records(batch: Batch) -> Iterator[Batch]:
 def joint_training(
     trainer: PrivateTrainer,
     networks: Sequence[nn.Module],
-    optimisers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer],
     data: TrainingSet,
     gradients: Callable[[Batch], Gradients],
     plan: TrainingPlan,
@@ -68,7 +68,7 @@ def joint_training(
     rounds: int = 1,
     after: Callable[[], None],
 ) -> dict[str, float]:
-    """Train `networks`, each by the optimiser in its place, as `trainer` would train one; give {"steps": count}.
+    """Train `networks`, each by the optimizer in its place, as `trainer` would train one; give {"steps": count}.
 
     `gradients` is asked for one record at a time, a batch of one; `after` is called behind each step. Samples (which may
     be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for an empty set, and
@@ -83,12 +83,12 @@ def joint_training(
     per_epoch = _steps_per_epoch(use)
     for step in range(use.count):
         rate = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
-        for group in [group for optimiser in optimisers for group in optimiser.param_groups]:
+        for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = rate
         drawn = torch.rand(len(data), generator=trainer.secret, dtype=torch.float64) < use.sampling_rate
         batch = batch_of(data, drawn.nonzero().flatten(), plan, trainer.secret, device=device, layout=layout)
         joint_step(
-            optimisers, (gradients(one) for one in single_records(batch)), bound=bound, noise=use.noise,
+            optimizers, (gradients(one) for one in single_records(batch)), bound=bound, noise=use.noise,
             expected=use.sampling_rate * len(data), rng=trainer.secret,
         )  # fmt: skip
         after()
@@ -100,7 +100,7 @@ def _steps_per_epoch(use: Use) -> int:
 
 
 def joint_step(
-    optimisers: Sequence[torch.optim.Optimizer],
+    optimizers: Sequence[torch.optim.Optimizer],
     records: Iterable[Gradients],
     *,
     bound: float,
@@ -108,22 +108,22 @@ def joint_step(
     expected: float,
     rng: torch.Generator,
 ) -> None:
-    """Step each optimiser down (sum of clipped gradients + noise) / `expected`; the noisy gradients stay at the parameters.
+    """Step each optimizer down (sum of clipped gradients + noise) / `expected`; the noisy gradients stay at the parameters.
 
     `expected` is the mean size of a sample; the size of this one is private. `noise` is a standard deviation, drawn from
     `rng` network after network, also where no record was drawn. A record any of whose gradients is not finite adds
     nothing to that network. Raises ValueError: bound or expected not above 0, negative noise."""
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
-    parameters = [trained(optimiser) for optimiser in optimisers]
+    parameters = [trained(optimizer) for optimizer in optimizers]
     sums = [[torch.zeros_like(each) for each in group] for group in parameters]
     for gradients in records:
         for total, own in zip(sums, gradients, strict=True):
-            clipped = clipped_sum([part.unsqueeze(0) for part in own], bound / math.sqrt(len(optimisers)))
+            clipped = clipped_sum([part.unsqueeze(0) for part in own], bound / math.sqrt(len(optimizers)))
             for whole, part in zip(total, clipped, strict=True):
                 whole += part
-    for optimiser, group, total in zip(optimisers, parameters, sums, strict=True):
+    for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
         for parameter, value in zip(group, total, strict=True):
             drawn = torch.randn(parameter.shape, generator=rng).to(value) if noise else 0.0
             parameter.grad = (value + noise * drawn) / expected
-        optimiser.step()
+        optimizer.step()

@@ -32,7 +32,7 @@ class LocalMethod(Method, Protocol):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """What a client minimises."""
+        """What a client minimizes."""
         ...
 
 
@@ -83,7 +83,7 @@ class Stacked:
             why = f"changes {steps}" if steps else "has no objective of its own"
             raise UsageError(
                 f"{above} is no local method, for it {why}; --with takes methods that change only what a client "
-                f"minimises, such as mixstyle."
+                f"minimizes, such as mixstyle."
             )
         if {self.base.shares, self.local.shares} == {"once", "every"}:
             raise UsageError(

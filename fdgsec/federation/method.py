@@ -147,8 +147,8 @@ class TrainsByPlan(Protocol):
         ...
 
     @property
-    def keep_optimiser(self) -> bool:
-        """Whether a client's optimiser goes on from its moments of earlier rounds."""
+    def keep_optimizer(self) -> bool:
+        """Whether a client's optimizer goes on from its moments of earlier rounds."""
         ...
 
 

@@ -35,16 +35,16 @@ AGREEMENT = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """How a public region is made of public rows: a `bound` (None: the `quantile` of their own lengths), centre, units."""
+    """How a public region is made of public rows: a `bound` (None: the `quantile` of their own lengths), center, units."""
 
     bound: float | None = None
     quantile: float = 0.95
-    centred: bool = True
+    centered: bool = True
     scaled: bool = True
 
     def ball(self, rows: Tensor) -> Ball:
         """The ball of public `rows` (n, D)."""
-        return ball_of(rows, bound=self.bound, quantile=self.quantile, centred=self.centred, scaled=self.scaled)
+        return ball_of(rows, bound=self.bound, quantile=self.quantile, centered=self.centered, scaled=self.scaled)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,22 +94,22 @@ def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
             "one statistic per image as it is read here (clusters, random crops or batches stand in between); take "
             "private-styles:unit=client, or options under which styles are plain means."
         )
-    shifted = reference.centred and reference.scaled  # else t is clipped as it is
+    shifted = reference.centered and reference.scaled  # else t is clipped as it is
     about = records.mean(0) if shifted else torch.zeros_like(records[0])
     region = reference.ball(record_statistic.released_statistic.about(records, about))
     return Frame(released_statistic=record_statistic.released_statistic, about=about, region=region)
 
 
 def row_region(sender: Sender, slot: str, reference: Reference) -> Region:
-    """Give where rows of single images lie: half discs for colour statistics, else a ball of rehearsed public rows."""
+    """Give where rows of single images lie: half discs for color statistics, else a ball of rehearsed public rows."""
     images = public_images(sender.client.data.image_size)
     method = sender.method.releasing_all() or sender.method
     sent, state = _rehearsed(method, images, sender, slot)
     rows = rows_of(sent)
     shown = shared_rows(state, slot)
     if isinstance(sent, ImageStyles) and shown is not None:
-        for discs in colour_spaces():
-            if rows.shape[1] == 2 * len(discs.mean) and _agree(rows, _colours(images, shown, discs)):
+        for discs in color_spaces():
+            if rows.shape[1] == 2 * len(discs.mean) and _agree(rows, _colors(images, shown, discs)):
                 return discs
     return reference.ball(rows)
 
@@ -127,8 +127,8 @@ def client_region(sender: Sender, slot: str, reference: Reference) -> Ball:
     return reference.ball(torch.cat(drawn))
 
 
-def colour_spaces() -> Sequence[HalfDiscs]:
-    """RGB as networks take it, normalised by ImageNet's mean and std, and as it is."""
+def color_spaces() -> Sequence[HalfDiscs]:
+    """RGB as networks take it, normalized by ImageNet's mean and std, and as it is."""
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_MEAN, IMAGENET_STD))
     return HalfDiscs(mean=mean, std=std), HalfDiscs(mean=torch.zeros_like(mean), std=torch.ones_like(std))
 
@@ -181,8 +181,8 @@ def _rehearsed(method: Method, images: DomainDataset, sender: Sender, slot: str)
     return sent[slot], state
 
 
-def _colours(images: DomainDataset, shown: Tensor, discs: HalfDiscs) -> Tensor:
-    """The colour statistics (J, 6) of the images at `shown` in the space of `discs`."""
+def _colors(images: DomainDataset, shown: Tensor, discs: HalfDiscs) -> Tensor:
+    """The color statistics (J, 6) of the images at `shown` in the space of `discs`."""
     found = moments(as_float(images.pixels(shown)))
     mean, std = found.style(unbiased=False, eps=0.0)
     return torch.cat([(mean - discs.mean) / discs.std, std / discs.std], dim=1)

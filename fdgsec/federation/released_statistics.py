@@ -1,7 +1,7 @@
 """How a release is read as a mean over images: which per-image statistic t(x) it averages, exactly.
 
 A mean is what tests of membership, linkage and differencing need; each kind of pooled artifact has its own t. Where t has
-squares (x, x^2), they can be taken about any centre (`fdgsec.nn.styles.channel_statistics.recentred`), and stay linear in t."""
+squares (x, x^2), they can be taken about any center (`fdgsec.nn.styles.channel_statistics.recentered`), and stay linear in t."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.nn.styles.amplitude_spectra import LOW_FREQUENCIES, low
-from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, recentred, uncentred
+from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, recentered, uncentered
 from fdgsec.runtime.errors import UsageError
 
 
@@ -28,11 +28,11 @@ class ReleasedStatistic(Protocol):
         `images` is how many there are, where that is known. Raises UsageError for an artifact that this does not read."""
         ...
 
-    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
-        """Take the squares in `statistics` (..., D) about the first powers in `centre` (D,), which is a t too; linear in t."""
+    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
+        """Take the squares in `statistics` (..., D) about the first powers in `center` (D,), which is a t too; linear in t."""
         ...
 
-    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
         """Undo `about`."""
         ...
 
@@ -64,13 +64,13 @@ class PooledStyles:
             return linear_statistic(artifact.mean.double(), artifact.std.double())
         raise UsageError(f"a pooled style is read from StyleStatistics or ImageStyles; got {artifact.kind}.")
 
-    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
-        """Take sigma^2 + mu^2 about the means in `centre`."""
-        return recentred(statistics, centre.chunk(2)[0])
+    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
+        """Take sigma^2 + mu^2 about the means in `center`."""
+        return recentered(statistics, center.chunk(2)[0])
 
-    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
         """Take it about 0 again."""
-        return uncentred(statistics, centre.chunk(2)[0])
+        return uncentered(statistics, center.chunk(2)[0])
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
         """Give one pooled style, or a row of styles for each row of t."""
@@ -89,7 +89,7 @@ class PooledStyles:
 
 @dataclass(frozen=True, kw_only=True)
 class StyleDistributions:
-    """StableFDG's centre and spread of image styles (eq. 3): t = (mu, sigma, mu^2, sigma^2), 4C numbers.
+    """StableFDG's center and spread of image styles (eq. 3): t = (mu, sigma, mu^2, sigma^2), 4C numbers.
 
     `unbiased` and `eps` are those of sigma(x); `released` says that spreads are sqrt(variance + eps) with n - 1 in the
     denominator, as the authors' code sends them, instead of variances."""
@@ -107,7 +107,7 @@ class StyleDistributions:
         """Give the mean of t, (1, 4C). Spreads "as released" need the number of `images`."""
         if not isinstance(artifact, StyleDistribution):
             raise UsageError(f"a style distribution is read from StyleDistribution; got {artifact.kind}.")
-        centre = torch.cat([artifact.mean, artifact.std]).double()
+        center = torch.cat([artifact.mean, artifact.std]).double()
         variance = torch.cat([artifact.mean_spread, artifact.std_spread]).double()
         if self.released:
             if images is None:
@@ -115,25 +115,25 @@ class StyleDistributions:
                     "a spread that divides by n - 1 needs the number of images; the adversary does not know it."
                 )
             variance = (variance.square() - self.eps) * max(images - 1, 1) / images
-        return torch.cat([centre, variance + centre.square()]).unsqueeze(0)
+        return torch.cat([center, variance + center.square()]).unsqueeze(0)
 
-    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
-        """Take mu^2 and sigma^2 about mu and sigma in `centre`."""
-        return recentred(statistics, centre.chunk(2)[0])
+    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
+        """Take mu^2 and sigma^2 about mu and sigma in `center`."""
+        return recentered(statistics, center.chunk(2)[0])
 
-    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
         """Take them about 0 again."""
-        return uncentred(statistics, centre.chunk(2)[0])
+        return uncentered(statistics, center.chunk(2)[0])
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Give centre and spread, the latter as variances or (`released`) as their roots over `images` - 1."""
+        """Give center and spread, the latter as variances or (`released`) as their roots over `images` - 1."""
         if not isinstance(like, StyleDistribution):
             raise UsageError(f"a style distribution makes StyleDistribution; got {like.kind}.")
-        centre, squares = statistics[0].chunk(2)
-        spread = (squares - centre.square()).clamp_min(0)
+        center, squares = statistics[0].chunk(2)
+        spread = (squares - center.square()).clamp_min(0)
         if self.released:
             spread = (spread * images / max(images - 1, 1) + self.eps).sqrt()
-        mean, std = centre.to(like.mean).chunk(2)
+        mean, std = center.to(like.mean).chunk(2)
         mean_spread, std_spread = spread.to(like.mean).chunk(2)
         return StyleDistribution(mean=mean, std=std.clamp_min(0), mean_spread=mean_spread, std_spread=std_spread)
 
@@ -147,7 +147,7 @@ class MeanSpectra:
     """Amplitude spectra and means of them (CCST's appendix E, its footnote 1): t = |F(x)| at frequencies -b..b, b = 16.
 
     Leaving frequencies out keeps a mean a mean. All of them are 3 x H x (W // 2 + 1) numbers, 24,960 at 128 px: in float64
-    200 KB per image, and a whitening learnt from some hundred images; these are 1,683 at any size from 33 px on. The price is
+    200 KB per image, and a whitening learned from some hundred images; these are 1,683 at any size from 33 px on. The price is
     power: what a test wins grows with the dimension, so that it bounds from below what whole spectra give away."""
 
     frequencies: int = LOW_FREQUENCIES
@@ -162,11 +162,11 @@ class MeanSpectra:
             raise UsageError(f"a mean spectrum is read from Amplitudes; got {artifact.kind}.")
         return low(artifact.values, self.frequencies)
 
-    def about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
         """Leave it: there are no squares in t."""
         return statistics
 
-    def from_about(self, statistics: Tensor, centre: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
         """Leave it."""
         return statistics
 

@@ -1,4 +1,4 @@
-"""Robust centres and outlier scores of a few vectors, one per client, of which some may be hostile.
+"""Robust centers and outlier scores of a few vectors, one per client, of which some may be hostile.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran & Bartlett, ICML 2018, https://arxiv.org/abs/1803.01498.
 Krum: Blanchard, El Mhamdi, Guerraoui & Stainer, NIPS 2017, https://arxiv.org/abs/1703.02757. Robust z-scores stand on the
@@ -49,7 +49,7 @@ def krum_scores(values: Tensor, *, hostile: int) -> Tensor:
     rows = values.double()
     distances = torch.stack([(rows - row).square().sum(1) for row in rows])
     distances = distances.nan_to_num(nan=math.inf, posinf=math.inf)
-    distances.fill_diagonal_(math.inf)  # a row is not its own neighbour
+    distances.fill_diagonal_(math.inf)  # a row is not its own neighbor
     return distances.sort(1).values[:, : count - hostile - 2].sum(1)
 
 
@@ -74,16 +74,16 @@ def distance_z(values: Tensor) -> Tensor:
 
     One number for a whole row: what is tested once does not fail by the number of its coordinates."""
     distances = (values.double() - median(values.double())).norm(dim=1, keepdim=True)
-    centre = median(distances)
-    far = (distances >= centre) | distances.isnan()
+    center = median(distances)
+    far = (distances >= center) | distances.isnan()
     return torch.where(far, robust_z(distances), torch.zeros_like(distances)).squeeze(1)
 
 
-def winsorised(values: Tensor, *, bound: float) -> Tensor:
+def winsorized(values: Tensor, *, bound: float) -> Tensor:
     """Move every value whose robust z exceeds `bound` to the nearest one that has it, (n, D); no number becomes the median."""
-    centre, reach = median(values), bound * spread(values)
-    held = torch.minimum(torch.maximum(values, centre - reach), centre + reach)
-    return torch.where(values.isnan(), centre.expand_as(values), held)
+    center, reach = median(values), bound * spread(values)
+    held = torch.minimum(torch.maximum(values, center - reach), center + reach)
+    return torch.where(values.isnan(), center.expand_as(values), held)
 
 
 def _sorted(values: Tensor) -> Tensor:

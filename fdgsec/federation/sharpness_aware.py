@@ -1,6 +1,6 @@
 """Perturbing a model along its gradient, and what that does to weights and losses.
 
-Sharpness-aware minimisation (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412, eq. 2 with p = 2) moves
+Sharpness-aware minimization (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412, eq. 2 with p = 2) moves
 weights by rho g / ||g||_2 and looks at the loss there; FedDAG (Che et al. 2025, section III-C1) has peers look at
 it."""
 

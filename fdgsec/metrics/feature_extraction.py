@@ -54,7 +54,7 @@ def feature_statistics(
 
 
 def _streamed(batches: Iterator[Tensor]) -> Gaussian:
-    """Summarise features (n, D) that come in batches, which are gathered to `ROWS` first."""
+    """Summarize features (n, D) that come in batches, which are gathered to `ROWS` first."""
     total: Gaussian | None = None
     waiting: list[Tensor] = []
     for batch in batches:

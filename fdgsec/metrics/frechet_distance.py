@@ -57,7 +57,7 @@ class Gaussian:
 
 
 def gaussian(features: Tensor) -> Gaussian:
-    """Summarise features (N, D), in blocks. Raises ValueError where they are not finite, or there are none."""
+    """Summarize features (N, D), in blocks. Raises ValueError where they are not finite, or there are none."""
     vectors = checked(features, "features")
     parts = (_summary(part.to("cpu", torch.float64)) for part in vectors.split(ROWS))
     return reduce(Gaussian.joined, parts)
@@ -65,8 +65,8 @@ def gaussian(features: Tensor) -> Gaussian:
 
 def _summary(vectors: Tensor) -> Gaussian:
     mean = vectors.mean(0)
-    centred = vectors - mean
-    return Gaussian(count=len(vectors), mean=mean, scatter=centred.T @ centred)
+    centered = vectors - mean
+    return Gaussian(count=len(vectors), mean=mean, scatter=centered.T @ centered)
 
 
 def frechet_distance(first: Gaussian, second: Gaussian) -> float:
@@ -133,11 +133,11 @@ def _of(first: Tensor, second: Tensor) -> float:
     return _distance(means[0], _thin(first - means[0]), means[1], _thin(second - means[1]))
 
 
-def _thin(centred: Tensor) -> Tensor:
-    """Give A (min(n, D), D) with A^T A the covariance of the centred vectors (n, D)."""
-    tall = centred.shape[0] > centred.shape[1]
-    factor: Tensor = torch.linalg.qr(centred, mode="r").R if tall else centred
-    return factor.div(math.sqrt(len(centred) - 1))
+def _thin(centered: Tensor) -> Tensor:
+    """Give A (min(n, D), D) with A^T A the covariance of the centered vectors (n, D)."""
+    tall = centered.shape[0] > centered.shape[1]
+    factor: Tensor = torch.linalg.qr(centered, mode="r").R if tall else centered
+    return factor.div(math.sqrt(len(centered) - 1))
 
 
 def _root(covariance: Tensor) -> Tensor:

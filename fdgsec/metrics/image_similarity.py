@@ -2,7 +2,7 @@
 
 Images are (N, 3, H, W) floating tensors in [0, 1]; all functions are differentiable in both and stay on their device.
 PSNR and SSIM reward blur: read them beside `mean_image`, which wins on them knowing nothing. Never judge a
-reconstruction by the distance that it was optimised with."""
+reconstruction by the distance that it was optimized with."""
 
 import math
 import warnings
@@ -185,7 +185,7 @@ def check_images(images: Tensor, name: str) -> None:
     if math.isnan(low) or math.isnan(high):
         raise ValueError(f"{name} must be free of NaN; {int(images.isnan().sum())} values are NaN.")
     if low < -_RANGE_SLACK or high > 1 + _RANGE_SLACK:
-        raise ValueError(f"{name} must lie in [0, 1]; got {low:.6g}..{high:.6g}: undo any normalisation first.")
+        raise ValueError(f"{name} must lie in [0, 1]; got {low:.6g}..{high:.6g}: undo any normalization first.")
 
 
 def _check_pair(first: Tensor, second: Tensor) -> None:

@@ -59,10 +59,10 @@ def wilson(successes: float, n: int, *, level: float = 0.95) -> Interval:
     Raises ValueError unless 0 <= successes <= n and n >= 1."""
     _check_proportion(successes, n, level)
     z, rate = _normal_quantile(level), successes / n
-    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    center = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    low = 0.0 if successes == 0 else min(centre - half, rate)
-    high = 1.0 if successes == n else max(centre + half, rate)
+    low = 0.0 if successes == 0 else min(center - half, rate)
+    high = 1.0 if successes == n else max(center + half, rate)
     return Interval(low=max(low, 0.0), high=min(high, 1.0), method="wilson")
 
 

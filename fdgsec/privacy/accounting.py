@@ -1,11 +1,11 @@
-"""What a list of noisy releases costs in epsilon: one event type, one neighbouring relation at a time, PLD or RDP.
+"""What a list of noisy releases costs in epsilon: one event type, one neighboring relation at a time, PLD or RDP.
 
 The composition is dp-accounting's (https://github.com/google/differential-privacy): privacy loss distributions, whose
 pessimistic rounding never makes an epsilon too small, and Renyi accounting as a looser second opinion. Gaussian noise
 on all records adds up exactly in mu^2 and goes in as one event; where nothing else was released, Theorem 8 of Balle &
 Wang (`mechanisms.epsilon_of`) is the answer itself.
 
-*Relations.* `sensitivity` already holds the distance between neighbours, so a use without sampling loses what
+*Relations.* `sensitivity` already holds the distance between neighbors, so a use without sampling loses what
 N(0, noise^2) against N(sensitivity, noise^2) loses, whatever the relation; the library is always given that distance as
 its unit. (Its own REPLACE_ONE doubles the distance of a Gaussian event in the PLD accountant and not in the Renyi one,
 google/differential-privacy#378: nothing here rests on it.) Under Poisson sampling a record that is absent and one that
@@ -35,7 +35,7 @@ LARGEST_NOISE = 2.0**40
 
 
 class AdjacencyError(UsageError):
-    """Releases that cannot be composed under one neighbouring relation and unit (exit 2)."""
+    """Releases that cannot be composed under one neighboring relation and unit (exit 2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Use:
     """One kind of noisy release: what was added to what, and how often.
 
     `noise` is a standard deviation (gaussian) or a scale (laplace); `sensitivity` the largest L2 (gaussian) or L1
-    (laplace) distance between neighbours, for the relations in which it is known, and `unit` what one neighbour differs
+    (laplace) distance between neighbors, for the relations in which it is known, and `unit` what one neighbor differs
     in. `sampling_rate` < 1 says that every record took part independently with this probability and that nobody saw
     which did (Poisson). `count` equal releases may depend on each other's results. Raises UsageError out of range."""
 

@@ -1,10 +1,10 @@
 """Bounds on what one record or one client can change: regions that values are brought into, and the sensitivities they give.
 
 A region is a public set with public coordinates. Whatever is released is made of coordinates inside it, so that the largest
-L2 distance between neighbours is known without looking at the data:
+L2 distance between neighbors is known without looking at the data:
 
 * "replace-one": a record becomes any other. The number of records is public.
-* "zero-out": a record becomes one that contributes the region's public centre. The number of records is public.
+* "zero-out": a record becomes one that contributes the region's public center. The number of records is public.
 * "add-remove": a record joins or leaves. The number of records is private.
 
 Pure functions in float64; noise is somebody else's (fdgsec.privacy.mechanisms)."""
@@ -33,7 +33,7 @@ class Region(Protocol):
 
     @property
     def radius(self) -> float:
-        """No row is farther than this from 0, the public centre."""
+        """No row is farther than this from 0, the public center."""
         ...
 
     @property
@@ -52,11 +52,11 @@ class Region(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ball:
-    """Rows within `bound` of a public `centre` (D,), in units of a public `scale` (D,): clipping in L2 norm.
+    """Rows within `bound` of a public `center` (D,), in units of a public `scale` (D,): clipping in L2 norm.
 
     t~ = c + s min(1, C / |(t - c) / s|) (t - c) / s; a row inside stays as it is."""
 
-    centre: Tensor
+    center: Tensor
     scale: Tensor
     bound: float
 
@@ -78,20 +78,20 @@ class Ball:
 
     def inside(self, values: Tensor) -> Tensor:
         """Scale down rows that are too long."""
-        rows = (values.to(torch.float64) - self.centre) / self.scale
+        rows = (values.to(torch.float64) - self.center) / self.scale
         return shortened(rows, self.bound)
 
     def values(self, coordinates: Tensor) -> Tensor:
-        """Undo centre and scale."""
-        return self.centre + self.scale * coordinates
+        """Undo center and scale."""
+        return self.center + self.scale * coordinates
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HalfDiscs:
-    """Mean and std of channels whose pixels lie in [0, 1], normalised by a public `mean` and `std` (c,): rows (..., 2c).
+    """Mean and std of channels whose pixels lie in [0, 1], normalized by a public `mean` and `std` (c,): rows (..., 2c).
 
     sigma^2 <= mu (1 - mu): each channel's (mu, sigma) lies in the half disc of radius 1/2 about (1/2, 0), so that two rows
-    are at most sqrt(sum 1 / std^2) apart: sqrt(3) for plain RGB, 7.665 under ImageNet's normalisation. A sigma that divides
+    are at most sqrt(sum 1 / std^2) apart: sqrt(3) for plain RGB, 7.665 under ImageNet's normalization. A sigma that divides
     by HW - 1, or has an epsilon in its root, may lie outside by a hair and is brought in: the bound holds for any row."""
 
     mean: Tensor
@@ -108,14 +108,14 @@ class HalfDiscs:
         return float(self.std.to(torch.float64).square().reciprocal().sum().sqrt())
 
     def inside(self, values: Tensor) -> Tensor:
-        """Shorten (mu - 1/2, sigma) of each channel to 1/2, sigma at least 0, in the normalised space."""
+        """Shorten (mu - 1/2, sigma) of each channel to 1/2, sigma at least 0, in the normalized space."""
         mean, std = self._plain(values)
         length = torch.hypot(mean, std)
         share = (0.5 * (1 - ROUNDING) / length.clamp_min(torch.finfo(torch.float64).tiny)).clamp_max(1)
         return torch.cat([mean * share / self.std, std * share / self.std], dim=-1)
 
     def values(self, coordinates: Tensor) -> Tensor:
-        """Undo the centre (1/2, 0)."""
+        """Undo the center (1/2, 0)."""
         mean, std = coordinates.chunk(2, dim=-1)
         return torch.cat([mean + (0.5 - self.mean) / self.std, std], dim=-1)
 
@@ -132,23 +132,23 @@ def shortened(rows: Tensor, bound: float) -> Tensor:
 
 
 def ball_of(
-    public: Tensor, *, bound: float | None, quantile: float = 0.95, centred: bool = True, scaled: bool = True
+    public: Tensor, *, bound: float | None, quantile: float = 0.95, centered: bool = True, scaled: bool = True
 ) -> Ball:
     """Make a ball of `public` rows (n, D): their mean, their standard deviations, and a `bound`.
 
-    Without a bound it is the `quantile` of the public rows' own lengths. `centred` False puts the centre at 0, `scaled`
+    Without a bound it is the `quantile` of the public rows' own lengths. `centered` False puts the center at 0, `scaled`
     False leaves the units alone. Raises ValueError for fewer than two rows."""
     if public.ndim != 2 or len(public) < 2:
         raise ValueError(f"a public reference needs at least two rows (n, D); got {tuple(public.shape)}.")
     rows = public.to(torch.float64)
-    centre = rows.mean(0) if centred else torch.zeros_like(rows[0])
+    center = rows.mean(0) if centered else torch.zeros_like(rows[0])
     spread = rows.std(0, correction=0)
     varying = spread[spread > 0]
     floor = SMALLEST_SCALE * float(varying.median()) if len(varying) else 1.0
     scale = spread.clamp_min(floor) if scaled else torch.ones_like(spread)
-    lengths: Tensor = torch.linalg.vector_norm((rows - centre) / scale, dim=1)
+    lengths: Tensor = torch.linalg.vector_norm((rows - center) / scale, dim=1)
     own = float(lengths.quantile(quantile))
-    return Ball(centre=centre, scale=scale, bound=max(own, EPS) if bound is None else bound)
+    return Ball(center=center, scale=scale, bound=max(own, EPS) if bound is None else bound)
 
 
 def sensitivity_of_mean(region: Region, records: int) -> Mapping[Relation, float]:

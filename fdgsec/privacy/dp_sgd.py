@@ -21,7 +21,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.loop import Objective, prepared
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
 from fdgsec.runtime.errors import UsageError
@@ -153,7 +153,7 @@ class PrivateTrainer:
         round: int = 0,
         rounds: int = 1,
         beside: Iterable[nn.Parameter] = (),
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
         """Train `model` in place and give {"steps": count}; `on_step` hears NaN for the loss, and `rng` is left alone.
@@ -164,10 +164,10 @@ class PrivateTrainer:
             raise UsageError("a client has no training images; every client needs at least one.")
         refuse(model, plan, [*beside])
         device, precision = prepared(model, plan)
-        optimiser = optimiser or optimiser_of(model.parameters(), plan)
+        optimizer = optimizer or optimizer_of(model.parameters(), plan)
         session = _Session(
             trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,
-            optimiser=optimiser, device=device, layout=precision.layout,
+            optimizer=optimizer, device=device, layout=precision.layout,
             views=child(self.secret, "views", len(self._spent)),
         )  # fmt: skip
         session.check()
@@ -177,7 +177,7 @@ class PrivateTrainer:
         per_epoch = _per_epoch(records, plan)
         with RecordGradients(model, session.trained) as gradients:
             for step in range(use.count):
-                for group in optimiser.param_groups:
+                for group in optimizer.param_groups:
                     group["lr"] = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
                 drawn = torch.rand(records, generator=self.secret, dtype=torch.float64) < use.sampling_rate
                 sums = session.sums(drawn.nonzero().flatten(), gradients)
@@ -189,7 +189,7 @@ class PrivateTrainer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Session:
-    """One call's network, data and optimiser; `views` draws the augmentations, so that noise does not depend on them."""
+    """One call's network, data and optimizer; `views` draws the augmentations, so that noise does not depend on them."""
 
     trainer: PrivateTrainer
     model: Classifier
@@ -197,15 +197,15 @@ class _Session:
     versions: Versions
     objective: Objective
     plan: TrainingPlan
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     device: torch.device
     layout: torch.memory_format
     views: torch.Generator
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """What the optimiser trains."""
-        return [each for group in self.optimiser.param_groups for each in group["params"] if each.requires_grad]
+        """What the optimizer trains."""
+        return [each for group in self.optimizer.param_groups for each in group["params"] if each.requires_grad]
 
     @property
     def at_once(self) -> int:
@@ -223,7 +223,7 @@ class _Session:
         own = set(self.model.parameters())
         if not self.trained or any(parameter not in own for parameter in self.trained):
             raise PrivateTrainingError(
-                "the optimiser must train parameters of the network, and no others: only these are clipped and noised."
+                "the optimizer must train parameters of the network, and no others: only these are clipped and noised."
             )
         rng = child(self.trainer.secret, "check")
         entries, _ = self.versions.entries(torch.randperm(len(self.versions), generator=rng)[:CHECKED])
@@ -258,14 +258,14 @@ class _Session:
         return totals
 
     def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
-        """Noise the sums, divide by the expected batch, and let the optimiser step; `clip_norm` is post-processing."""
+        """Noise the sums, divide by the expected batch, and let the optimizer step; `clip_norm` is post-processing."""
         for parameter, total in zip(self.trained, sums, strict=True):
             drawn = torch.randn(total.shape, generator=self.trainer.secret).to(total) if noise else 0.0
             parameter.grad = (total + noise * drawn) / expected
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:

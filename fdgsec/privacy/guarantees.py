@@ -1,7 +1,7 @@
 """What defenses will pay for a method's releases, said before any is made, and whether that adds up to one guarantee.
 
 The ledger (fdgsec.privacy.ledger) composes what was paid; it finds out only when everything has been trained that two
-defenses count in different units, or between different neighbours."""
+defenses count in different units, or between different neighbors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Stage = Literal["share", "update", "review"]
 class PlannedGuarantee:
     """What the defense named `by` (with the options that decide it) pays for what leaves in `stage`.
 
-    It protects one `unit` between neighbours under each of `relations`. `first` says that nobody may pay before it."""
+    It protects one `unit` between neighbors under each of `relations`. `first` says that nobody may pay before it."""
 
     by: str
     stage: Stage
@@ -70,7 +70,7 @@ def _check_pair(one: PlannedGuarantee, other: PlannedGuarantee) -> None:
     if not one.relations & other.relations:
         raise AdjacencyError(
             f"{one.by} holds under {_listed(one)} and {other.by} under {_listed(other)}, which do not compose; take "
-            "neighbours=zero-out, which every defense knows."
+            "neighbors=zero-out, which every defense knows."
         )
 
 

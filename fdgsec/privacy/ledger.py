@@ -2,7 +2,7 @@
 
 Clients hold different records, so a record's loss is that of the one client that holds it: costs compose within a client,
 and the worst client speaks for the run. A release that no defense covers makes the guarantee none, and is named. A
-guarantee is stated in the strictest neighbouring relation that every use of a mechanism knows its sensitivity in."""
+guarantee is stated in the strictest neighboring relation that every use of a mechanism knows its sensitivity in."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,7 +193,7 @@ def _common(uses: Sequence[Use]) -> Relation:
             return relation
     known = "; ".join(_unique(" or ".join(use.sensitivity) for use in uses))
     raise AdjacencyError(
-        f"no neighbouring relation is common to all of this run's mechanisms ({known}); give them the same `neighbours`."
+        f"no neighboring relation is common to all of this run's mechanisms ({known}); give them the same `neighbors`."
     )
 
 

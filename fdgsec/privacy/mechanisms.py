@@ -5,7 +5,7 @@ is (epsilon, delta)-differentially private if and only if
 
     Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta,    mu = Delta / sd.
 
-A *noise multiplier* is sd / Delta = 1 / mu, for whatever neighbouring relation Delta was taken; such a release is
+A *noise multiplier* is sd / Delta = 1 / mu, for whatever neighboring relation Delta was taken; such a release is
 mu-GDP. Everything is exact up to rounding for every epsilon, with no bound on tails, and is
 computed with logarithms where e^epsilon would overflow. None of it hardens a sampler: noise in floating point gives
 more away than these formulas say (Mironov, CCS 2012)."""

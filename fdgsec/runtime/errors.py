@@ -43,7 +43,7 @@ class WeightsUnavailableError(MissingResourceError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], *, note: str = "") -> UsageError:
-    """Word the error for a misspelt `name`: the nearest known one first, then all; `note` says what else would do."""
+    """Word the error for a misspelled `name`: the nearest known one first, then all; `note` says what else would do."""
     names = list(known)
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""

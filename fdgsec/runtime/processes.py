@@ -68,7 +68,7 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
                     yield asked[future], future.result()
                 elif failure is None:
                     failure = failed
-                    waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be cancelled
+                    waiting = {each for each in waiting if not each.cancel()}  # what runs already cannot be canceled
     finally:
         pool.shutdown(cancel_futures=True)  # also when whoever reads this stops early
     if isinstance(failure, BrokenProcessPool):

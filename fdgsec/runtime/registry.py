@@ -48,7 +48,7 @@ ATTACKS: Mapping[str, str] = {
     "interpolation-leakage": "fdgsec.attacks.interpolation_leakage.attack:InterpolationLeakage",
     "pool-exposure": "fdgsec.attacks.pool_exposure.attack:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion.attack:StyleInversion",
-    "optimisation-inversion": "fdgsec.attacks.style_inversion.by_optimisation:OptimisationInversion",
+    "optimization-inversion": "fdgsec.attacks.style_inversion.by_optimization:OptimizationInversion",
     "generator-leakage": "fdgsec.attacks.generator_leakage.attack:GeneratorLeakage",
     "model-membership": "fdgsec.attacks.model_membership.attack:ModelMembership",
     "gradient-inversion": "fdgsec.attacks.gradient_inversion.attack:GradientInversion",
@@ -62,7 +62,7 @@ DEFENSES: Mapping[str, str] = {
     "k-anonymous": "fdgsec.defenses.k_anonymous:KAnonymous",
     "private-scores": "fdgsec.defenses.private_scores:PrivateScores",
     "private-styles": "fdgsec.defenses.private_styles:PrivateStyles",
-    "quantise": "fdgsec.defenses.quantise:Quantise",
+    "quantize": "fdgsec.defenses.quantize:Quantize",
     "secure-aggregation": "fdgsec.defenses.secure_aggregation:SecureAggregation",
     "shuffle": "fdgsec.defenses.shuffle:Shuffle",
     "style-noise": "fdgsec.defenses.style_noise:StyleNoise",
@@ -104,7 +104,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "stablefdg": Target(
         method="stablefdg", releases=frozenset({"StyleDistribution"}),
-        summary="centre and spread of early-layer styles, every round, to the server and one other client",
+        summary="center and spread of early-layer styles, every round, to the server and one other client",
     ),
     "feddag": Target(
         method="feddag", releases=frozenset({"ModelState", "GeneratorState", "Scores"}), trained=True,
@@ -116,7 +116,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "fedalign": Target(
         method="fedalign", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
-        summary="colour statistics of a tenth of the images, every round, to everybody",
+        summary="color statistics of a tenth of the images, every round, to everybody",
     ),
     "fedccrl": Target(
         method="fedccrl", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
@@ -143,7 +143,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "stablefdg-dp": Target(
         method="stablefdg-dp", releases=frozenset({"StyleDistribution"}),
-        summary="as stablefdg, with losses of single records for dp-sgd; each client gets its own styles' centre back",
+        summary="as stablefdg, with losses of single records for dp-sgd; each client gets its own styles' center back",
     ),
     "feddag-dp": Target(
         method="feddag-dp", options={"include_self": False}, releases=frozenset({"ModelState", "GeneratorState", "Scores"}),

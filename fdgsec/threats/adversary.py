@@ -29,7 +29,7 @@ A = TypeVar("A", bound=Artifact)
 
 KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
 """What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
-which domain a client's images are of; labelled auxiliary images of the victims' domains; images of the unseen domain;
+which domain a client's images are of; labeled auxiliary images of the victims' domains; images of the unseen domain;
 its own training images."""
 
 
@@ -146,7 +146,7 @@ class Knowledge:
     per-image statistic the target's releases are means, which is public. `simulate` runs the target's public method among
     clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see.
     `plan` is how the target's clients train, which is public, None where no one plan says it; `keeps_moments` says that their
-    optimisers outlive a round. `defended` is the run's defenses, whose options are public, with coins of one's own, and
+    optimizers outlive a round. `defended` is the run's defenses, whose options are public, with coins of one's own, and
     `shared` what they are given; None where no defense acts on styles."""
 
     statistics: Statistics

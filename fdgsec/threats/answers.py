@@ -132,7 +132,7 @@ class InferredSize(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Palettes(Answer):
-    """For each released row the image's colours, (R, 3, Q) in [0, 1], and the guess without a release, (3, Q).
+    """For each released row the image's colors, (R, 3, Q) in [0, 1], and the guess without a release, (3, Q).
 
     A palette is three quantile functions: the value of red, green and blue at Q evenly spaced shares of the pixels."""
 

@@ -41,7 +41,7 @@ def test_the_list_names_every_dataset_with_its_licence_and_source(
     printed = capsys.readouterr().out
     for name, entry in DATASETS.items():
         assert any(line.split()[:1] == [name] for line in printed.splitlines())
-        assert entry.licence.split(";")[0].split(" ")[0] in printed
+        assert entry.license.split(";")[0].split(" ")[0] in printed
         assert not entry.page or f"{name}: {entry.page}" in printed
 
 

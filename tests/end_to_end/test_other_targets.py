@@ -68,7 +68,7 @@ def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Pat
     assert sent["exhibit", "ModelState"] == 6
 
 
-def test_an_image_in_hand_is_found_by_its_colours_in_fedaligns_pool(tmp_path: Path):
+def test_an_image_in_hand_is_found_by_its_colors_in_fedaligns_pool(tmp_path: Path):
     report = report_of("fedalign", tmp_path / "run", "--attack", "reidentification")
 
     (attack,) = report["attacks"]
@@ -85,7 +85,7 @@ def test_an_image_in_hand_is_found_by_its_colours_in_fedaligns_pool(tmp_path: Pa
 
 def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_path: Path):
     parting, released_statistic = (
-        ("differencing", "optimisation-inversion"),
+        ("differencing", "optimization-inversion"),
         ("membership", "linkage", "domain-inference"),
     )
 

@@ -34,7 +34,7 @@ def highlighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def stylised(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stylized(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CCST run that kept artifacts alone."""
     run = tmp_path_factory.mktemp("runs") / "ccst"
     assert main(["train", "--method", "ccst", *SMALL, "--out", str(run)]) == 0
@@ -50,8 +50,8 @@ def test_a_figure_is_drawn_beside_its_run(highlighted: Path, kind: str):
         assert len(set(picture.convert("L").resize((64, 64)).tobytes())) > 10  # not blank
 
 
-def test_styles_before_and_after_transfer_are_drawn_where_asked(stylised: Path, tmp_path: Path):
-    assert main(["plot", "style-histogram", str(stylised), "--out", str(tmp_path / "styles.pdf")]) == 0
+def test_styles_before_and_after_transfer_are_drawn_where_asked(stylized: Path, tmp_path: Path):
+    assert main(["plot", "style-histogram", str(stylized), "--out", str(tmp_path / "styles.pdf")]) == 0
 
     assert (tmp_path / "styles.pdf").read_bytes().startswith(b"%PDF")
 
@@ -65,14 +65,14 @@ def test_styles_before_and_after_transfer_are_drawn_where_asked(stylised: Path, 
     ],
 )
 def test_what_a_run_cannot_show_is_said_in_one_line(
-    stylised: Path, kind: str, said: str, capsys: pytest.CaptureFixture[str]
+    stylized: Path, kind: str, said: str, capsys: pytest.CaptureFixture[str]
 ):
-    assert main(["plot", kind, str(stylised)]) == 2
+    assert main(["plot", kind, str(stylized)]) == 2
 
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
-    assert not (stylised / f"{kind}.png").exists()
+    assert not (stylized / f"{kind}.png").exists()
 
 
 def test_a_method_without_transfer_has_no_histogram(highlighted: Path, capsys: pytest.CaptureFixture[str]):

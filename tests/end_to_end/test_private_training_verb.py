@@ -61,7 +61,7 @@ def test_feddags_model_generator_and_scores_compose_to_one_promise():
         ("fedalign-dp", ["share/statistics"]),
         ("feddag-dp", ["review/scores"]),
         ("fisc-dp", ["share/style", "update/model", "update/numbers"]),  # S_g brings the own style back
-        ("stablefdg-dp", ["share/distribution", "update/model", "update/numbers"]),  # and so does the centre
+        ("stablefdg-dp", ["share/distribution", "update/model", "update/numbers"]),  # and so does the center
     ],
 )
 def test_dp_sgd_alone_leaves_the_run_without_a_promise_and_names_what_is_open(method: str, uncovered: Sequence[str]):

@@ -79,7 +79,7 @@ def test_the_bank_holds_every_clients_style_attributed_and_everybody_gets_it(cli
 def test_every_image_appears_k_times_with_its_label(clients: list[Client], bank: StyleBank, k: int):
     client = clients[1]
 
-    made = CCST(k=k).stylised(client, bank, stream(0, "world", "t"))
+    made = CCST(k=k).stylized(client, bank, stream(0, "world", "t"))
 
     assert len(made) == k * len(client.data)
     assert torch.equal(made.labels, client.data.labels.repeat_interleave(k))
@@ -89,20 +89,20 @@ def test_with_k_equal_n_every_image_keeps_exactly_one_bit_identical_original(cli
     client = clients[0]
     originals = client.data.pixels()
 
-    made = CCST(k=3).stylised(client, bank, stream(0, "world", "t"))
+    made = CCST(k=3).stylized(client, bank, stream(0, "world", "t"))
 
     same = (made.images.reshape(len(originals), 3, *originals.shape[1:]) == originals.unsqueeze(1)).flatten(2).all(2)
     assert same.sum(1).tolist() == [1] * len(originals)
 
 
 def test_styles_are_drawn_without_replacement(clients: list[Client], bank: StyleBank):
-    made = CCST(k=3).stylised(clients[0], bank, stream(0, "world", "t"))
+    made = CCST(k=3).stylized(clients[0], bank, stream(0, "world", "t"))
     triples = made.images.reshape(len(clients[0].data), 3, -1)
 
     assert not any(torch.equal(t[i], t[j]) for t in triples for i in range(3) for j in range(i))
 
 
-def test_a_stylised_image_is_equation_5(clients: list[Client], bank: StyleBank):
+def test_a_stylized_image_is_equation_5(clients: list[Client], bank: StyleBank):
     pixels = clients[0].data.pixels()[:2]
     encoder = encoder_named("mini")
     content = encoder.encode(as_float(pixels))
@@ -159,7 +159,7 @@ def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Clien
     assert exchanged(recode=True) == exchanged(recode=False)
 
 
-def test_stylised_data_are_made_once(clients: list[Client], bank: StyleBank):
+def test_stylized_data_are_made_once(clients: list[Client], bank: StyleBank):
     method = CCST(k=2)
     first, state = method.training_set(clients[0], inbox={"bank": bank}, state={}, rng=stream(0, "world", "a"))
 
@@ -168,7 +168,7 @@ def test_stylised_data_are_made_once(clients: list[Client], bank: StyleBank):
     assert torch.equal(first.images, again.images)
 
 
-def test_leaky_validation_takes_a_tenth_of_the_stylised_images(clients: list[Client], bank: StyleBank):
+def test_leaky_validation_takes_a_tenth_of_the_stylized_images(clients: list[Client], bank: StyleBank):
     method = CCST(leaky_validation=True)
     data, state = method.training_set(clients[0], inbox={"bank": bank}, state={}, rng=stream(0, "world", "a"))
 
@@ -178,7 +178,7 @@ def test_leaky_validation_takes_a_tenth_of_the_stylised_images(clients: list[Cli
     assert (len(data), len(held)) == (38, 4)
 
 
-def test_styles_and_stylised_images_are_made_at_the_size_that_was_asked_for(clients: list[Client], bank: StyleBank):
+def test_styles_and_stylized_images_are_made_at_the_size_that_was_asked_for(clients: list[Client], bank: StyleBank):
     method, pixels = CCST(style_size=64), clients[0].data.pixels()
     enlarged = resized(pixels, 64)
     stacked = encoder_named("mini").encode(as_float(enlarged)).permute(1, 0, 2, 3).flatten(1).double()
@@ -196,6 +196,6 @@ def test_styles_and_stylised_images_are_made_at_the_size_that_was_asked_for(clie
 def test_a_client_that_draws_itself_alone_keeps_its_originals(clients: list[Client]):
     alone = clients[:1]
 
-    made = CCST(k=1).stylised(alone[0], bank_of(CCST(k=1), alone), stream(0, "world", "draws"))
+    made = CCST(k=1).stylized(alone[0], bank_of(CCST(k=1), alone), stream(0, "world", "draws"))
 
     assert torch.equal(made.images, alone[0].data.pixels())

@@ -64,7 +64,7 @@ def test_a_foreign_draw_exchanges_low_amplitudes_and_the_own_keeps_the_original(
     client, bank = members[0], bank_of(OVERALL, members)
     originals = client.data.pixels()
 
-    made = OVERALL.stylised(client, bank, stream(0, "world", "t"))
+    made = OVERALL.stylized(client, bank, stream(0, "world", "t"))
 
     versions = made.images.reshape(len(originals), 4, *originals.shape[1:])
     for image, found in zip(originals, versions, strict=True):
@@ -79,7 +79,7 @@ def test_a_foreign_draw_exchanges_low_amplitudes_and_the_own_keeps_the_original(
 def test_an_own_share_of_one_leaves_every_image_as_it_is(members: list[Client]):
     method = CCST(representation="amplitude", k=4, amplitude_ratio=1.0)
 
-    made = method.stylised(members[0], bank_of(method, members), stream(0, "world", "t"))
+    made = method.stylized(members[0], bank_of(method, members), stream(0, "world", "t"))
 
     assert torch.equal(made.images, members[0].data.pixels().repeat_interleave(4, dim=0))
 

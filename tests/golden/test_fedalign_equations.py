@@ -93,7 +93,7 @@ def test_fedccrl_adds_up_three_cross_entropies_and_a_tenth_of_both_alignment_ter
 def test_the_discriminators_loss_and_step_are_equations_12_to_14():
     features = [noise(4, 6, name=name) for name in ("z", "z1", "z2")]
     made, twin = (discriminator_network(6, stream(0, "world", "d")) for _ in range(2))
-    judge = Discriminator(network=made, optimiser=torch.optim.SGD(made.parameters(), lr=0.5), reversal=0.0)
+    judge = Discriminator(network=made, optimizer=torch.optim.SGD(made.parameters(), lr=0.5), reversal=0.0)
 
     judge.oppose(features)
 
@@ -123,6 +123,6 @@ def test_features_are_equations_3_and_5_in_three_passes_of_their_own(views: str)
     first = method.enriched(images, pool, rng)
     second = method.enriched(first if views == "sequential" else images, pool, rng)
     twin = build_classifier("tiny", 4, rng=stream(0, "world", "network")).train()
-    found = [twin.features(seen) for seen in (images, first, second)]  # each batch normalised by itself
+    found = [twin.features(seen) for seen in (images, first, second)]  # each batch normalized by itself
     assert torch.allclose(made, method.losses(found, [twin.head(z) for z in found], labels), rtol=1e-5)
     assert not torch.equal(first, second)

@@ -27,7 +27,7 @@ def clients() -> list[Client]:
     return four_clients()[:3]
 
 
-def test_a_perturbation_is_rho_times_the_normalised_gradient():
+def test_a_perturbation_is_rho_times_the_normalized_gradient():
     rng = stream(0, "world", "perturbation")
     state = {"a": torch.randn(3, 2, generator=rng).double(), "b": torch.randn(4, generator=rng).double()}
     gradient = {name: torch.randn(value.shape, generator=rng).double() for name, value in state.items()}

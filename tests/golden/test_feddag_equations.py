@@ -24,7 +24,7 @@ from tests.support.watched import largest_gap, start
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.1, momentum=0.9, weight_decay=5e-4, crop=None, flip=0.0)
 METHOD = FedDAG(plan=PLAN, warm_up=0, generator="fcn16", ema=0.9, a=0.3, margin=0.03)
-STD = torch.tensor([0.229, 0.224, 0.225]).reshape(3, 1, 1)  # ImageNet's, which the classifier normalises with
+STD = torch.tensor([0.229, 0.224, 0.225]).reshape(3, 1, 1)  # ImageNet's, which the classifier normalizes with
 MEAN = torch.tensor([0.485, 0.456, 0.406]).reshape(3, 1, 1)
 
 
@@ -60,7 +60,7 @@ def test_a_generated_image_is_equation_2(clients: list[Client]):
     x = as_float(clients[0].data.pixels(torch.arange(3)))
     network = generator()
 
-    made = generated_images(network, x, a=0.3, normalise=start().module().normalise)
+    made = generated_images(network, x, a=0.3, normalize=start().module().normalize)
 
     normal = (x - MEAN) / STD
     expected = (normal + 0.3 * network(normal)) * STD + MEAN

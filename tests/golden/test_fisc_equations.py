@@ -159,18 +159,18 @@ def batch() -> Batch:
     return Batch(images=images, labels=LABELS, records=torch.arange(8), partners=partners)
 
 
-def contrast(triplet: Triplet = "hinge", regulariser: Literal["mean", "sum"] = "mean") -> Contrast:
+def contrast(triplet: Triplet = "hinge", regularizer: Literal["mean", "sum"] = "mean") -> Contrast:
     return Contrast(
-        gamma1=0.75, gamma2=0.2, margin=0.3, triplet=triplet, regulariser=regulariser, rng=stream(0, "world", "draws")
+        gamma1=0.75, gamma2=0.2, margin=0.3, triplet=triplet, regularizer=regularizer, rng=stream(0, "world", "draws")
     )
 
 
-def five_passes(model: Classifier, given: Batch, picked: Tensor, triplet: str, regulariser: str) -> Tensor:
+def five_passes(model: Classifier, given: Batch, picked: Tensor, triplet: str, regularizer: str) -> Tensor:
     """Eq. (7) as the released code computes it: every term from passes of its own, image by image."""
     assert given.partners is not None
     f, f_p = model.features(given.images), model.features(given.partners)
     entropy = [-model.head(f[i]).log_softmax(0)[given.labels[i]] for i in range(len(f))]
-    squares = [(f[i] ** 2 + f_p[i] ** 2).sum() / (1 if regulariser == "sum" else f.shape[1]) for i in range(len(f))]
+    squares = [(f[i] ** 2 + f_p[i] ** 2).sum() / (1 if regularizer == "sum" else f.shape[1]) for i in range(len(f))]
     triplets = []
     for i in range(len(f)):
         a, p, n = (
@@ -187,16 +187,16 @@ def five_passes(model: Classifier, given: Batch, picked: Tensor, triplet: str, r
 
 
 @pytest.mark.parametrize("triplet", ["hinge", "printed"])
-@pytest.mark.parametrize("regulariser", ["mean", "sum"])
+@pytest.mark.parametrize("regularizer", ["mean", "sum"])
 def test_two_passes_give_the_loss_and_the_gradient_of_equation_7_in_five(
-    triplet: Triplet, regulariser: Literal["mean", "sum"]
+    triplet: Triplet, regularizer: Literal["mean", "sum"]
 ):
     model, given = network(), batch()
     picked = negatives(LABELS, stream(0, "world", "draws"))
     parameters = list(model.parameters())
 
-    slow = five_passes(model, given, picked, triplet, regulariser)
-    fast = contrast(triplet, regulariser)(given, model).mean()
+    slow = five_passes(model, given, picked, triplet, regularizer)
+    fast = contrast(triplet, regularizer)(given, model).mean()
 
     assert fast.dtype == torch.float64
     assert fast.item() == pytest.approx(slow.item(), rel=1e-12)

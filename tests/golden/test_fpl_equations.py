@@ -47,8 +47,8 @@ def slow_loss(feature: list[float], label: int, given: Prototypes) -> float:
     contrast = -math.log(
         sum(math.exp(cosine(feature, row) / T) for row in own) / sum(math.exp(cosine(feature, row) / T) for row in rows)
     )
-    centre = [sum(values) / len(own) for values in zip(*own, strict=True)]
-    return contrast + sum((f - c) ** 2 for f, c in zip(feature, centre, strict=True)) / len(feature)
+    center = [sum(values) / len(own) for values in zip(*own, strict=True)]
+    return contrast + sum((f - c) ** 2 for f, c in zip(feature, center, strict=True)) / len(feature)
 
 
 @pytest.mark.parametrize("classes", [[0, 0, 1, 3], [2], [1, 1, 1], [0, 1, 2, 3]])
@@ -128,10 +128,10 @@ def test_class_means_are_those_of_the_last_pass():
 
 def test_cluster_prototypes_are_the_means_of_finchs_last_partition_per_class():
     rng = stream(0, "world", "clients")
-    centres = {name: torch.randn(2, 8, generator=rng) * 3 for name in (0, 1)}
+    centers = {name: torch.randn(2, 8, generator=rng) * 3 for name in (0, 1)}
     received = {
         f"client:{i}": Prototypes(
-            features=torch.stack([centres[name][i % 2] + 0.1 * torch.randn(8, generator=rng) for name in (0, 1)]),
+            features=torch.stack([centers[name][i % 2] + 0.1 * torch.randn(8, generator=rng) for name in (0, 1)]),
             classes=torch.tensor([0, 1]),
         )
         for i in range(16)

@@ -66,13 +66,13 @@ def test_mixstyle_gives_every_image_a_style_between_its_own_and_one_others():
         j, ratios = partner[i], []
         for c in range(5):
             own, other, new = maps[i, c], maps[j, c], made[i, c]
-            normalised = (own - own.mean()) / math.sqrt(float(own.var()) + 1e-6)
-            scale = float((new - new.mean()).norm() / normalised.norm())
+            normalized = (own - own.mean()) / math.sqrt(float(own.var()) + 1e-6)
+            scale = float((new - new.mean()).norm() / normalized.norm())
             stds = [math.sqrt(float(x.var()) + 1e-6) for x in (own, other)]
             if i != j:
                 ratios.append(float((new.mean() - other.mean()) / (own.mean() - other.mean())))
                 ratios.append((scale - stds[1]) / (stds[0] - stds[1]))
-            assert torch.allclose(new, normalised * scale + new.mean(), atol=1e-9)
+            assert torch.allclose(new, normalized * scale + new.mean(), atol=1e-9)
         assert all(0 <= ratio <= 1 for ratio in ratios)
         assert max(ratios, default=0.0) - min(ratios, default=0.0) < 1e-6  # one lambda per image, for mean and std
 
@@ -217,7 +217,7 @@ def test_jigens_loss_is_the_class_loss_of_ordered_images_plus_alpha_times_the_or
 
 
 @pytest.mark.parametrize("norm", ["plain", "squared"])
-def test_fedsrs_loss_is_cross_entropy_plus_both_regularisers(norm: str):
+def test_fedsrs_loss_is_cross_entropy_plus_both_regularizers(norm: str):
     method = FedSR(width=6, norm="squared" if norm == "squared" else "plain")
     model = network(method)
     assert isinstance(model, StochasticClassifier)

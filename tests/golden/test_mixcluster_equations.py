@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.data.domains import as_float
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
-from fdgsec.methods.fedccrl import interpolated, normalised
+from fdgsec.methods.fedccrl import interpolated, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import AugMix, Operation, blended, dirichlet
 from fdgsec.runtime.random_streams import stream
@@ -17,7 +17,7 @@ from tests.support.three_clients import CLOCK, clients, noise, pixels
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def test_released_rows_are_equations_7_to_9_of_the_normalised_images():
+def test_released_rows_are_equations_7_to_9_of_the_normalized_images():
     client = clients()[0]
 
     shared, state = FedAlign(upload_ratio=0.25).share(
@@ -87,10 +87,10 @@ def test_the_difficulty_score_is_line_17_of_algorithm_2():
     assert difficulty_score(channels).tolist() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("difficulty", ["normalised", "input"])
+@pytest.mark.parametrize("difficulty", ["normalized", "input"])
 def test_lambda_is_line_18_of_algorithm_2(difficulty: str):
-    method = FedAlign(difficulty="input" if difficulty == "input" else "normalised", sharpness=2.0)
-    inputs = normalised(as_float(pixels(5, 16)))
+    method = FedAlign(difficulty="input" if difficulty == "input" else "normalized", sharpness=2.0)
+    inputs = normalized(as_float(pixels(5, 16)))
     beta = dirichlet(5, 2, 0.1, stream(0, "world", "t"))[:, 0]
 
     made = method.ratio(inputs, *instance_statistics(inputs), rng=stream(0, "world", "t"))

@@ -21,7 +21,7 @@ Network = Callable[[Tensor], tuple[Tensor, Tensor]]  # images in [0, 1] -> (N, 2
 
 
 def unit(state: State, name: str, x: Tensor, *, stride: int = 1, padding: int | tuple[int, int] = 0) -> Tensor:
-    """Convolve, normalise with the stored statistics (eps 1e-3), rectify."""
+    """Convolve, normalize with the stored statistics (eps 1e-3), rectify."""
     mean, variance, weight, bias = (
         state[f"{name}.bn.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
     )
@@ -31,7 +31,7 @@ def unit(state: State, name: str, x: Tensor, *, stride: int = 1, padding: int | 
 
 
 def average(x: Tensor) -> Tensor:
-    """Average 3 x 3 neighbours, at the edge only those inside."""
+    """Average 3 x 3 neighbors, at the edge only those inside."""
     inside = torch.ones(1, 1, 3, 3)
     sums = F.conv2d(x.flatten(0, 1)[:, None], inside, padding=1)
     counts = F.conv2d(torch.ones(1, 1, *x.shape[2:]), inside, padding=1)

@@ -40,7 +40,7 @@ def reflected(state: State, key: int, x: Tensor) -> Tensor:
 
 
 def adain_vgg(state: State, x: Tensor) -> Tensor:
-    """VGG-19 to relu4_1, behind the 1x1 convolution that holds the normalisation; pools keep an odd last row."""
+    """VGG-19 to relu4_1, behind the 1x1 convolution that holds the normalization; pools keep an odd last row."""
     x = convolved(state, "0", x)
     for stage in ((2, 5), (9, 12), (16, 19, 22, 25)):
         for key in stage:
@@ -50,7 +50,7 @@ def adain_vgg(state: State, x: Tensor) -> Tensor:
 
 
 def adain_decoder(state: State, x: Tensor) -> Tensor:
-    """The mirror of the encoder: nearest-neighbour doubling for each pool, nothing after the last convolution."""
+    """The mirror of the encoder: nearest-neighbor doubling for each pool, nothing after the last convolution."""
     for stage in ((1,), (5, 8, 11, 14), (18, 21)):
         for key in stage:
             x = F.relu(reflected(state, key, x))

@@ -67,12 +67,12 @@ def average(rows: list[list[float]]) -> list[float]:
 
 def variance(rows: list[list[float]]) -> list[float]:
     """Eq. (2), right: about the average, by rho_n."""
-    centre = average(rows)
-    return [sum((centre[c] - row[c]) ** 2 for row in rows) / len(rows) for c in range(len(centre))]
+    center = average(rows)
+    return [sum((center[c] - row[c]) ** 2 for row in rows) / len(rows) for c in range(len(center))]
 
 
 def stage1(network: Classifier, images: Tensor) -> Tensor:
-    return network.body.get_submodule("stage1")(network.body.get_submodule("stem")(network.normalise(images)))
+    return network.body.get_submodule("stage1")(network.body.get_submodule("stem")(network.normalize(images)))
 
 
 def test_shared_styles_are_equations_1_to_3(client: Client):
@@ -113,7 +113,7 @@ def test_a_shifted_map_is_the_formula_of_step_2():
         assert torch.allclose(made[i], expected, rtol=0, atol=1e-6)  # received in float32
 
 
-def test_new_styles_follow_the_normal_law_of_the_received_centre_and_variance():
+def test_new_styles_follow_the_normal_law_of_the_received_center_and_variance():
     received = StyleDistribution(
         mean=torch.tensor([1.0, -2.0]), std=torch.tensor([5.0, 7.0]),
         mean_spread=torch.tensor([0.25, 4.0]), std_spread=torch.tensor([0.01, 1.0]),
@@ -123,12 +123,12 @@ def test_new_styles_follow_the_normal_law_of_the_received_centre_and_variance():
 
     mean, std = (values.flatten(1).double() for values in laws.drawn(40000, drawn("laws")))
 
-    for found, centre, spread in (
+    for found, center, spread in (
         (mean, received.mean, received.mean_spread),
         (std, received.std, received.std_spread),
     ):
         error = spread.double().sqrt() / 200  # one standard error of the mean of 40,000
-        assert bool(((found.mean(0) - centre).abs() < 5 * error).all())
+        assert bool(((found.mean(0) - center).abs() < 5 * error).all())
         assert torch.allclose(found.var(0), spread.double(), rtol=0.05)  # seven standard errors
 
 
@@ -176,13 +176,13 @@ def test_explored_maps_are_equations_4_and_5(level: float):
         maps(4, channels=3, side=4).double(),
         torch.tensor([0, 0, 0, 1]),
     )  # so that both additions repeat the fourth
-    centre_mean, centre_std = average([mu(s) for s in given]), average([sigma(s) for s in given])
+    center_mean, center_std = average([mu(s) for s in given]), average([sigma(s) for s in given])
 
     made, found, stds = method.enriched(given, labels, drawn("rows"), size=2)
 
     own_mean, own_std = mu(given[3]), sigma(given[3])
-    new_mean = [m + level * (m - c) for m, c in zip(own_mean, centre_mean, strict=True)]
-    new_std = [s + level * (s - c) for s, c in zip(own_std, centre_std, strict=True)]
+    new_mean = [m + level * (m - c) for m, c in zip(own_mean, center_mean, strict=True)]
+    new_std = [s + level * (s - c) for s, c in zip(own_std, center_std, strict=True)]
     assert found.tolist() == [0, 0, 0, 1, 1, 1]
     assert torch.allclose(made[:4], given, rtol=0, atol=1e-12)
     assert torch.allclose(made[4:], adain(given[3], new_mean, new_std).expand(2, 3, 4, 4), rtol=0, atol=1e-10)
@@ -216,9 +216,9 @@ def test_explored_and_mixed_maps_are_one_adain_to_styles_mixed_with_their_sign()
     order = torch.randperm(6, generator=rng).tolist()
     weights = np.random.default_rng(integer_seed(rng)).beta(0.1, 0.1, 6).tolist()
     means, stds = [mu(s) for s in given], [sigma(s) for s in given]
-    centre_mean, centre_std = average(means), average(stds)
-    means += 2 * [[7 * m - 6 * c for m, c in zip(means[3], centre_mean, strict=True)]]
-    stds += 2 * [[7 * s - 6 * c for s, c in zip(stds[3], centre_std, strict=True)]]
+    center_mean, center_std = average(means), average(stds)
+    means += 2 * [[7 * m - 6 * c for m, c in zip(means[3], center_mean, strict=True)]]
+    stds += 2 * [[7 * s - 6 * c for s, c in zip(stds[3], center_std, strict=True)]]
 
     made, found, explored = method.enriched(given, labels, drawn("whole"), size=2)
 
@@ -253,9 +253,9 @@ def test_a_step_of_the_style_half_is_steps_2_to_4_at_the_first_stage_and_the_net
     shifted = [adain(s, [0.7] * 32, [0.4] * 32) for s in early]
     moved = [i for i in range(4) if not torch.allclose(reached[i], early[i], rtol=0, atol=1e-4)]
     after = torch.stack([shifted[i] if i in moved else early[i] for i in range(4)])
-    centre_mean, centre_std = average([mu(s) for s in after]), average([sigma(s) for s in after])
-    new_mean = [4 * m - 3 * c for m, c in zip(mu(after[3]), centre_mean, strict=True)]
-    new_std = [4 * s - 3 * c for s, c in zip(sigma(after[3]), centre_std, strict=True)]
+    center_mean, center_std = average([mu(s) for s in after]), average([sigma(s) for s in after])
+    new_mean = [4 * m - 3 * c for m, c in zip(mu(after[3]), center_mean, strict=True)]
+    new_std = [4 * s - 3 * c for s, c in zip(sigma(after[3]), center_std, strict=True)]
     explored = adain(after[3], new_mean, new_std)
     whole = torch.cat([after, explored.expand(2, *explored.shape)]).float()
     assert len(moved) == 2

@@ -1,4 +1,4 @@
-"""Every sensitivity is searched for a violation: hypothesis steers towards pairs of neighbours that lie far apart.
+"""Every sensitivity is searched for a violation: hypothesis steers toward pairs of neighbors that lie far apart.
 
 Each example holds 250 pairs, each search 60 examples: 15,000 pairs per sensitivity."""
 
@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, target
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fdgsec.federation.public_clip_bounds import Frame, Reference, colour_spaces
+from fdgsec.federation.public_clip_bounds import Frame, Reference, color_spaces
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.privacy.clipping import (
     Ball,
@@ -45,11 +45,11 @@ def balls(draw: st.DrawFn) -> tuple[Ball, int]:
     seed = draw(seeds)
     scale = drawn(seed, dimension).exp() if draw(st.booleans()) else torch.ones(dimension, dtype=torch.float64)
     bound = draw(st.sampled_from([1e-3, 0.3, 1.0, 100.0, 1e5]))
-    return Ball(centre=5 * drawn(seed + 1, dimension), scale=scale, bound=bound), dimension
+    return Ball(center=5 * drawn(seed + 1, dimension), scale=scale, bound=bound), dimension
 
 
 @st.composite
-def neighbours(draw: st.DrawFn, dimension: int) -> tuple[Tensor, Tensor]:
+def neighbors(draw: st.DrawFn, dimension: int) -> tuple[Tensor, Tensor]:
     """Two rows (PAIRS, D) in units of the bound: what one record was, and what it becomes."""
     seed, kind = draw(seeds), draw(shapes_of_pairs)
     first, other = drawn(seed, PAIRS, dimension), drawn(seed + 1, PAIRS, dimension)
@@ -79,7 +79,7 @@ def distance(first: Tensor, second: Tensor) -> Tensor:
 @given(balls(), st.data(), st.integers(1, 40))
 def test_a_mean_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], data: st.DataObject, count: int):
     ball, dimension = made
-    was, becomes = (ball.values(ball.bound * rows) for rows in data.draw(neighbours(dimension)))
+    was, becomes = (ball.values(ball.bound * rows) for rows in data.draw(neighbors(dimension)))
     rest = ball.inside(ball.values(ball.bound * drawn(data.draw(seeds), count - 1, dimension))).sum(0)
     known = sensitivity_of_mean(ball, count)
 
@@ -96,7 +96,7 @@ def test_a_sum_and_a_count_move_by_no_more_than_their_sensitivity(
     made: tuple[Ball, int], data: st.DataObject, count: int
 ):
     ball, dimension = made
-    was, becomes = (ball.values(ball.bound * rows) for rows in data.draw(neighbours(dimension)))
+    was, becomes = (ball.values(ball.bound * rows) for rows in data.draw(neighbors(dimension)))
     rest = ball.inside(ball.values(ball.bound * drawn(data.draw(seeds), count - 1, dimension))).sum(0)
     known, weight = sensitivity_of_sum_and_count(ball), count_weight(ball)
 
@@ -115,7 +115,7 @@ def test_a_sum_and_a_count_move_by_no_more_than_their_sensitivity(
 @given(balls(), st.data())
 def test_a_row_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], data: st.DataObject):
     ball, dimension = made
-    was, becomes = (ball.inside(ball.values(ball.bound * rows)) for rows in data.draw(neighbours(dimension)))
+    was, becomes = (ball.inside(ball.values(ball.bound * rows)) for rows in data.draw(neighbors(dimension)))
     known = sensitivity_of_rows(ball)
 
     worst(distance(was, becomes), known["replace-one"], "row, replace-one")
@@ -126,7 +126,7 @@ def test_a_row_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], dat
 @given(balls(), st.data(), st.integers(1, 6))
 def test_a_whole_client_moves_by_no_more_than_its_sensitivity(made: tuple[Ball, int], data: st.DataObject, rows: int):
     ball, dimension = made
-    both = [data.draw(neighbours(dimension)) for _ in range(rows)]
+    both = [data.draw(neighbors(dimension)) for _ in range(rows)]
     was, becomes = (
         torch.stack([ball.inside(ball.values(ball.bound * pair[side])) for pair in both], dim=1) for side in (0, 1)
     )
@@ -141,42 +141,42 @@ def pictures(draw: st.DrawFn) -> Tensor:
     """Images (PAIRS, 3, pixels) in [0, 1]: flat ones, black and white ones of any share, and what lies between."""
     seed, pixels = draw(seeds), draw(st.sampled_from([4, 9, 64, 1024]))
     noise = drawn(seed, PAIRS, 3, pixels)
-    kind = draw(st.sampled_from(["black and white", "flat", "grey", "channels apart"]))
+    kind = draw(st.sampled_from(["black and white", "flat", "gray", "channels apart"]))
     share = torch.rand(PAIRS, 1, 1, generator=stream(seed, "world", "share"), dtype=torch.float64)
     if kind == "flat":
         return share.round(decimals=draw(st.integers(0, 3))).expand(PAIRS, 3, pixels)
-    if kind == "grey":
+    if kind == "gray":
         return torch.sigmoid(draw(magnitudes) * noise)
     wanted = share if kind == "black and white" else share.expand(PAIRS, 3, 1) * torch.tensor([[[0.0], [1.0], [0.5]]])
     return (torch.special.ndtr(noise) < wanted).double()
 
 
-def colour_rows(images: Tensor, space: HalfDiscs, *, correction: int, eps: float) -> Tensor:
+def color_rows(images: Tensor, space: HalfDiscs, *, correction: int, eps: float) -> Tensor:
     inputs = (images - space.mean[:, None]) / space.std[:, None]
     return torch.cat([inputs.mean(2), (inputs.var(2, correction=correction) + eps).sqrt()], dim=1)
 
 
 @search
-@given(pictures(), pictures(), st.integers(0, 1), st.sampled_from([0.0, 1e-6, 1e-5]), st.sampled_from(colour_spaces()))
-def test_colour_statistics_of_any_two_images_lie_within_a_half_disc_per_channel(
+@given(pictures(), pictures(), st.integers(0, 1), st.sampled_from([0.0, 1e-6, 1e-5]), st.sampled_from(color_spaces()))
+def test_color_statistics_of_any_two_images_lie_within_a_half_disc_per_channel(
     first: Tensor, second: Tensor, correction: int, eps: float, space: HalfDiscs
 ):
-    rows = [colour_rows(images, space, correction=correction, eps=eps) for images in (first, second)]
+    rows = [color_rows(images, space, correction=correction, eps=eps) for images in (first, second)]
 
-    worst(distance(*rows), space.diameter, "raw colours")
-    worst(distance(*(space.inside(found) for found in rows)), space.diameter, "colours, replace-one")
-    worst(space.inside(rows[0]).norm(dim=1), space.radius, "colours, zero-out")
+    worst(distance(*rows), space.diameter, "raw colors")
+    worst(distance(*(space.inside(found) for found in rows)), space.diameter, "colors, replace-one")
+    worst(space.inside(rows[0]).norm(dim=1), space.radius, "colors, zero-out")
 
 
 @search
-@given(seeds, seeds, magnitudes, magnitudes, st.sampled_from(colour_spaces()))
-def test_the_bound_on_colours_holds_for_rows_that_are_of_no_image(
+@given(seeds, seeds, magnitudes, magnitudes, st.sampled_from(color_spaces()))
+def test_the_bound_on_colors_holds_for_rows_that_are_of_no_image(
     seed: int, other: int, size: float, other_size: float, space: HalfDiscs
 ):
     first, second = (m * drawn(s, PAIRS, 6) for s, m in ((seed, size), (other, other_size)))
 
-    worst(distance(space.inside(first), space.inside(second)), space.diameter, "any colours, replace-one")
-    worst(space.inside(first).norm(dim=1), space.radius, "any colours, zero-out")
+    worst(distance(space.inside(first), space.inside(second)), space.diameter, "any colors, replace-one")
+    worst(space.inside(first).norm(dim=1), space.radius, "any colors, zero-out")
 
 
 @search
@@ -189,7 +189,7 @@ def test_a_distribution_of_styles_moves_by_no_more_than_its_sensitivity(
     about = public.mean(0)
     region = Reference(scaled=scaled).ball(released_statistic.about(public, about))
     frame = Frame(released_statistic=released_statistic, about=about, region=region)
-    was, becomes = (statistics(released_statistic, rows) for rows in data.draw(neighbours(2 * channels)))
+    was, becomes = (statistics(released_statistic, rows) for rows in data.draw(neighbors(2 * channels)))
     rest = frame.coordinates(statistics(released_statistic, drawn(seed + 1, count - 1, 2 * channels))).sum(0)
     known = sensitivity_of_mean(region, count)
 
@@ -210,7 +210,7 @@ def statistics(released_statistic: ReleasedStatistic, styles: Tensor) -> Tensor:
 
 def everywhere(bound: float, dimension: int) -> Ball:
     one = torch.ones(dimension, dtype=torch.float64)
-    return Ball(centre=0 * one, scale=one, bound=bound)
+    return Ball(center=0 * one, scale=one, bound=bound)
 
 
 @pytest.mark.parametrize("count", [1, 7, 100])
@@ -233,13 +233,13 @@ def test_a_far_record_that_joins_attains_the_bound_on_sum_and_count():
     assert count_weight(ball) == pytest.approx(3.0 / math.sqrt(2))
 
 
-def test_black_and_white_attain_the_bound_on_colours():
-    network, plain = colour_spaces()
+def test_black_and_white_attain_the_bound_on_colors():
+    network, plain = color_spaces()
     black, white = torch.zeros(1, 3, 16, dtype=torch.float64), torch.ones(1, 3, 16, dtype=torch.float64)
 
     apart = [
         float(
-            (colour_rows(black, space, correction=0, eps=0.0) - colour_rows(white, space, correction=0, eps=0.0)).norm()
+            (color_rows(black, space, correction=0, eps=0.0) - color_rows(white, space, correction=0, eps=0.0)).norm()
         )
         for space in (network, plain)
     ]
@@ -248,7 +248,7 @@ def test_black_and_white_attain_the_bound_on_colours():
     assert apart == pytest.approx([7.665, math.sqrt(3)], abs=5e-4)
 
 
-@pytest.mark.parametrize("region", [everywhere(2.0, 3), *colour_spaces()])
+@pytest.mark.parametrize("region", [everywhere(2.0, 3), *color_spaces()])
 def test_what_lies_inside_a_region_stays_as_it_is(region: Region):
     dimension = 3 if isinstance(region, Ball) else 6
     rows = 0.01 * drawn(3, 20, dimension).abs()

@@ -38,14 +38,14 @@ def test_the_archive_is_the_known_pacs(pacs: DomainDataset) -> None:
         assert counts.tolist() == files.counts[0][domain]
 
 
-def test_sketches_are_grey_and_light_and_photos_are_not(pacs: DomainDataset) -> None:
-    def colourfulness(domain: str) -> float:
+def test_sketches_are_gray_and_light_and_photos_are_not(pacs: DomainDataset) -> None:
+    def colorfulness(domain: str) -> float:
         return float(pacs.of_domain(domain).pixels().float().std(dim=1).mean())
 
     def lightness(domain: str) -> float:
         return float(pacs.of_domain(domain).pixels().float().mean())
 
-    assert 10 * colourfulness("sketch") < colourfulness("photo")
+    assert 10 * colorfulness("sketch") < colorfulness("photo")
     assert lightness("sketch") > 220
     assert lightness("photo") < 180
 

@@ -50,7 +50,7 @@ class Loose:
         return self.ball.diameter
 
     def inside(self, values: Tensor) -> Tensor:
-        return (values.to(torch.float64) - self.ball.centre) / self.ball.scale
+        return (values.to(torch.float64) - self.ball.center) / self.ball.scale
 
     def values(self, coordinates: Tensor) -> Tensor:
         return self.ball.values(coordinates)

@@ -94,10 +94,10 @@ def office_caltech() -> Files:
 
 def camelyon() -> Files:
     rows, files = [",patient,node,x_coord,y_coord,tumor,slide,center,split"], {}
-    for centre in range(5):
+    for center in range(5):
         for number in range(4):
-            patient, slide = f"{4 + centre:03d}", 10 * centre + number // 2
-            rows.append(f"{len(files)},{patient},4,{number},96,{number % 2},{slide},{centre},{number % 2}")
+            patient, slide = f"{4 + center:03d}", 10 * center + number // 2
+            rows.append(f"{len(files)},{patient},4,{number},96,{number % 2},{slide},{center},{number % 2}")
             stem = f"patch_patient_{patient}_node_4_x_{number}_y_96.png"
             files[f"camelyon17_v1.0/patches/patient_{patient}_node_4/{stem}"] = png(31 * len(files))
     return {**files, "camelyon17_v1.0/metadata.csv": text(*rows), "camelyon17_v1.0/RELEASE_v1.0.txt": b""}
@@ -149,12 +149,12 @@ def gdrbench() -> Files:
 
 def fed_isic() -> Files:
     rows, files = [",image,target,center,fold,fold2"], {}
-    for centre in range(6):
+    for center in range(6):
         for number in range(4):
-            name = f"ISIC_{10 * centre + number:07d}"
+            name = f"ISIC_{10 * center + number:07d}"
             fold = "test" if number == 3 else "train"
-            rows.append(f"{len(files)},{name},{number % 2},{centre},{fold},{fold}_{centre}")
-            folder = "ISIC_2019_Training_Input_preprocessed" if centre else "ISIC_2019_Training_Input"
+            rows.append(f"{len(files)},{name},{number % 2},{center},{fold},{fold}_{center}")
+            folder = "ISIC_2019_Training_Input_preprocessed" if center else "ISIC_2019_Training_Input"
             files[f"fed_isic2019/{folder}/{name}.jpg"] = png(11 * len(files))
     return {**files, "fed_isic2019/train_test_split": text(*rows)}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fdgsec.attacks.statistics.tracing import TracingTest, separation, standardised_score, theory_auc
+from fdgsec.attacks.statistics.tracing import TracingTest, separation, standardized_score, theory_auc
 from fdgsec.metrics.intervals import Interval, cluster_auc_bootstrap
 from fdgsec.metrics.roc import auc, tpr_at_fpr
 from fdgsec.runtime.random_streams import child
@@ -38,7 +38,7 @@ def noise_curve(
     clients: int,
     rng: torch.Generator,
     candidates: int | None = None,
-    test: TracingTest = standardised_score,
+    test: TracingTest = standardized_score,
 ) -> list[NoisePoint]:
     """Attack `clients` fresh clients of `records` standard Gaussian records (n, `dimension`) at each of `noises`.
 

@@ -1,4 +1,4 @@
-"""Vectors of one's own: images on disk, their colour statistics in a file, and a list of what is known."""
+"""Vectors of one's own: images on disk, their color statistics in a file, and a list of what is known."""
 
 import csv
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Own:
 
     @property
     def rows(self) -> Tensor:
-        """Mean beside std of the colours of the first half of the images."""
+        """Mean beside std of the colors of the first half of the images."""
         half = self.pictures.subset(torch.arange(len(self.pictures) // 2))
         return torch.cat(statistics("pixels", half).style(unbiased=True), dim=1)
 

@@ -1,4 +1,4 @@
-"""A small world whose styles are the colours of four quadrants, and what an inversion is asked about it."""
+"""A small world whose styles are the colors of four quadrants, and what an inversion is asked about it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ def coins(seed: int = 0) -> torch.Generator:
 
 
 def quadrant_statistics(dataset: DomainDataset) -> Moments:
-    """An encoder whose channels are the three colours of each quarter of the image: twelve means, twelve spreads."""
+    """An encoder whose channels are the three colors of each quarter of the image: twelve means, twelve spreads."""
     pixels = dataset.pixels().to(torch.float32) / 255
     half = pixels.shape[-1] // 2
     quarters = [pixels[:, :, a : a + half, b : b + half] for a in (0, half) for b in (0, half)]
@@ -31,7 +31,7 @@ def quadrant_statistics(dataset: DomainDataset) -> Moments:
 
 
 def world(per_domain: int = 24, size: int = 16, seed: int = 5) -> DomainDataset:
-    """Noisy images with a random colour per quarter; `lines` are grey."""
+    """Noisy images with a random color per quarter; `lines` are gray."""
     rng = torch.Generator().manual_seed(seed)
     count = per_domain * len(DOMAINS)
     quarters = torch.rand(count, 3, 2, 2, generator=rng)

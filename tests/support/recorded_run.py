@@ -1,4 +1,4 @@
-"""Finished runs to be attacked: small, of colour statistics, and the pieces that tests look at."""
+"""Finished runs to be attacked: small, of color statistics, and the pieces that tests look at."""
 
 import json
 from pathlib import Path

@@ -19,7 +19,7 @@ def distance(a: Rows, b: Rows, metric: str) -> float:
 
 
 def linked(rows: Rows, metric: str) -> list[list[bool]]:
-    """Eq. (1): j is i's first neighbour, or i is j's, or both have the same."""
+    """Eq. (1): j is i's first neighbor, or i is j's, or both have the same."""
     count = len(rows)
     kappa = [
         min((distance(rows[i], rows[j], metric), j) for j in range(count) if j != i)[1] if count > 1 else i
@@ -65,7 +65,7 @@ def two_blobs(number: int, *, channels: int = 64) -> tuple[Tensor, Tensor, list[
     """Draw the styles of 20 to 40 clients of two domains: means and stds (clients, C) float32, and each one's domain."""
     rng = stream(number, "world", "two blobs")
     clients = int(torch.randint(20, 41, (1,), generator=rng))
-    centres = 1 + 3 * torch.rand(2, 2 * channels, generator=rng)
+    centers = 1 + 3 * torch.rand(2, 2 * channels, generator=rng)
     domain = torch.arange(clients) % 2
-    styles = centres[domain] + 0.2 * torch.randn(clients, 2 * channels, generator=rng)
+    styles = centers[domain] + 0.2 * torch.randn(clients, 2 * channels, generator=rng)
     return styles[:, :channels], styles[:, channels:].abs(), domain.tolist()

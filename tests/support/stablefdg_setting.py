@@ -70,9 +70,9 @@ def run(method: Method, clients: Sequence[Client], *, rounds: int = 2, recode: b
 
 
 def phi(value: float, *, spread: float = 0.0, channels: int = CHANNELS) -> StyleDistribution:
-    """A style distribution whose centres and spreads are the same in every channel."""
-    centre, wide = torch.full((channels,), value), torch.full((channels,), spread)
-    return StyleDistribution(mean=centre, std=centre, mean_spread=wide, std_spread=wide)
+    """A style distribution whose centers and spreads are the same in every channel."""
+    center, wide = torch.full((channels,), value), torch.full((channels,), spread)
+    return StyleDistribution(mean=center, std=center, mean_spread=wide, std_spread=wide)
 
 
 def maps(count: int = 8, *, channels: int = CHANNELS, side: int = 5) -> Tensor:

@@ -36,7 +36,7 @@ FULL_BATCH = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class PixelStyles(FedAvg):
-    """FedAvg whose clients also share the mean and std of their pixels; everybody gets the centre of those."""
+    """FedAvg whose clients also share the mean and std of their pixels; everybody gets the center of those."""
 
     when: Literal["once", "every"] = "once"
 
@@ -54,8 +54,8 @@ class PixelStyles(FedAvg):
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
         styles = [inbox["style"].tensors() for inbox in shared.values()]
-        centre = {name: torch.stack([style[name] for style in styles]).mean(0) for name in ("mean", "std")}
-        return {name: {"centre": InterpolationStyle(**centre)} for name in shared}, server
+        center = {name: torch.stack([style[name] for style in styles]).mean(0) for name in ("mean", "std")}
+        return {name: {"center": InterpolationStyle(**center)} for name in shared}, server
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -127,7 +127,7 @@ class VectorQuestions:
             return Truth(members=members, domains=majority, images=images.pixels(some))
         return Truth(
             members=members if question.kind == "rounds" else None, rows=self.places[behind], images=images.pixels(),
-            labels=images.labels if truth.labelled else None, domains=domains,
+            labels=images.labels if truth.labeled else None, domains=domains,
         )  # fmt: skip
 
     def _domain(self, one: Sent) -> str:

@@ -45,7 +45,7 @@ class Listed:
 
     images: DomainDataset
     members: Tensor | None
-    labelled: bool
+    labeled: bool
     placed: bool
 
     @property
@@ -193,7 +193,7 @@ def read_truth(
         rows=torch.arange(len(rows)), labels=numbers["label"], domains=numbers["domain"],
         ids=tuple(row["image"] for row in rows), class_names=names["label"], domain_names=names["domain"],
     )  # fmt: skip
-    return Listed(images=images, members=_members(rows, path), labelled="label" in rows[0], placed="domain" in rows[0])
+    return Listed(images=images, members=_members(rows, path), labeled="label" in rows[0], placed="domain" in rows[0])
 
 
 def _truth_rows(path: Path) -> list[dict[str, str]]:

@@ -17,7 +17,7 @@ from fdgsec.federation.dp_sgd_joint import Gradients, StepsJointly, joint_traini
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
@@ -57,7 +57,7 @@ def moves(
     objectives = [OwnWeight(sign * side * SLOPE) for side in _sides(count)]
     if isinstance(method, StepsJointly) and isinstance(trainer, PrivateTrainer):
         joint_training(
-            trainer, models, [optimiser_of(model.parameters(), plan) for model in models], data,
+            trainer, models, [optimizer_of(model.parameters(), plan) for model in models], data,
             lambda one: _gradients(objectives, one, models), plan, device=torch.device("cpu"), layout=torch.contiguous_format,
             round=clock.round, rounds=clock.rounds, after=lambda: weights.append(_weights(models)),
         )  # fmt: skip

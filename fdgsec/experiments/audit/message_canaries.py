@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.neighbours import Canary, Release, Site, judged
+from fdgsec.experiments.audit.neighbors import Canary, Release, Site, judged
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
 from fdgsec.federation.defense import DefenseStack, RecordStatistic, StatisticSource
 from fdgsec.federation.method import GlobalModel
@@ -44,7 +44,7 @@ class ClipsAboutPublic(Protocol):
         ...
 
     @property
-    def centre(self) -> str:
+    def center(self) -> str:
         """ "public" or "zero"."""
         ...
 
@@ -59,7 +59,7 @@ def canary_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> 
     if release.step == "fit":
         return _learned(release, max(bound for use in uses for bound in use.sensitivity.values()))
     if release.step == "review":
-        return _mislabelled(site)
+        return _mislabeled(site)
     reference = _reference(site.defense_stack)
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
         return _rows(release, reference, every=unit == "client")
@@ -71,7 +71,7 @@ def _reference(defense_stack: DefenseStack) -> Reference:
         if isinstance(defense, ClipsAboutPublic):
             return Reference(
                 bound=None if isinstance(defense.clip, str) else defense.clip, quantile=defense.quantile,
-                centred=defense.centre == "public", scaled=defense.scale == "public",
+                centered=defense.center == "public", scaled=defense.scale == "public",
             )  # fmt: skip
     return Reference()
 
@@ -132,7 +132,7 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
         return replace(given, sender=replace(given.sender, client=others))
 
     return Canary(
-        words=f"an image whose first channel's mean is {FAR:g} clips from the centre, the rest at it",
+        words=f"an image whose first channel's mean is {FAR:g} clips from the center, the rest at it",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
         score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
         without=without,
@@ -145,16 +145,16 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
     rows = rows_of(release.artifact)
     zeros = torch.zeros_like(rows[0])
-    centre = region.values(zeros)
-    scale = region.values(zeros + 1) - centre
+    center = region.values(zeros)
+    scale = region.values(zeros + 1) - center
     direction = zeros.clone()
     if isinstance(region, HalfDiscs):
         direction[: len(direction) // 2] = FAR * region.radius
     elif isinstance(release.artifact, Amplitudes):  # what cannot be negative has most room where it is largest
-        direction[(centre / scale).argmax()] = FAR * region.radius
+        direction[(center / scale).argmax()] = FAR * region.radius
     else:
         direction[0] = FAR * region.radius
-    towards = region.inside(region.values(direction)) / scale
+    toward = region.inside(region.values(direction)) / scale
     planted = slice(None) if every else slice(0, 1)
 
     def plant(given: Release, side: int) -> Release:
@@ -164,9 +164,9 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
 
     whose = "every row of the client" if every else "the row of one image"
     return Canary(
-        words=f"{whose}, {FAR:g} clips from the centre along one direction",
+        words=f"{whose}, {FAR:g} clips from the center along one direction",
         plant=plant,
-        score=lambda artifact: float(((rows_of(artifact)[planted] - centre) @ towards).sum()),
+        score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
     )
 
 
@@ -188,7 +188,7 @@ def _learned(release: Release, bound: float) -> Canary:
     )
 
 
-def _mislabelled(site: Site) -> Canary:
+def _mislabeled(site: Site) -> Canary:
     """A validation image with another label, judged by models that are sure of the first: all losses change at once."""
     validation = site.client.validation
     assert validation is not None

@@ -2,7 +2,7 @@
 
 *Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal and
 far longer than the bound, each with a weight to itself (fdgsec.experiments.audit.gradient_canaries). The trainer is the defense's own: its sampling, clip, noise, divisor and accounting are what is tested, step by step.
-*Mislabelled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
+*Mislabeled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
 how far each loss fell.
 
 Beside the run stands a second one without any canary: noise that is drawn alike in both cancels out of their difference.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
-from fdgsec.experiments.audit.neighbours import Site
+from fdgsec.experiments.audit.neighbors import Site
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack, PrivateTrainer, Uses
 from fdgsec.federation.method import Client, Clock, Reply, StepRequest, TrainsByPlan
@@ -171,7 +171,7 @@ class GradientCanaries:
         images = client.data.pixels() * included.view(-1, 1, 1, 1)
         given = TrainingSet(images=images, labels=client.data.labels)
         plan = replace(
-            plan_of(self.site), optimiser="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
+            plan_of(self.site), optimizer="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
             crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
         )  # fmt: skip
         seen: list[list[Tensor]] = []
@@ -229,7 +229,7 @@ class MislabelledCanaries:
         """Train the run's network, and compare losses before and after."""
         site, data = self.site, self.site.client.data
         if site.model is None:
-            raise UsageError("mislabelled canaries need a network to train.")
+            raise UsageError("mislabeled canaries need a network to train.")
         classes = len(data.class_names)
         shift = torch.randint(1, classes, (len(data),), generator=stream(site.seed, "secret", "audit labels"))
         given = TrainingSet(images=data.pixels(), labels=(data.labels + shift) % classes)

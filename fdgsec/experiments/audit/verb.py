@@ -16,7 +16,7 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
-from fdgsec.experiments.audit.neighbours import Canary, Release, Site, Worlds, releases_of, worlds_of
+from fdgsec.experiments.audit.neighbors import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.config import RunConfig, attack_settings
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of, defenses_of
@@ -37,7 +37,7 @@ from fdgsec.runtime.registry import target_named
 
 SCHEMA = 1
 PER_DOMAIN = 120
-"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabelled ones."""
+"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabeled ones."""
 IMAGES = 16
 """How many images the audited client has: noise and sensitivity of a mean both go with 1/n, so that few are as good."""
 ALPHA = 0.05
@@ -60,7 +60,7 @@ class AuditPlan:
     confidence: float = 0.95
     canaries: int = 1024
     guesses: int | None = None
-    canary: Literal["gradient", "mislabelled"] = "gradient"
+    canary: Literal["gradient", "mislabeled"] = "gradient"
 
     def __post_init__(self) -> None:
         if self.runs < FEWEST_RUNS or self.repeats < 1 or self.canaries < 2:
@@ -72,8 +72,8 @@ class AuditPlan:
             raise UsageError(
                 f"an audit needs a confidence in (0, 1) and a guess or more; got {self.confidence} and {self.guesses}."
             )
-        if self.canary not in ("gradient", "mislabelled"):
-            raise UsageError(f"canary must be gradient or mislabelled; got {self.canary!r}.")
+        if self.canary not in ("gradient", "mislabeled"):
+            raise UsageError(f"canary must be gradient or mislabeled; got {self.canary!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -229,13 +229,13 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     """Audit the defense's trainer over all rounds, each client taking part in each.
 
     Raises UsageError for wrong labels where networks step together, which no single network learns."""
-    if plan.canary == "mislabelled" and isinstance(site.method, StepsJointly):
+    if plan.canary == "mislabeled" and isinstance(site.method, StepsJointly):
         raise UsageError(
-            f"mislabelled canaries are learned by one network, but those of {config.target} step together; take "
+            f"mislabeled canaries are learned by one network, but those of {config.target} step together; take "
             "--canary gradient."
         )
     canaries: Canaries = (
-        MislabelledCanaries(site=site) if plan.canary == "mislabelled" else GradientCanaries(site=site, count=plan.canaries)
+        MislabelledCanaries(site=site) if plan.canary == "mislabeled" else GradientCanaries(site=site, count=plan.canaries)
     )  # fmt: skip
     nobody = torch.zeros(len(canaries), dtype=torch.bool)
     costs = canaries.observed(nobody, replace(site.defense_stack, name=f"{site.defense_stack.name}/claim")).uses

@@ -75,7 +75,7 @@ def attack_context_of(
         shared=laboratory.shared if defense_stack.defenses and method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.plan if isinstance(method, TrainsByPlan) else None,
-        keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimiser,
+        keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimizer,
     )
     facts = TargetFacts(
         artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),

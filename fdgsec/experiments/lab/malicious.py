@@ -137,9 +137,9 @@ def _broken(honest: Run, hostile: Run, *, crowd: int) -> Harm:
     published = None if pair[0] is None or pair[1] is None else displacement([(pair[0], pair[1])])
     moved = {} if published is None else {kind: published}
     before, after = (_stacked(run.uploads) for run in (honest, hostile))
-    for name, centre in _centres(len(before), crowd=crowd).items():
-        start = centre(before)
-        moved[name] = float((centre(after) - start).norm() / start.norm())
+    for name, center in _centers(len(before), crowd=crowd).items():
+        start = center(before)
+        moved[name] = float((center(after) - start).norm() / start.norm())
     return Harm(honest=honest.outcome, hostile=hostile.outcome, displacement=moved)
 
 
@@ -149,8 +149,8 @@ def _stacked(uploads: Mapping[str, StyleStatistics]) -> Tensor:
     return torch.stack([torch.cat([uploads[name].mean, uploads[name].std]) for name in ordered]).double()
 
 
-def _centres(clients: int, *, crowd: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The centres of fdgsec.federation.robust_statistics that so many clients have, those of guards: each knows how many are hostile."""
+def _centers(clients: int, *, crowd: int) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The centers of fdgsec.federation.robust_statistics that so many clients have, those of guards: each knows how many are hostile."""
     found: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda rows: rows.mean(0), "median": median}
     if crowd < clients / 2:
         found["trimmed-mean"] = lambda rows: trimmed_mean(rows, trim=crowd)

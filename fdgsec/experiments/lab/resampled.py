@@ -27,7 +27,7 @@ def resampled_clients(lab: Simulator, question: Question) -> Cases:
     """Re-draw clients from all images of a domain that the adversary does not hold; who was not drawn is a non-member.
 
     Every image is a member of some clients and not of others, so that what is odd about an image or about the
-    adversary's reference favours neither answer, and clients are independent units for an interval. With a fixed
+    adversary's reference favors neither answer, and clients are independent units for an interval. With a fixed
     set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%."""
     result: Cases = []
     for domain in lab.sources:

@@ -209,15 +209,15 @@ class Simulator:
         )  # fmt: skip
 
 
-def blinded(candidates: DomainDataset, *, labelled: bool = False) -> DomainDataset:
+def blinded(candidates: DomainDataset, *, labeled: bool = False) -> DomainDataset:
     """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
 
     A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels
-    are not copied, and `labelled` leaves the classes in (`rows` still point into the store, which an attack, being trusted
+    are not copied, and `labeled` leaves the classes in (`rows` still point into the store, which an attack, being trusted
     code, must not look around in)."""
     nothing = torch.zeros(len(candidates), dtype=torch.int64)
     names = tuple(hashlib.sha256(f"candidate {name}".encode()).hexdigest()[:20] for name in candidates.ids)
-    labels = candidates.labels if labelled else nothing
+    labels = candidates.labels if labeled else nothing
     return replace(candidates, labels=labels, domains=nothing, attributes={}, ids=names)
 
 

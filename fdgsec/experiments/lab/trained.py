@@ -28,7 +28,7 @@ def trained(lab: Simulator, question: Question) -> Cases:
         asked = both.subset(mixed)
         case = Case(
             question="trained", views=(lab.view(lab.run),), victim=client.name, records=len(client.data), domain=where,
-            slice={"domain": where}, candidates=blinded(asked, labelled=True),
+            slice={"domain": where}, candidates=blinded(asked, labeled=True),
         )  # fmt: skip
         truth = Truth(
             members=mixed < len(both) // 2, images=asked.pixels(), rows=torch.arange(len(asked)),

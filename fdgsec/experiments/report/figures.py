@@ -76,7 +76,7 @@ def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[
             axis.plot(grid, height, label=f"n = {number}")
             data[f"{domain} n={number} tpr"] = [round(float(value), 6) for value in height]
             data["fpr"] = [round(float(value), 6) for value in grid]
-        axis.plot([1e-4, 1], [1e-4, 1], color="grey", linestyle="--", linewidth=1, label="chance")
+        axis.plot([1e-4, 1], [1e-4, 1], color="gray", linestyle="--", linewidth=1, label="chance")
         axis.set(
             xscale="log", yscale="log", xlim=(3e-4, 1), ylim=(3e-4, 1.05), title=domain, xlabel="false positive rate"
         )
@@ -104,7 +104,7 @@ def _law(
                 line = [lines[domain, n] for n in sizes]
                 axis.plot(sizes, line, mark, color=f"C{index}", linewidth=1, label=f"{domain}, {name}")
                 data[f"{domain} {name}"] = [round(value, 6) for value in line]
-    axis.axhline(0.5, color="grey", linestyle="--", linewidth=1, label="chance")
+    axis.axhline(0.5, color="gray", linestyle="--", linewidth=1, label="chance")
     axis.set(xscale="log", xlabel="images per client", ylabel="AUC, mean over clients", ylim=(0.45, 1.02))
     sizes = sorted({n for _, n in within})
     axis.set_xticks(sizes, labels=[str(n) for n in sizes])

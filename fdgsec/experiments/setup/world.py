@@ -186,7 +186,7 @@ def blueprint_of(config: RunConfig, method: Method, classes: int) -> Blueprint:
 
 
 def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
-    """Initialise the global model as `method` shapes it.
+    """Initialize the global model as `method` shapes it.
 
     Raises WeightsUnavailableError for pretrained weights that are not stored."""
     blueprint = blueprint_of(config, method, classes)

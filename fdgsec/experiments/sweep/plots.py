@@ -23,7 +23,7 @@ from fdgsec.experiments.report.figures import png
 Row = Mapping[str, Any]
 
 FISC = (0.02, 0.05)
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")  # Okabe and Ito's, for all eyes
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#5c5c5c")  # Okabe and Ito's, for all eyes
 MARKS = "osD^vP"
 NAMES = {
     "top1": "top-1", "auc": "AUC", "balanced_accuracy": "balanced accuracy", "accuracy": "accuracy",
@@ -128,7 +128,7 @@ def against_option(found: Row) -> Canvas:
 
 
 def pareto(found: Row) -> Canvas:
-    """Accuracy on the unseen domain over attack success, a panel per attack; values by colour, the mildest darkest."""
+    """Accuracy on the unseen domain over attack success, a panel per attack; values by color, the mildest darkest."""
     names = list(found["followed"])
     canvas = Canvas(figsize=(3.3 * len(names) + 1.5, 3.7), layout="constrained")
     panels = canvas.subplots(1, len(names), sharey=True, squeeze=False)[0]
@@ -188,16 +188,16 @@ def _curve(axes: Axes, found: Row, axis: OptionAxis, name: str, number: int) -> 
     """One attack: a line with its band over the values, and hollow where there is no defense."""
     known = [point for point in found["privacy"] if _measured(point["rows"].get(name))]
     known.sort(key=lambda point: axis.places[point["value"]])
-    colour, mark = COLOURS[number % 6], MARKS[number % 6]
+    color, mark = COLORS[number % 6], MARKS[number % 6]
     line = [point for point in known if point["value"] is not None]
     across, rows = [axis.places[point["value"]] for point in line], [point["rows"][name] for point in line]
     middle = [row["value"] for row in rows]
     label = f"{name}, {_measure(found, name)}"
-    axes.plot(across, middle, mark + "-", color=colour, markersize=4, linewidth=1.4, label=label)
+    axes.plot(across, middle, mark + "-", color=color, markersize=4, linewidth=1.4, label=label)
     if (reach := _reach(rows)) is not None:
         low, high = ([row[side] for row in rows] for side in ("low", "high"))
-        axes.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
-        axes.errorbar(across, middle, yerr=reach, fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.7)
+        axes.fill_between(across, low, high, color=color, alpha=0.13, linewidth=0)
+        axes.errorbar(across, middle, yerr=reach, fmt="none", ecolor=color, elinewidth=0.7, alpha=0.7)
     for point in known:
         row = point["rows"][name]
         if point["value"] is None:
@@ -205,13 +205,13 @@ def _curve(axes: Axes, found: Row, axis: OptionAxis, name: str, number: int) -> 
                 0.2 * axis.step * (number - (len(found["followed"]) - 1) / 2)
             )  # intervals of one size stand side by side
             axes.errorbar(
-                [axis.places[None] + aside], [row["value"]], yerr=_reach([row]), fmt=mark, color=colour,
+                [axis.places[None] + aside], [row["value"]], yerr=_reach([row]), fmt=mark, color=color,
                 markerfacecolor="white", markersize=5, elinewidth=0.8, capsize=2,
             )  # fmt: skip
     if known and known[0]["rows"][name]["chance"] is not None:
-        axes.axhline(known[0]["rows"][name]["chance"], color=colour, linestyle="--", linewidth=1, alpha=0.8)
+        axes.axhline(known[0]["rows"][name]["chance"], color=color, linestyle="--", linewidth=1, alpha=0.8)
     if law := _law(found, name):
-        axes.plot(*zip(*sorted((axis.places[value], theory) for value, theory in law), strict=True), ":", color=colour)
+        axes.plot(*zip(*sorted((axis.places[value], theory) for value, theory in law), strict=True), ":", color=color)
 
 
 def _law(found: Row, name: str) -> list[tuple[float, float]]:

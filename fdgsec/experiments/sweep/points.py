@@ -1,7 +1,7 @@
 """The finished points of a sweep as they are kept: points.json, written completely or not at all, and no larger than needed.
 
 An attack measures hundreds of rows; a sweep follows one of each. Kept is what tables and figures are drawn from: the
-followed row with its neighbours (likelihood ratio, theory), the spread between clients, and which controls failed."""
+followed row with its neighbors (likelihood ratio, theory), the spread between clients, and which controls failed."""
 
 import json
 import math

@@ -1,7 +1,7 @@
 """What a sweep found, in numbers: how each attack fares at each value, the accuracy beside it, and what hiding costs.
 
 Per attack one row is followed over all values: the one whose interval lies farthest beyond chance without the defense.
-Choosing it on the undefended run alone keeps the choice from favouring the defense or the attack at any value."""
+Choosing it on the undefended run alone keeps the choice from favoring the defense or the attack at any value."""
 
 import csv
 import io

@@ -65,6 +65,6 @@ class LocalEngine:
         reply, state = handle(self.method, client, step, request, before, self.seed, self.defense_stack)
         if self.recode:
             reply = replace(reply, artifacts=_recoded(reply.artifacts))
-        if not state or state is not before:  # stylised images need not be stored again in every round
+        if not state or state is not before:  # stylized images need not be stored again in every round
             self.states.write(client.name, state)
         return reply

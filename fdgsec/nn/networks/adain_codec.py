@@ -28,7 +28,7 @@ def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a SiLU, added to the input; no normalisation, so no image sees another."""
+    """Two 3x3 convolutions around a SiLU, added to the input; no normalization, so no image sees another."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ _DECODER_WIDTHS: tuple[tuple[int, ...], ...] = ((256,), (256, 256, 256, 128), (1
 def vgg_encoder() -> nn.Sequential:
     """The 31 modules of VGG-19 up to ReLU 4_1: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
 
-    The first, a 1x1 convolution, carries the colour normalisation, so images come in [0, 1]."""
+    The first, a 1x1 convolution, carries the color normalization, so images come in [0, 1]."""
     modules: list[nn.Module] = [nn.Conv2d(3, 3, 1)]
     inputs = 3
     for stage, widths in enumerate(_VGG_WIDTHS):
@@ -96,7 +96,7 @@ def vgg_encoder() -> nn.Sequential:
 
 
 def vgg_decoder() -> nn.Sequential:
-    """Nine convolutions and three nearest-neighbour doublings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
+    """Nine convolutions and three nearest-neighbor doublings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
     modules: list[nn.Module] = []
     inputs = 512
     for stage, widths in enumerate(_DECODER_WIDTHS):
@@ -109,7 +109,7 @@ def vgg_decoder() -> nn.Sequential:
 
 
 def squeezenet_encoder() -> nn.Sequential:
-    """SqueezeNet 1.0 up to and including fire5: ImageNet-normalised (N, 3, H, W) to (N, 256, about H/8, about W/8).
+    """SqueezeNet 1.0 up to and including fire5: ImageNet-normalized (N, 3, H, W) to (N, 256, about H/8, about W/8).
 
     Module numbers are those of torchvision's `features`, of which these are the first eight."""
     features = cast("nn.Sequential", squeezenet1_0(weights=None).features)

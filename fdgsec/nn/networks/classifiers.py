@@ -3,7 +3,7 @@
 Every `Classifier` is a body (stem and four stages, (N, C, h, w)), a neck (pooling to (N, d)) and a linear head. With
 `norm="group"` no record influences another and no operation is in place, as DP-SGD with Opacus needs.
 
-Differs from torchvision: images are normalised inside the model; there is no dropout (SqueezeNet .5, MobileNetV3 .2), for
+Differs from torchvision: images are normalized inside the model; there is no dropout (SqueezeNet .5, MobileNetV3 .2), for
 it would draw from torch's global stream; SqueezeNet's head is linear, without the ReLU between its last convolution and
 the average (so logits are a linear function of the features, as for all the others, and may be negative)."""
 
@@ -29,7 +29,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-class Normalisation(nn.Module):
+class Normalization(nn.Module):
     """Subtract ImageNet's mean and divide by its std, per channel of RGB in [0, 1].
 
     The constants are buffers outside the state dict: they move with the model and are never sent."""
@@ -58,7 +58,7 @@ class Classifier(nn.Module):
         self.norm = norm
         self.classes = head.out_features
         self.features_width = head.in_features
-        self.normalise = Normalisation()
+        self.normalize = Normalization()
         self.body = body
         self.neck = neck
         self.head = head
@@ -75,7 +75,7 @@ class Classifier(nn.Module):
             for name, change in (between or {}).items()
         ]
         try:
-            return cast(Tensor, self.body(self.normalise(images)))
+            return cast(Tensor, self.body(self.normalize(images)))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -129,7 +129,7 @@ def build_classifier(
     network.to_empty(device="cpu")
     if rng is not None:
         for module in network.modules():
-            _initialise(backbone, module, rng)
+            _initialize(backbone, module, rng)
     if pretrained:
         state = weights.load_state(backbone, path=weights_path)
         network.load_state_dict({key: state[key] for key in network.state_dict()})
@@ -146,7 +146,7 @@ def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator 
         head = nn.Linear(width, classes)
     head.to_empty(device="cpu")
     if rng is not None:
-        _initialise(backbone, head, rng)
+        _initialize(backbone, head, rng)
     return head
 
 
@@ -207,7 +207,7 @@ def _tiny() -> nn.Sequential:
     return nn.Sequential(OrderedDict((name, block(*sizes)) for name, sizes in plan.items()))
 
 
-def _initialise(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
+def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
     """Draw what `module` itself holds from `rng`, by the law of torchvision's constructor for `backbone`."""
     if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
         init.ones_(module.weight)

@@ -5,11 +5,11 @@ is the generator of DDAIG (Zhou et al., AAAI 2020, https://arxiv.org/abs/2003.06
 compares with; that 16 and 32 are its numbers of channels is an inference.
 
 A 3x3 convolution, three residual blocks, a fusion of each pixel with the global average, and a 1x1 convolution with
-tanh; padding reflects, every convolution but the last is without bias and followed by instance normalisation without
+tanh; padding reflects, every convolution but the last is without bias and followed by instance normalization without
 affine parameters, convolutions start at N(0, 0.02).
 
 The fusion (a 1x1 convolution of maps and their spread-out average) adds one number per image and channel to a whole
-map, and the instance normalisation behind it subtracts the map's mean: the average has no effect. Its half of the
+map, and the instance normalization behind it subtracts the map's mean: the average has no effect. Its half of the
 weights is kept, for it is sent like the rest; the sum that comes to nothing is not computed."""
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ INITIAL_STD = 0.02
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with instance normalisation, a ReLU between them, added to what came in."""
+    """Two 3x3 convolutions with instance normalization, a ReLU between them, added to what came in."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class PerturbationNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Draw the perturbations."""
-        rows = images.contiguous()  # instance normalisation copies channels-last maps back and forth
+        rows = images.contiguous()  # instance normalization copies channels-last maps back and forth
         maps = functional.instance_norm(self.stem(rows)).relu()
         for block in self.blocks:
             maps = block(maps)

@@ -69,7 +69,7 @@ _ENTRIES = (
     _imagenet("squeezenet1_1", "b8a52dc049b60e4b6ab68ad0df457362afab8b6304b2febdc1650a5dab4d7e7b"),
     WeightEntry(
         name="adain_vgg",
-        what="AdaIN's normalised VGG-19 up to relu4_1 (encoder `vgg19`)",
+        what="AdaIN's normalized VGG-19 up to relu4_1 (encoder `vgg19`)",
         url=f"{_ADAIN}/vgg_normalised.pth",
         sha256="804ca2835ecf7539f0cd2a7ac3c18ce81e6f8468969ae7117ac0c148d286bb4a",
         build=vgg_encoder,
@@ -77,7 +77,7 @@ _ENTRIES = (
     ),
     WeightEntry(
         name="adain_decoder",
-        what="AdaIN's decoder for the normalised VGG-19",
+        what="AdaIN's decoder for the normalized VGG-19",
         url=f"{_ADAIN}/decoder.pth",
         sha256="379ca41d59f3a37eed3599bbbc2560c19da5c458870a5ffd3a9dd41aa88f9472",
         build=vgg_decoder,

@@ -5,7 +5,7 @@ patch, and a decoder that must redraw the picture from the discriminator's own m
 and not which pictures there are. A style enters as in Miyato & Koyama (ICLR 2018): its embedding's inner product with the
 pooled map is added to every logit.
 
-Differs from FastGAN: one scale, one decoder, no excitation between maps, and spectral normalisation alone (Miyato et al.,
+Differs from FastGAN: one scale, one decoder, no excitation between maps, and spectral normalization alone (Miyato et al.,
 ICLR 2018), no batch norm, so that no picture sees another."""
 
 from itertools import pairwise

@@ -1,11 +1,11 @@
 """From a style to an image: a generator like FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
 
 CCST (appendix A) and FISC reconstruct images from styles with such a generator, trained by regression without a
-discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbour, [1, 2, 1] blur,
-convolution, Gaussian noise times one learned scalar, normalisation, gated linear unit); skip-layer excitation lets maps
+discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbor, [1, 2, 1] blur,
+convolution, Gaussian noise times one learned scalar, normalization, gated linear unit); skip-layer excitation lets maps
 of 4, 8 and 16 pixels gate the channels of those 16 times larger; a 3x3 convolution draws the picture.
 
-Differs from the generator that CCST's released code imports: styles are standardised with the training set's mean and
+Differs from the generator that CCST's released code imports: styles are standardized with the training set's mean and
 spread, the output goes through a sigmoid, excitation follows Liu et al.'s 4-64, 8-128 and 16-256 (the code: 16-128 and
 32-256), and noise is added only where a `torch.Generator` is passed. A regression is evaluated without one: noise in
 evaluation makes reconstructions random and worse on average."""
@@ -96,7 +96,7 @@ class SkipExcitation(nn.Module):
 
 
 class Stage(nn.Module):
-    """Double the side: nearest neighbour, blur, convolution, noise, normalisation, gated linear unit."""
+    """Double the side: nearest neighbor, blur, convolution, noise, normalization, gated linear unit."""
 
     kernel: Tensor
 
@@ -127,10 +127,10 @@ class Stage(nn.Module):
 class StyleGenerator(nn.Module):
     """Map styles (N, D) to images (N, 3, size, size) in (0, 1).
 
-    `centre` and `spread` (D,) standardise the styles: fit them with `fit_input` on the adversary's own training styles;
+    `center` and `spread` (D,) standardize the styles: fit them with `fit_input` on the adversary's own training styles;
     until then they are 0 and 1. Parameters are drawn from `rng` alone."""
 
-    centre: Tensor
+    center: Tensor
     spread: Tensor
 
     def __init__(self, dimension: int, shape: GeneratorShape, *, rng: torch.Generator) -> None:
@@ -149,11 +149,11 @@ class StyleGenerator(nn.Module):
             }
             self.gates = nn.ModuleDict(gates)
             self.draw = nn.Conv2d(shape.channels(shape.size), 3, 3, padding=1)
-        self._initialise(rng)
-        self.register_buffer("centre", torch.zeros(dimension))
+        self._initialize(rng)
+        self.register_buffer("center", torch.zeros(dimension))
         self.register_buffer("spread", torch.ones(dimension))
 
-    def _initialise(self, rng: torch.Generator) -> None:
+    def _initialize(self, rng: torch.Generator) -> None:
         """Draw convolutions as He et al. (2015) do, gates and norms neutral, noise silent."""
         kernels = {name: buffer for name, buffer in self.named_buffers() if name.endswith("kernel")}
         self.to_empty(device="cpu")
@@ -172,14 +172,14 @@ class StyleGenerator(nn.Module):
                 nn.init.zeros_(module.loudness)
 
     def fit_input(self, styles: Tensor) -> None:
-        """Standardise inputs by the mean and spread of `styles` (n, D); a constant coordinate is divided by 1."""
+        """Standardize inputs by the mean and spread of `styles` (n, D); a constant coordinate is divided by 1."""
         spread = styles.std(0, correction=0)
-        self.centre.copy_(styles.mean(0))
+        self.center.copy_(styles.mean(0))
         self.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
     def logits(self, styles: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
         """The picture before the sigmoid; with `rng`, noise enters at every stage."""
-        standard = (styles - self.centre) / self.spread
+        standard = (styles - self.center) / self.spread
         features = functional.glu(self.seed_norm(self.seed(standard[..., None, None])), dim=1)
         features = functional.normalize(features, dim=1)
         seen = {SEED_SIDE: features}

@@ -19,7 +19,7 @@ LOW_FREQUENCIES = 16
 
 
 def amplitudes(images: Tensor) -> Tensor:
-    """Give |F(x)| of real images (N, C, H, W): (N, C, H, W // 2 + 1), not normalised (the first entry is a sum).
+    """Give |F(x)| of real images (N, C, H, W): (N, C, H, W // 2 + 1), not normalized (the first entry is a sum).
 
     Raises ValueError for anything else."""
     if images.ndim != 4 or not images.is_floating_point():
@@ -31,7 +31,7 @@ def amplitudes(images: Tensor) -> Tensor:
 def window(share: float, size: tuple[int, int]) -> int:
     """Give b = floor(L min(h, w)) for L = `share` of an image of `size` = (h, w): frequencies -b..b are exchanged.
 
-    The product is rounded at 1e-9 first, so that L = 0.29 of 100 pixels is 29. b = 0 is the mean colour alone, and from
+    The product is rounded at 1e-9 first, so that L = 0.29 of 100 pixels is 29. b = 0 is the mean color alone, and from
     L = 1/2 on it is the whole spectrum. Raises ValueError where L is outside [0, 1]."""
     if not 0 <= share <= 1:
         raise ValueError(f"the window's share L must lie in [0, 1]; got {share}.")

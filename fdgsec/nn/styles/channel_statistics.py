@@ -114,7 +114,7 @@ def linear_statistic(mean: Tensor, std: Tensor, *, eps: float = EPS) -> Tensor:
     return torch.cat([mean, std.square() - eps + mean.square()], dim=-1)
 
 
-def recentred(statistic: Tensor, mean: Tensor) -> Tensor:
+def recentered(statistic: Tensor, mean: Tensor) -> Tensor:
     """Take the second half of t (..., 2C) about `mean` (C,) rather than 0: (mu, sigma^2 + (mu - mean)^2), linear in t.
 
     No test changes under a known covariance, but a shrunk one is estimated better: t's halves are nearly collinear
@@ -123,8 +123,8 @@ def recentred(statistic: Tensor, mean: Tensor) -> Tensor:
     return torch.cat([first, second - 2 * mean * first + mean.square()], dim=-1)
 
 
-def uncentred(statistic: Tensor, mean: Tensor) -> Tensor:
-    """Undo `recentred`: from (mu, sigma^2 + (mu - mean)^2) to (mu, sigma^2 + mu^2), (..., 2C)."""
+def uncentered(statistic: Tensor, mean: Tensor) -> Tensor:
+    """Undo `recentered`: from (mu, sigma^2 + (mu - mean)^2) to (mu, sigma^2 + mu^2), (..., 2C)."""
     first, second = statistic.chunk(2, dim=-1)
     return torch.cat([first, second + 2 * mean * first - mean.square()], dim=-1)
 

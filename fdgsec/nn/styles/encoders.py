@@ -2,7 +2,7 @@
 
 `mini` is bundled (docs/encoders.md says how it was trained and what it must not decide). `vgg19` is the AdaIN pair of
 Huang & Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives
-statistics only; they need imported weights. `pixels` is no network: colour statistics of the image itself."""
+statistics only; they need imported weights. `pixels` is no network: color statistics of the image itself."""
 
 import hashlib
 import json
@@ -102,7 +102,7 @@ class StyleEncoder(nn.Module, ABC):
 
 
 class Pixels(StyleEncoder):
-    """The network's input itself: three channels, normalised by ImageNet's mean and std, as FedAlign shares them."""
+    """The network's input itself: three channels, normalized by ImageNet's mean and std, as FedAlign shares them."""
 
     name, channels, stride, has_decoder = "pixels", 3, 1, True
     mean: Tensor
@@ -190,10 +190,10 @@ class AdaInVggBeforeReLU(AdaInVgg):
 
 
 class SqueezeStyle(StyleEncoder):
-    """SqueezeNet 1.0 to fire5, with the ImageNet normalisation inside: statistics, no decoder."""
+    """SqueezeNet 1.0 to fire5, with the ImageNet normalization inside: statistics, no decoder."""
 
     name, channels, stride, has_decoder = "squeezenet", 256, 8, False
-    centre: Tensor
+    center: Tensor
     spread: Tensor
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
@@ -204,12 +204,12 @@ class SqueezeStyle(StyleEncoder):
         own = {name.removeprefix("features."): tensor for name, tensor in state.items() if name.startswith("features.")}
         kept = {name: tensor for name, tensor in own.items() if int(name.split(".")[0]) < len(self.features)}
         self.features.load_state_dict(_floats(kept), assign=True)
-        self.register_buffer("centre", torch.tensor(_IMAGENET_MEAN).view(1, 3, 1, 1))
+        self.register_buffer("center", torch.tensor(_IMAGENET_MEAN).view(1, 3, 1, 1))
         self.register_buffer("spread", torch.tensor(_IMAGENET_STD).view(1, 3, 1, 1))
         self._freeze()
 
     def _features(self, images: Tensor) -> Tensor:
-        normal = ((images - self.centre) / self.spread).contiguous(memory_format=torch.channels_last)
+        normal = ((images - self.center) / self.spread).contiguous(memory_format=torch.channels_last)
         features: Tensor = self.features(normal)
         return features
 

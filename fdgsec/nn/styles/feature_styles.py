@@ -97,7 +97,7 @@ def early_maps(network: Classifier, images: Tensor, stage: str) -> Tensor:
     """Run a network's body up to and including `stage` ("stem", "stage1", ...), and nothing behind: (N, C, h, w).
 
     Raises ValueError where the body has no such part."""
-    maps: Tensor = network.normalise(images)
+    maps: Tensor = network.normalize(images)
     for name, part in network.body.named_children():
         maps = part(maps)
         if name == stage:
@@ -176,16 +176,16 @@ def mixed_styles(
     return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
 
 
-def explored(statistic: Tensor, centre: Tensor, *, level: float) -> Tensor:
-    """Extrapolate means or stds (N, C, 1, 1) away from their `centre` (1, C, 1, 1): StableFDG's eqs. (4) and (5).
+def explored(statistic: Tensor, center: Tensor, *, level: float) -> Tensor:
+    """Extrapolate means or stds (N, C, 1, 1) away from their `center` (1, C, 1, 1): StableFDG's eqs. (4) and (5).
 
     `level` 0 changes nothing, bit for bit. A std may come out negative."""
-    return statistic + level * (statistic - centre)
+    return statistic + level * (statistic - center)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StyleLaws:
-    """Normal laws of styles, a row for each: centres and scales of means and stds, each (R, C), on the CPU."""
+    """Normal laws of styles, a row for each: centers and scales of means and stds, each (R, C), on the CPU."""
 
     mean: Tensor
     std: Tensor
@@ -234,7 +234,7 @@ def greedy_seeds(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
 
 
 def once_clustered(points: Tensor, seeds: Tensor) -> Tensor:
-    """Move the centres `points[seeds]` by one step of Lloyd's k-means: to the mean of the rows nearest to each, (k, d)."""
+    """Move the centers `points[seeds]` by one step of Lloyd's k-means: to the mean of the rows nearest to each, (k, d)."""
     nearest = torch.cdist(points, points[seeds], compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     members = torch.zeros(len(seeds), len(points), dtype=points.dtype, device=points.device)
     members[nearest, torch.arange(len(points), device=points.device)] = 1

@@ -31,8 +31,8 @@ def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
 
     Exact: similarities are float64, in blocks, so that memory grows with n and not with n * n. The partition does not
     depend on the order of the rows: they are sorted first, of several equally near rows the smallest in that order is
-    the neighbour, and rows that are equal bit by bit are each other's neighbours. A row of zeros has cosine 0 with all.
-    Own code, because the package finch-clust (0.2.3) rounds rows to float32, which changes first neighbours, holds
+    the neighbor, and rows that are equal bit by bit are each other's neighbors. A row of zeros has cosine 0 with all.
+    Own code, because the package finch-clust (0.2.3) rounds rows to float32, which changes first neighbors, holds
     n x n distances, above 20,000 rows searches approximately or raises, and warns when imported without that search.
     Raises ValueError where rows are not finite floats (n, d) with n, d >= 1, or for an unknown metric."""
     if metric not in ("cosine", "euclidean"):
@@ -45,12 +45,12 @@ def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
     points, place, copies = torch.unique(
         rows.detach().to(torch.float64), dim=0, return_inverse=True, return_counts=True
     )
-    nearest = first_neighbours(points, metric=metric)
+    nearest = first_neighbors(points, metric=metric)
     nearest = torch.where(copies > 1, torch.arange(len(points), device=points.device), nearest)  # a copy is nearer
     labels = _components(nearest)
     partitions = [labels]
     while int(labels.max()) > 0:
-        merged = _components(first_neighbours(cluster_means(points, labels, copies=copies), metric=metric))[labels]
+        merged = _components(first_neighbors(cluster_means(points, labels, copies=copies), metric=metric))[labels]
         if int(merged.max()) == 0:
             break
         partitions.append(merged)
@@ -58,10 +58,10 @@ def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
     return [_numbered(partition[place]) for partition in partitions]
 
 
-def first_neighbours(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
+def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
     """Give each row's nearest other row, (n,) int64, the first of those equally near: kappa of eq. (1).
 
-    `rows` is (n, d) float64. A row that is alone is its own neighbour."""
+    `rows` is (n, d) float64. A row that is alone is its own neighbor."""
     if metric == "cosine":
         length = rows.norm(dim=1, keepdim=True)
         points, half = rows / torch.where(length > 0, length, 1.0), rows.new_zeros(len(rows))
@@ -86,12 +86,12 @@ def cluster_means(rows: Tensor, labels: Tensor, *, copies: Tensor | None = None)
     return sums / rows.new_zeros(clusters, 1).index_add_(0, labels, weight)
 
 
-def _components(neighbours: Tensor) -> Tensor:
-    """Number the connected components of eq. (1)'s graph; rows that share a neighbour are linked through it."""
-    count = len(neighbours)
-    edges = (np.ones(count, dtype=np.int8), (np.arange(count), neighbours.cpu().numpy()))
+def _components(neighbors: Tensor) -> Tensor:
+    """Number the connected components of eq. (1)'s graph; rows that share a neighbor are linked through it."""
+    count = len(neighbors)
+    edges = (np.ones(count, dtype=np.int8), (np.arange(count), neighbors.cpu().numpy()))
     _, labels = connected_components(coo_matrix(edges, shape=(count, count)), directed=False)
-    return torch.from_numpy(cast("npt.NDArray[np.int32]", labels).astype(np.int64)).to(neighbours.device)
+    return torch.from_numpy(cast("npt.NDArray[np.int32]", labels).astype(np.int64)).to(neighbors.device)
 
 
 def _numbered(labels: Tensor) -> Tensor:
@@ -105,11 +105,11 @@ def stacked_finch(rows: Tensor, *, last: bool) -> Tensor:
 
     A cluster's label is the position of its first row."""
     gram = rows @ rows.transpose(1, 2)
-    labels = _stacked_components(_neighbours(gram, torch.ones(rows.shape[:2], dtype=torch.bool)))
+    labels = _stacked_components(_neighbors(gram, torch.ones(rows.shape[:2], dtype=torch.bool)))
     while last:
         member = _members(labels)
         alive = member.sum(2) > 0
-        merged = _stacked_components(_neighbours(member @ gram @ member.transpose(1, 2), alive)).gather(1, labels)
+        merged = _stacked_components(_neighbors(member @ gram @ member.transpose(1, 2), alive)).gather(1, labels)
         coarser = (merged != merged[:, :1]).any(1) & (merged != labels).any(1)  # all in one is no structure
         if not bool(coarser.any()):
             break
@@ -136,7 +136,7 @@ def _members(labels: Tensor) -> Tensor:
     return one_hot(labels, labels.shape[1]).transpose(1, 2).to(torch.float64)
 
 
-def _neighbours(gram: Tensor, alive: Tensor) -> Tensor:
+def _neighbors(gram: Tensor, alive: Tensor) -> Tensor:
     """Each row's nearest other one by cosine among those `alive` (R, N); its own position where there is none."""
     length = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
     length = torch.where(length > 0, length, 1.0)
@@ -148,10 +148,10 @@ def _neighbours(gram: Tensor, alive: Tensor) -> Tensor:
     return torch.where(alone, torch.arange(gram.shape[1]).expand_as(place), place)
 
 
-def _stacked_components(neighbours: Tensor) -> Tensor:
-    """Name each row by the first one that it is linked with, over any number of neighbours: (R, N)."""
-    count = neighbours.shape[1]
-    linked = one_hot(neighbours, count).to(torch.float32)
+def _stacked_components(neighbors: Tensor) -> Tensor:
+    """Name each row by the first one that it is linked with, over any number of neighbors: (R, N)."""
+    count = neighbors.shape[1]
+    linked = one_hot(neighbors, count).to(torch.float32)
     reached = (linked + linked.transpose(1, 2) + torch.eye(count)).clamp_max(1)
     for _ in range(math.ceil(math.log2(max(count, 2)))):
         reached = (reached @ reached).clamp_max(1)

@@ -41,7 +41,7 @@ Chain = Sequence[Operation]
 
 
 def _affine(images: Tensor, *, shift: tuple[int, int] = (0, 0), slant: tuple[float, float] = (0.0, 0.0)) -> Tensor:
-    corner = [0.0, 0.0] if any(slant) else None  # torchvision slants about the corner, shifts about the centre
+    corner = [0.0, 0.0] if any(slant) else None  # torchvision slants about the corner, shifts about the center
     made = library.affine(
         images, angle=0.0, translate=list(shift), scale=1.0, shear=[math.degrees(math.atan(s)) for s in slant],
         interpolation=InterpolationMode.BILINEAR, center=corner,

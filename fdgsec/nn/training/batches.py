@@ -26,7 +26,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Images (n, 3, H, W) uint8 and labels (n,): what a client trains on, originals or stylised.
+    """Images (n, 3, H, W) uint8 and labels (n,): what a client trains on, originals or stylized.
 
     `partners`, of the same shape, holds another version of each image (FISC: in the interpolation style). `owners` (n,)
     int64 says of which record each entry is a version where a record has several (CCST); None: each is a record."""

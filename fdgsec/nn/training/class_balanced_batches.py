@@ -21,7 +21,7 @@ from fdgsec.nn.training.precision import precision_of
 
 
 def alone(labels: Tensor) -> Tensor:
-    """Give the positions of samples, labelled (B,), whose class has no other sample."""
+    """Give the positions of samples, labeled (B,), whose class has no other sample."""
     return (class_partners(labels) == torch.arange(len(labels))).nonzero().flatten()
 
 

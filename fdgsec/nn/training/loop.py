@@ -11,7 +11,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_of
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast, precision_of
 
 
@@ -44,7 +44,7 @@ class Trainer(Protocol):
         round: int = 0,
         rounds: int = 1,
         beside: Iterable[nn.Parameter] = (),
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
         """Train `model` in place and give metrics, which go to the server."""
@@ -75,16 +75,16 @@ def prepared(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Preci
     return device, precision
 
 
-def stepped(optimiser: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
+def stepped(optimizer: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
     """Take one step down `loss`, with the plan's bound on the gradient's norm.
 
-    Only the optimiser's parameters get a gradient: no pass goes on into what stands still or to the images."""
-    trained = [each for group in optimiser.param_groups for each in group["params"] if each.requires_grad]
-    optimiser.zero_grad(set_to_none=True)
+    Only the optimizer's parameters get a gradient: no pass goes on into what stands still or to the images."""
+    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=trained)
     if plan.clip_norm is not None:
         nn.utils.clip_grad_norm_(trained, plan.clip_norm)
-    optimiser.step()
+    optimizer.step()
 
 
 def epochs(
@@ -97,23 +97,23 @@ def epochs(
     round: int = 0,
     rounds: int = 1,
     beside: Iterable[nn.Parameter] = (),
-    optimiser: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> dict[str, float]:
     """Train `model` in place and give {"loss": mean, "steps": count}.
 
     `round` of `rounds` places the learning rate on its schedule; `beside` are an objective's own parameters, trained by
-    the same optimiser; a given `optimiser` goes on from its moments. Raises UsageError for an empty set."""
+    the same optimizer; a given `optimizer` goes on from its moments. Raises UsageError for an empty set."""
     device, precision = prepared(model, plan)
-    optimiser = optimiser or optimiser_of([*model.parameters(), *beside], plan)
+    optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
     while step < plan.steps if plan.steps is not None else epoch < plan.epochs:
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = plan.rate(round=round, rounds=rounds, epoch=epoch)
         for batch in epoch_of_batches(data, plan, rng, device=device, layout=precision.layout):
             with autocast(device, precision):
                 losses = objective(batch, model)
-            stepped(optimiser, losses.mean(), plan)
+            stepped(optimizer, losses.mean(), plan)
             total, seen, step = total + losses.detach().sum(), seen + len(losses), step + 1
             if on_step is not None:
                 on_step(step, float(losses.detach().mean()))

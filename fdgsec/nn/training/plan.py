@@ -1,4 +1,4 @@
-"""How a client trains: optimiser, length, schedule and augmentation, as one frozen record."""
+"""How a client trains: optimizer, length, schedule and augmentation, as one frozen record."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from fdgsec.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """A client's optimiser, its length and its augmentation.
+    """A client's optimizer, its length and its augmentation.
 
     `epochs` passes over the data, or exactly `steps` steps where that is set. `schedule` lowers the learning rate over
     the whole run: "cosine" per round, "cosine-epoch" per local epoch, "step" by `decay` every `decay_every` rounds.
@@ -24,7 +24,7 @@ class TrainingPlan:
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 64
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam"] = "sgd"
     learning_rate: float = 1e-3
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -69,7 +69,7 @@ class TrainingPlan:
         """The shortest plan with this one's learning rate and weight decay: a step of plain SGD over `records` images, as
         they are, at once."""
         return replace(
-            self, steps=1, batch_size=records, optimiser="sgd", momentum=0.0, schedule="constant", crop=None,
+            self, steps=1, batch_size=records, optimizer="sgd", momentum=0.0, schedule="constant", crop=None,
             translate=0.0, flip=0.0, clip_norm=None,
         )  # fmt: skip
 
@@ -78,32 +78,32 @@ def _half_cosine(done: int, total: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(done / max(total, 1), 1.0)))
 
 
-def optimiser_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Make the plan's optimiser over those `parameters` that are trained."""
+def optimizer_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torch.optim.Optimizer:
+    """Make the plan's optimizer over those `parameters` that are trained."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    if plan.optimiser == "adam":
+    if plan.optimizer == "adam":
         return torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
     return torch.optim.SGD(trained, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay)
 
 
-def optimiser_memory(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Write an optimiser's moments as named tensors ("optimiser.3.exp_avg"), for methods whose clients keep them."""
-    entries = optimiser.state_dict()["state"]
+def optimizer_memory(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Write an optimizer's moments as named tensors ("optimizer.3.exp_avg"), for methods whose clients keep them."""
+    entries = optimizer.state_dict()["state"]
     return {
-        f"optimiser.{number}.{name}": torch.as_tensor(value).detach().cpu().clone()
+        f"optimizer.{number}.{name}": torch.as_tensor(value).detach().cpu().clone()
         for number, moments in entries.items()
         for name, value in moments.items()
         if value is not None
     }
 
 
-def remember(optimiser: torch.optim.Optimizer, memory: Mapping[str, Tensor]) -> None:
-    """Put the moments that `optimiser_memory` wrote back; entries of `memory` with other names are passed over."""
+def remember(optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor]) -> None:
+    """Put the moments that `optimizer_memory` wrote back; entries of `memory` with other names are passed over."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in memory.items():
         prefix, _, rest = key.partition(".")
         number, _, name = rest.partition(".")
-        if prefix == "optimiser":
+        if prefix == "optimizer":
             state.setdefault(int(number), {})[name] = value.clone()
     if state:
-        optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})

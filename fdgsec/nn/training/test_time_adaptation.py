@@ -1,6 +1,6 @@
-"""Test-time adaptation: a trained model that goes on learning from the unlabelled images it is tested on.
+"""Test-time adaptation: a trained model that goes on learning from the unlabeled images it is tested on.
 
-Tent (Wang, Shelhamer, Liu, Olshausen & Darrell, ICLR 2021, https://arxiv.org/abs/2006.10726) minimises the entropy of
+Tent (Wang, Shelhamer, Liu, Olshausen & Darrell, ICLR 2021, https://arxiv.org/abs/2006.10726) minimizes the entropy of
 predictions in the scales and shifts of the norm layers, online, while batch norm takes its statistics from the test
 batch. CCST's Table 2b puts it on federated models. It needs the whole unseen domain at hand in batches, so its accuracy
 stands beside the plain one, never in its place."""
@@ -21,14 +21,14 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 
 @dataclass(frozen=True, kw_only=True)
 class Tent:
-    """How Tent adapts: `steps` per batch, `passes` over all images, and its optimiser (SGD with Nesterov momentum .9).
+    """How Tent adapts: `steps` per batch, `passes` over all images, and its optimizer (SGD with Nesterov momentum .9).
 
     The defaults are those of the authors' configuration for CIFAR-10-C."""
 
     steps: int = 1
     passes: int = 1
     batch_size: int = 200
-    optimiser: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 1e-3
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ ADAPTATIONS: Mapping[str, Tent] = {
     "tent": Tent(),
     # fed_run.py of CCST's code: SGD at 1e-4, ten epochs of two passes over the unseen domain. The second pass is meant to
     # test, but Tent adapts in evaluation mode too, so that what it prints at the end is the twentieth pass's.
-    "tent-ccst": Tent(passes=20, batch_size=32, optimiser="sgd", learning_rate=1e-4),
+    "tent-ccst": Tent(passes=20, batch_size=32, optimizer="sgd", learning_rate=1e-4),
 }
 
 
@@ -61,14 +61,14 @@ def tent_predictions(model: Classifier, images: Tensor, *, how: Tent, rng: torch
     network without norm layers."""
     network = tented(model)
     parameters = [value for value in network.parameters() if value.requires_grad]
-    optimiser: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=how.learning_rate)
-    if how.optimiser == "sgd":
-        optimiser = torch.optim.SGD(parameters, lr=how.learning_rate, momentum=0.9, nesterov=True)
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=how.learning_rate)
+    if how.optimizer == "sgd":
+        optimizer = torch.optim.SGD(parameters, lr=how.learning_rate, momentum=0.9, nesterov=True)
     predicted = torch.empty(len(images), dtype=torch.int64)
     for _ in range(how.passes):
         for rows in _batches(torch.randperm(len(images), generator=rng), how.batch_size):
             for _ in range(how.steps):
-                predicted[rows] = _adapted(network, images[rows], optimiser)
+                predicted[rows] = _adapted(network, images[rows], optimizer)
     return predicted
 
 
@@ -96,7 +96,7 @@ def _batches(order: Tensor, size: int) -> list[Tensor]:
     return parts
 
 
-def _adapted(network: Classifier, images: Tensor, optimiser: torch.optim.Optimizer) -> Tensor:
+def _adapted(network: Classifier, images: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
     """Predict one batch, then take one step down the mean entropy of these predictions."""
     device = next(network.parameters()).device
     precision = precision_of(device, network.backbone)
@@ -104,7 +104,7 @@ def _adapted(network: Classifier, images: Tensor, optimiser: torch.optim.Optimiz
     with autocast(device, precision):
         logits: Tensor = network(as_float(images.to(device)).contiguous(memory_format=precision.layout)).float()
     entropy = -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
-    optimiser.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     entropy.mean().backward()
-    optimiser.step()
+    optimizer.step()
     return logits.detach().argmax(1).cpu()

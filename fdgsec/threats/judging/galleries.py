@@ -86,9 +86,9 @@ def _pixel_ranking(entry: Entry[Reconstructions], galleries: Galleries) -> Ranke
 
 
 def squared_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Give the summed squared pixel difference of every pair: (N, M), both sides centred so that float32 suffices."""
-    centre = second.flatten(1).mean(0)
-    one, other = first.float().flatten(1) - centre, second.flatten(1) - centre
+    """Give the summed squared pixel difference of every pair: (N, M), both sides centered so that float32 suffices."""
+    center = second.flatten(1).mean(0)
+    one, other = first.float().flatten(1) - center, second.flatten(1) - center
     length = other.square().sum(1)
     return torch.cat([
         part.square().sum(1, keepdim=True) + length - 2 * part @ other.T for part in one.split(BLOCK)

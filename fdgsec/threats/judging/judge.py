@@ -230,11 +230,11 @@ def _labels(group: Group) -> list[Measurement]:
     n, share = len(truth), majority_share(truth)
     right = accuracy(truth, guess)
     plain = row("accuracy", group.slice, right, wilson(right * n, n), n, Scale(chance=share))
-    relabelled, guess, classes = present_classes(truth, guess)
+    relabeled, guess, classes = present_classes(truth, guess)
     if classes < 2:
         return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]
-    balanced = balanced_accuracy(relabelled, guess, classes=classes)
-    interval = balanced_accuracy_interval(relabelled, guess, classes=classes)
+    balanced = balanced_accuracy(relabeled, guess, classes=classes)
+    interval = balanced_accuracy_interval(relabeled, guess, classes=classes)
     return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
 
 

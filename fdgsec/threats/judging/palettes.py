@@ -1,4 +1,4 @@
-"""Palettes: which colours an image has, without where; how they follow from six numbers, and how far two lie apart.
+"""Palettes: which colors an image has, without where; how they follow from six numbers, and how far two lie apart.
 
 A palette is the quantile function of each of red, green and blue, at evenly spaced shares of the pixels. The distance
 is the earth mover's between the histograms of a channel, which in one dimension is the mean gap between quantile

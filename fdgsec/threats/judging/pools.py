@@ -1,4 +1,4 @@
-"""Pools of per-image rows judged: whose rows were published, how many images a client holds, which colours they have."""
+"""Pools of per-image rows judged: whose rows were published, how many images a client holds, which colors they have."""
 
 from collections.abc import Sequence
 

@@ -49,7 +49,7 @@ def accuracy(answers: Sequence[Answer], control: PositiveControl, question: str)
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("request_kind", ["as_if_released", "resampled_clients"])
-def test_planted_domains_are_recognised_in_rows_and_in_pooled_styles(seed: int, request_kind: str):
+def test_planted_domains_are_recognized_in_rows_and_in_pooled_styles(seed: int, request_kind: str):
     control = planted(seed)
 
     answers = DomainInference().run(control.cases, control.knowledge, stream(seed, "attack", "run"))

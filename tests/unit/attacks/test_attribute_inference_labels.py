@@ -26,13 +26,13 @@ def facts(*kinds: str) -> TargetFacts:
     return TargetFacts(artifact_kinds=frozenset(kinds), clients=3, images_per_client=700, classes=3, profile="quick")
 
 
-def world(seed: int, *, colour: float, auxiliary: int = 45, released: int = 60, domains: int = 2) -> PositiveControl:
-    """Images of `domains` domains whose channel means shift by `colour` standard deviations with the class."""
+def world(seed: int, *, color: float, auxiliary: int = 45, released: int = 60, domains: int = 2) -> PositiveControl:
+    """Images of `domains` domains whose channel means shift by `color` standard deviations with the class."""
     rng = stream(seed, "world", "labels")
     per_domain, channels = auxiliary + released, 12
     domain = torch.arange(domains).repeat_interleave(per_domain)
     labels = torch.randint(3, (len(domain),), generator=rng)
-    palette = colour * torch.randn(3, channels, generator=rng, dtype=torch.float64)
+    palette = color * torch.randn(3, channels, generator=rng, dtype=torch.float64)
     scale = torch.tensor([1.0, 7.0]).double()[domain].unsqueeze(1)
     noise = torch.randn(len(domain), channels, generator=rng, dtype=torch.float64)
     mean = scale * (palette[labels] + noise) + 30.0 * domain.unsqueeze(1)
@@ -73,7 +73,7 @@ def accuracy(answers: Sequence[Answer], truths: Sequence[Truth]) -> float:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_planted_classes_are_recognised(seed: int):
+def test_planted_classes_are_recognized(seed: int):
     control = LabelInference().positive_control(EMPTY, stream(seed, "attack", "plant"))
 
     answers = LabelInference().run(control.cases, control.knowledge, stream(seed, "attack", "run"))
@@ -85,7 +85,7 @@ def test_planted_classes_are_recognised(seed: int):
 def test_styles_without_the_class_give_one_over_the_number_of_classes():
     right = asked = 0
     for seed in range(6):
-        plain = world(seed, colour=0.0)
+        plain = world(seed, color=0.0)
         true, predicted = joined(
             LabelInference(folds=3).run(plain.cases, plain.knowledge, stream(seed, "attack", "run")), plain.truths
         )
@@ -96,27 +96,27 @@ def test_styles_without_the_class_give_one_over_the_number_of_classes():
     assert abs(right / asked - 1 / 3) < 1.5 * half_width  # three of a thousand sets of seeds would miss it
 
 
-def test_colours_shared_by_all_domains_help_where_own_images_are_few():
-    coloured = world(0, colour=1.0, auxiliary=9, released=200)
-    knowledge = coloured.knowledge
+def test_colors_shared_by_all_domains_help_where_own_images_are_few():
+    colored = world(0, color=1.0, auxiliary=9, released=200)
+    knowledge = colored.knowledge
     assert knowledge.auxiliary is not None
     alone = replace(knowledge, auxiliary=knowledge.auxiliary.of_domain("ink"))
 
-    together = LabelInference(folds=3).run(coloured.cases[:1], knowledge, stream(0, "attack", "run"))
-    single = LabelInference(folds=3).run(coloured.cases[:1], alone, stream(0, "attack", "run"))
+    together = LabelInference(folds=3).run(colored.cases[:1], knowledge, stream(0, "attack", "run"))
+    single = LabelInference(folds=3).run(colored.cases[:1], alone, stream(0, "attack", "run"))
 
-    assert accuracy(together, coloured.truths) > 0.6
-    assert accuracy(together, coloured.truths) >= accuracy(single, coloured.truths)
+    assert accuracy(together, colored.truths) > 0.6
+    assert accuracy(together, colored.truths) >= accuracy(single, colored.truths)
 
 
 def test_exchanged_rows_know_nothing_of_their_labels():
     right = asked = 0
     for seed in range(6):
-        coloured = world(seed, colour=2.0)
+        colored = world(seed, color=2.0)
         answers = LabelInference(folds=3).negative_control(
-            coloured.cases, coloured.knowledge, stream(seed, "attack", "null")
+            colored.cases, colored.knowledge, stream(seed, "attack", "null")
         )
-        true, predicted = joined(answers, coloured.truths)
+        true, predicted = joined(answers, colored.truths)
         right, asked = right + int((true == predicted).sum()), asked + len(true)
 
     assert abs(right / asked - 1 / 3) < 3 * (1 / 3 * 2 / 3 / asked) ** 0.5
@@ -124,15 +124,15 @@ def test_exchanged_rows_know_nothing_of_their_labels():
 
 def test_setting_is_chosen_without_looking_at_what_was_released():
     """A row's prediction does not depend on the rows it came with."""
-    coloured = world(1, colour=1.0)
-    mean, std = coloured.cases[0].released()
+    colored = world(1, color=1.0)
+    mean, std = colored.cases[0].released()
     half = upload(ImageStyles(mean=mean[:20].float(), std=std[:20].float()))
     attack = LabelInference(folds=3)
 
-    whole = attack.run(coloured.cases[:1], coloured.knowledge, stream(0, "attack", "run"))
-    part = attack.run([replace(coloured.cases[0], views=(half,))], coloured.knowledge, stream(0, "attack", "run"))
+    whole = attack.run(colored.cases[:1], colored.knowledge, stream(0, "attack", "run"))
+    part = attack.run([replace(colored.cases[0], views=(half,))], colored.knowledge, stream(0, "attack", "run"))
 
-    assert torch.equal(joined(whole, coloured.truths)[1][:20], joined_predictions(part))
+    assert torch.equal(joined(whole, colored.truths)[1][:20], joined_predictions(part))
 
 
 def joined_predictions(answers: Sequence[Answer]) -> Tensor:
@@ -141,26 +141,26 @@ def joined_predictions(answers: Sequence[Answer]) -> Tensor:
 
 @pytest.mark.parametrize("told", ["oil", None])
 def test_client_that_holds_one_domain_reads_rows_of_another_by_their_own_spread(told: str | None):
-    coloured = world(2, colour=2.0, released=120)
-    knowledge = coloured.knowledge
+    colored = world(2, color=2.0, released=120)
+    knowledge = colored.knowledge
     assert knowledge.auxiliary is not None
     client = replace(knowledge, auxiliary=None, own=knowledge.auxiliary.of_domain("ink"))
 
-    asked = [replace(coloured.cases[1], domain=told)]
+    asked = [replace(colored.cases[1], domain=told)]
 
     answers = LabelInference(folds=3).run(asked, client, stream(0, "attack", "run"))
 
-    assert accuracy(answers, coloured.truths[1:]) > 0.8
+    assert accuracy(answers, colored.truths[1:]) > 0.8
 
 
 def test_rows_of_a_domain_that_was_not_told_are_read_alike_whatever_it_is():
-    coloured = world(2, colour=2.0, released=120)
-    asked = [replace(case, domain=None) for case in coloured.cases]
+    colored = world(2, color=2.0, released=120)
+    asked = [replace(case, domain=None) for case in colored.cases]
 
-    answers = LabelInference(folds=3).run(asked, coloured.knowledge, stream(0, "attack", "run"))
+    answers = LabelInference(folds=3).run(asked, colored.knowledge, stream(0, "attack", "run"))
 
-    assert accuracy(answers[:1], coloured.truths) > 0.8
-    assert accuracy(answers[1:], coloured.truths) > 0.8
+    assert accuracy(answers[:1], colored.truths) > 0.8
+    assert accuracy(answers[1:], colored.truths) > 0.8
 
 
 def test_without_any_images_the_attack_is_not_planned():
@@ -171,12 +171,12 @@ def test_without_any_images_the_attack_is_not_planned():
 
 
 def test_clients_of_mixed_domains_are_read_with_one_model():
-    coloured = world(3, colour=2.0, domains=1)
-    mixed = replace(coloured.cases[0], question="released", domain="mixed", slice={"domain": "mixed"})
+    colored = world(3, color=2.0, domains=1)
+    mixed = replace(colored.cases[0], question="released", domain="mixed", slice={"domain": "mixed"})
 
-    answers = LabelInference(folds=3).run([mixed], coloured.knowledge, stream(0, "attack", "run"))
+    answers = LabelInference(folds=3).run([mixed], colored.knowledge, stream(0, "attack", "run"))
 
-    assert accuracy(answers, coloured.truths) > 0.8
+    assert accuracy(answers, colored.truths) > 0.8
     assert answers[0].slice == {"rows": "released"}
 
 
@@ -191,18 +191,18 @@ def test_plan_asks_for_single_image_rows_only():
 
 
 def test_too_few_own_images_for_a_choice_still_make_a_model():
-    coloured = world(4, colour=2.0, auxiliary=9)
+    colored = world(4, color=2.0, auxiliary=9)
 
-    answers = LabelInference(folds=5).run(coloured.cases, coloured.knowledge, stream(0, "attack", "run"))
+    answers = LabelInference(folds=5).run(colored.cases, colored.knowledge, stream(0, "attack", "run"))
 
-    assert accuracy(answers, coloured.truths) > 0.8
+    assert accuracy(answers, colored.truths) > 0.8
 
 
 def test_one_class_alone_is_an_error():
-    coloured = world(5, colour=1.0)
-    auxiliary = coloured.knowledge.auxiliary
+    colored = world(5, color=1.0)
+    auxiliary = colored.knowledge.auxiliary
     assert auxiliary is not None
-    one = replace(coloured.knowledge, auxiliary=auxiliary.subset(auxiliary.labels == 0))
+    one = replace(colored.knowledge, auxiliary=auxiliary.subset(auxiliary.labels == 0))
 
     with pytest.raises(UsageError, match="at least 2 classes"):
-        LabelInference().run(coloured.cases, one, stream(0, "attack", "run"))
+        LabelInference().run(colored.cases, one, stream(0, "attack", "run"))

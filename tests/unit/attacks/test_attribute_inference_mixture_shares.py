@@ -18,7 +18,7 @@ from fdgsec.data.domains import shares_of
 from fdgsec.runtime.random_streams import stream
 
 
-def coloured(seed: int, *, images: int = 24, apart: float = 2.0) -> tuple[Tensor, Tensor]:
+def colored(seed: int, *, images: int = 24, apart: float = 2.0) -> tuple[Tensor, Tensor]:
     rng = stream(seed, "attack")
     kinds = torch.arange(images) % 3
     palette = apart * torch.randn(3, 40, generator=rng, dtype=torch.float64)
@@ -40,7 +40,7 @@ def refitted(records: Tensor, kinds: Tensor, penalty: float) -> Tensor:
 
 
 def test_left_out_scores_are_those_of_refits_and_the_penalty_is_the_best_of_them():
-    records, kinds = coloured(0)
+    records, kinds = colored(0)
     scaled = (records - records.mean(0)) / records.std(0, correction=0)
     square = float(torch.linalg.svdvals(scaled).square().mean())
     truth = torch.nn.functional.one_hot(kinds, 3).to(torch.float64)
@@ -53,7 +53,7 @@ def test_left_out_scores_are_those_of_refits_and_the_penalty_is_the_best_of_them
 
 
 def test_the_score_of_a_mean_is_the_mean_of_the_scores():
-    records, kinds = coloured(1)
+    records, kinds = colored(1)
 
     scorer, _ = fit_scorer(records, kinds, 3)
 
@@ -62,7 +62,7 @@ def test_the_score_of_a_mean_is_the_mean_of_the_scores():
 
 
 def test_a_coordinate_that_never_varies_does_not_decide():
-    records, kinds = coloured(2)
+    records, kinds = colored(2)
     records[:, 0] = 5.0
 
     scorer, _ = fit_scorer(records, kinds, 3)
@@ -86,8 +86,8 @@ def test_shares_are_projected_to_the_nearest_point_of_the_simplex():
     assert float(projected.min()) >= 0
     assert torch.allclose(projected.sum(1), torch.ones(200).double(), atol=1e-12)
     # nearest: no vertex of the simplex lies at an acute angle to what is left over
-    towards = torch.eye(5, dtype=torch.float64) - projected.unsqueeze(1)
-    assert float((towards @ (values - projected).unsqueeze(2)).max()) < 1e-9
+    toward = torch.eye(5, dtype=torch.float64) - projected.unsqueeze(1)
+    assert float((toward @ (values - projected).unsqueeze(2)).max()) < 1e-9
 
 
 def test_shares_stay_where_they_are():

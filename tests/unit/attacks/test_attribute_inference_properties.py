@@ -148,7 +148,7 @@ def test_exchanged_releases_are_not_significant():
 
 
 @pytest.mark.slow
-def test_classes_that_colour_nothing_are_rarely_found():
+def test_classes_that_color_nothing_are_rarely_found():
     """False alarms: 100 federations whose styles say nothing of classes; a leak would be called for 2.5% at most."""
     called = {"auc": 0, "mae": 0}
     for seed in range(100):
@@ -240,7 +240,7 @@ class Doubling:
         )
 
 
-def test_releases_that_are_no_means_are_learnt_from_the_methods_own_code():
+def test_releases_that_are_no_means_are_learned_from_the_methods_own_code():
     planted_control = world(0)
     federation = planted_control.knowledge.simulate
     assert isinstance(federation, PlantedFederation)
@@ -248,9 +248,9 @@ def test_releases_that_are_no_means_are_learnt_from_the_methods_own_code():
     simulated = replace(planted_control.knowledge, simulate=Doubling(federation=federation))
 
     mistaken = ATTACK.run(cases, planted_control.knowledge, stream(0, "attack"))  # it is told that means are sent
-    learnt = ATTACK.run(cases, simulated, stream(0, "attack"))
+    learned = ATTACK.run(cases, simulated, stream(0, "attack"))
 
-    for wrong, right in zip(measured(planted_control, mistaken), measured(planted_control, learnt), strict=True):
+    for wrong, right in zip(measured(planted_control, mistaken), measured(planted_control, learned), strict=True):
         if wrong.name == "mae":
             assert wrong.value is not None
             assert right.value is not None

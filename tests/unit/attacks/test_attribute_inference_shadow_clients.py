@@ -16,7 +16,7 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fediir import FedIIR
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.styles.channel_statistics import recentred
+from fdgsec.nn.styles.channel_statistics import recentered
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
@@ -60,16 +60,16 @@ def test_a_release_is_tried_out_for_being_a_mean(data: DomainDataset, roles: Rol
     assert shadows(data, laboratory(roles, method)).are_means(stream(0, "attack")) is mean
 
 
-def test_about_is_linear_and_leaves_nothing_of_the_centre():
+def test_about_is_linear_and_leaves_nothing_of_the_center():
     rng = stream(0, "attack")
     records = torch.randn(9, 6, generator=rng, dtype=torch.float64)
-    centre = torch.randn(6, generator=rng, dtype=torch.float64)
+    center = torch.randn(6, generator=rng, dtype=torch.float64)
 
-    placed = about(records, centre, PooledStyles())
+    placed = about(records, center, PooledStyles())
 
-    assert torch.allclose(about(records.mean(0), centre, PooledStyles()), placed.mean(0))
-    assert torch.allclose(about(centre, centre, PooledStyles()), torch.zeros(6).double())
-    assert torch.allclose(placed[:, 3:] + recentred(centre, centre[:3])[3:], recentred(records, centre[:3])[:, 3:])
+    assert torch.allclose(about(records.mean(0), center, PooledStyles()), placed.mean(0))
+    assert torch.allclose(about(center, center, PooledStyles()), torch.zeros(6).double())
+    assert torch.allclose(placed[:, 3:] + recentered(center, center[:3])[3:], recentered(records, center[:3])[:, 3:])
 
 
 def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset, roles: Roles):
@@ -80,10 +80,10 @@ def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset,
     assert same.count == 7
     assert set(same.homes.tolist()) == {1}
     assert set(other.homes.tolist()) == {0, 2}
-    assert other.centre is None
-    assert same.centre is not None
-    assert all_.centre is not None
-    assert torch.equal(same.centre, all_.centre)
+    assert other.center is None
+    assert same.center is not None
+    assert all_.center is not None
+    assert torch.equal(same.center, all_.center)
     for pool, home in ((same, 1), (other, 0), (other, 2), (all_, 0), (all_, 1)):
         mine = pool.homes == home
         means = [pool.records[mine & (pool.kinds == kind)].mean(0) for kind in range(7)]
@@ -95,7 +95,7 @@ def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset,
 def test_a_domain_without_images_is_read_by_all_others(data: DomainDataset, roles: Roles, domain: str | None):
     (pool,) = shadows(data, laboratory(roles, CCST())).pools(domain)
 
-    assert (pool.name, pool.centre, pool.of_clients()) == ("other domains", None, [0, 1, 2])
+    assert (pool.name, pool.center, pool.of_clients()) == ("other domains", None, [0, 1, 2])
 
 
 def test_a_client_of_several_domains_is_read_by_all_of_them(data: DomainDataset, roles: Roles):
@@ -154,9 +154,9 @@ def test_head_gradients_of_a_real_method_give_the_shares_away(data: DomainDatase
     answers = PropertyInference().run(cases, knowledge(data, lab), stream(0, "attack"))
     rows = Judge(bootstrap_repeats=50).measure(answers, cases, truths, stream(0, "world", "judge"))
 
-    learnt = [row for row in rows if row.slice["reading"] == "auxiliary gradients"]
-    assert {row.name for row in learnt} == {"mae", "auc"}
-    for row in learnt:
+    learned = [row for row in rows if row.slice["reading"] == "auxiliary gradients"]
+    assert {row.name for row in learned} == {"mae", "auc"}
+    for row in learned:
         assert row.value is not None
         assert row.verdict == "leaks"
         assert row.value < 0.02 if row.name == "mae" else row.value > 0.95

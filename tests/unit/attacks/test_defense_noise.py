@@ -85,7 +85,7 @@ def test_without_a_defense_there_is_no_blur_and_rows_stay_as_they_are():
 
 
 def grouped(artifact: Artifact, images: DomainDataset, rng: torch.Generator) -> Artifact:
-    """Every row becomes the mean of five neighbours."""
+    """Every row becomes the mean of five neighbors."""
     assert len(images.domains.unique()) == 1  # what one client sends is of its own images
     return renumbered(
         artifact, lambda _, value: value.view(-1, 5, value.shape[1]).mean(1).repeat_interleave(5, dim=0).contiguous()

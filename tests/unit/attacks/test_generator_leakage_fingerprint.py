@@ -26,10 +26,10 @@ def test_the_fingerprint_is_the_centroid_at_the_smallest_angle_once_what_all_sha
     known = Fingerprints(changes=changes, domains=domains, federations=federations)
 
     for change in changes:
-        centres = {d: changes[domains == d].mean(0) for d in (0, 3)}
-        common = (centres[0] + centres[3]) / 2
+        centers = {d: changes[domains == d].mean(0) for d in (0, 3)}
+        common = (centers[0] + centers[3]) / 2
         cosine = {
-            d: float(functional.cosine_similarity(change - common, c - common, dim=0)) for d, c in centres.items()
+            d: float(functional.cosine_similarity(change - common, c - common, dim=0)) for d, c in centers.items()
         }
         assert known.nearest(change) == max(cosine, key=lambda d: cosine[d])
 

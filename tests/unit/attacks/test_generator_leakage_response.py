@@ -48,7 +48,7 @@ def test_the_loss_is_what_feddag_trains_its_generator_by():
 
     pixels = as_float(images.pixels())
     with torch.no_grad():
-        moved = generated_images(network, pixels, a=0.3, normalise=model.normalise)
+        moved = generated_images(network, pixels, a=0.3, normalize=model.normalize)
         classified = functional.cross_entropy(model(moved), images.labels, reduction="none")
         expected = classified - discrepancy(model.features(pixels), model.features(moved)).clamp_max(0.01)
     assert torch.allclose(found, expected.double(), atol=1e-5)

@@ -133,7 +133,7 @@ def test_the_picture_is_picked_out_of_candidates_by_its_gradient_and_by_its_outl
     assert [int(answer.distances.argmin()) for answer in found] == [24 + answer.case for answer in found]
 
 
-def test_outlines_do_not_depend_on_colours():
+def test_outlines_do_not_depend_on_colors():
     shapes = torch.zeros(3, 3, 24, 24)
     shapes[0, :, 4:12, 4:12], shapes[1, :, 12:20, 6:18], shapes[2, :, 2:8, 10:22] = 1.0, 1.0, 1.0
     drawn = 0.7 - 0.3 * shapes[[1]] * torch.tensor([0.2, 1.0, 0.4]).reshape(3, 1, 1)
@@ -212,7 +212,7 @@ def test_the_run_itself_is_inverted_where_its_clients_take_one_step():
 @pytest.mark.parametrize(
     ("knowledge", "words"),
     [
-        ({"plan": TrainingPlan(optimiser="adam", learning_rate=0.1)}, "Adam"),
+        ({"plan": TrainingPlan(optimizer="adam", learning_rate=0.1)}, "Adam"),
         ({"plan": TrainingPlan(momentum=0.9, learning_rate=0.1), "keeps_moments": True}, "momentum 0.9"),
         ({"plan": TrainingPlan(batch_size=1, steps=1, learning_rate=0.1)}, "1 of 2 images"),
         ({"plan": None}, "does not know"),
@@ -230,7 +230,7 @@ def test_what_stands_against_the_runs_own_inversion_is_said(knowledge: dict[str,
     assert words in row.unavailable
 
 
-def test_the_first_step_of_a_fresh_optimiser_has_no_momentum():
+def test_the_first_step_of_a_fresh_optimizer_has_no_momentum():
     planted_control = planted(0, 1)
     known = replace(planted_control.knowledge, plan=TrainingPlan(momentum=0.9, learning_rate=0.1))
 

@@ -119,7 +119,7 @@ def test_a_present_class_counts_even_where_the_batch_is_full_of_another():
 
 
 @pytest.mark.parametrize(
-    ("batch", "steps", "optimiser", "momentum", "words"),
+    ("batch", "steps", "optimizer", "momentum", "words"),
     [
         (9, 1, "sgd", 0.0, "a batch of 9 records"),
         (8, 2, "sgd", 0.0, "2 local steps"),
@@ -128,14 +128,14 @@ def test_a_present_class_counts_even_where_the_batch_is_full_of_another():
     ],
 )
 def test_infeasible_settings_say_why(
-    batch: int, steps: int, optimiser: Literal["sgd", "adam"], momentum: float, words: str
+    batch: int, steps: int, optimizer: Literal["sgd", "adam"], momentum: float, words: str
 ):
-    assert words in feasible(batch, steps, optimiser=optimiser, momentum=momentum)
+    assert words in feasible(batch, steps, optimizer=optimizer, momentum=momentum)
 
 
 def test_a_feasible_setting_has_nothing_against_it_and_an_infeasible_one_all_its_reasons():
     assert feasible(8, 1) == ""
-    assert feasible(32, 50, optimiser="adam", momentum=0.5).count(";") == 3
+    assert feasible(32, 50, optimizer="adam", momentum=0.5).count(";") == 3
 
 
 def test_labels_need_the_head_and_a_gradient_with_two_signs():

@@ -69,9 +69,9 @@ def test_one_sgd_step_with_weight_decay_is_undone():
     model = network()
     images, labels = pictures(seed=2, n=2, side=SIDE), torch.tensor([0, 6])
     stepped = copy.deepcopy(model).eval()
-    optimiser = torch.optim.SGD(stepped.parameters(), lr=0.1, weight_decay=0.01)
+    optimizer = torch.optim.SGD(stepped.parameters(), lr=0.1, weight_decay=0.01)
     functional.cross_entropy(stepped(images), labels).backward()
-    optimiser.step()
+    optimizer.step()
 
     made = step_gradient(model, stepped.state_dict(), learning_rate=0.1, weight_decay=0.01)
 
@@ -80,7 +80,7 @@ def test_one_sgd_step_with_weight_decay_is_undone():
     assert all(torch.allclose(made[name], true[name], atol=1e-5) for name in true)
 
 
-def test_total_variation_is_the_mean_of_neighbours_differences():
+def test_total_variation_is_the_mean_of_neighbors_differences():
     image = torch.tensor([[[[0.0, 1.0], [0.5, 0.5]]]])
 
     # down: |.5 - 0|, |.5 - 1|, mean .5; across: |1 - 0|, |.5 - .5|, mean .5

@@ -104,7 +104,7 @@ def test_exchanged_rows_are_not_significant():
         failures += sum(not control.passed for control in negative_controls(rows, comparisons=len(rows)))
         total += len(rows)
 
-    assert total == 24  # classes, images and colours
+    assert total == 24  # classes, images and colors
     assert failures <= 2  # each fails with probability .05 / 3: more than 2 in 1 of 120
 
 
@@ -155,11 +155,11 @@ def test_own_images_take_on_the_received_rows_statistics():
     )
 
     made = sets_of(received(planted_control.cases[0], one), planted_control.knowledge)
-    found = statistics("pixels", as_dataset(made["stylised"], planted_control)).mean
+    found = statistics("pixels", as_dataset(made["stylized"], planted_control)).mean
 
-    assert set(made) == {"stylised", "stylised as another", "own images"}
+    assert set(made) == {"stylized", "stylized as another", "own images"}
     assert torch.allclose(found, one.mean[:1].double().expand_as(found), atol=0.01)  # 8 bits are .02 of a unit
-    assert not torch.allclose(made["stylised"], made["stylised as another"], atol=0.01)
+    assert not torch.allclose(made["stylized"], made["stylized as another"], atol=0.01)
 
 
 def as_dataset(images: Tensor, planted_control: PositiveControl) -> DomainDataset:
@@ -180,7 +180,7 @@ def test_an_interpolation_style_restyles_own_images_and_is_read_no_further():
     answers = ATTACK.run([case], planted_control.knowledge, stream(0, "attack"))
 
     assert [(type(a), a.slice["received"], a.slice["set"]) for a in answers] == [
-        (GeneratedSets, "InterpolationStyle", "stylised"), (GeneratedSets, "InterpolationStyle", "own images"),
+        (GeneratedSets, "InterpolationStyle", "stylized"), (GeneratedSets, "InterpolationStyle", "own images"),
     ]  # fmt: skip
 
 
@@ -237,5 +237,5 @@ def test_who_knows_of_noise_learns_from_noisy_rows_and_compares_in_its_metric():
     gain = {key: sum(each[key] for each in gains) / len(gains) for key in gains[0]}
 
     assert gain["top5", None] > 0.1  # by its style, of 60 candidates
-    assert gain["psnr", "mean colour"] > 1.0
+    assert gain["psnr", "mean color"] > 1.0
     assert gain["balanced_accuracy", None] > -0.05

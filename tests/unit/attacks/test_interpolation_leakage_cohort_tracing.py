@@ -16,13 +16,13 @@ MEAN = PublicRule(partition=None)
 def styles_of(clients: int, seed: int = 0, *, dimensions: int = 60) -> Tensor:
     """Clients of three domains that lie far apart."""
     rng = stream(seed, "attack", "styles")
-    centres = 8 + 3 * torch.randn(3, dimensions, generator=rng, dtype=torch.float64)
-    return centres[torch.arange(clients) % 3] + 0.3 * torch.randn(
+    centers = 8 + 3 * torch.randn(3, dimensions, generator=rng, dtype=torch.float64)
+    return centers[torch.arange(clients) % 3] + 0.3 * torch.randn(
         clients, dimensions, generator=rng, dtype=torch.float64
     )
 
 
-def test_each_rule_is_recognised_by_what_it_publishes():
+def test_each_rule_is_recognized_by_what_it_publishes():
     examples = [styles_of(22, seed) for seed in range(3)]
 
     found = [rule_behind([(styles, rule(styles).float().double()) for styles in examples]) for rule in RULES]

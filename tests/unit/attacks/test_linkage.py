@@ -128,10 +128,10 @@ def test_without_classes_or_domains_only_the_whitened_distance_is_left():
     planted_control = planted()
     auxiliary = planted_control.knowledge.auxiliary
     assert auxiliary is not None
-    unlabelled = replace(auxiliary, labels=torch.zeros_like(auxiliary.labels))
+    unlabeled = replace(auxiliary, labels=torch.zeros_like(auxiliary.labels))
 
     guess = ATTACK.run(
-        planted_control.cases, replace(planted_control.knowledge, auxiliary=unlabelled), stream(0, "attack")
+        planted_control.cases, replace(planted_control.knowledge, auxiliary=unlabeled), stream(0, "attack")
     )
 
     assert {answer.slice["distance"] for answer in guess} == {"whitened"}
@@ -169,9 +169,9 @@ def test_rows_of_single_images_are_pooled_before_they_are_linked():
     planted_control = planted()
     mean, std = torch.rand(5, 24, generator=stream(1, "attack")), 1 + torch.rand(5, 24, generator=stream(2, "attack"))
     pooled = linear_statistic(mean.double(), std.double()).mean(0)
-    centre, square = pooled[:24], pooled[24:]
+    center, square = pooled[:24], pooled[24:]
     rows = ImageStyles(mean=mean, std=std)
-    whole = StyleStatistics(mean=centre.float(), std=(square - centre**2 + 1e-5).sqrt().float())
+    whole = StyleStatistics(mean=center.float(), std=(square - center**2 + 1e-5).sqrt().float())
 
     by_rows, by_whole = (
         ATTACK.run(

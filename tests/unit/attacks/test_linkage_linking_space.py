@@ -214,15 +214,15 @@ def covariance(size: int, rng: torch.Generator) -> Tensor:
 def test_the_log_ratio_of_a_pair_is_the_difference_of_two_gaussian_log_densities():
     rng = stream(0, "attack")
     signal, noise = covariance(4, rng), covariance(4, rng)
-    centre, scale = torch.randn(4, generator=rng).double(), 0.5 + torch.rand(4, generator=rng).double()
+    center, scale = torch.randn(4, generator=rng).double(), 0.5 + torch.rand(4, generator=rng).double()
     first, second = torch.randn(3, 4, generator=rng).double(), torch.randn(5, 4, generator=rng).double()
 
-    found = solved(signal, noise, centre=centre, scale=scale).distances(first, second)
+    found = solved(signal, noise, center=center, scale=scale).distances(first, second)
 
     total = signal + noise
     both = torch.cat([torch.cat([total, signal], 1), torch.cat([signal, total], 1)])
     same, alone = MultivariateNormal(torch.zeros(8).double(), both), MultivariateNormal(torch.zeros(4).double(), total)
-    a, b = (first - centre) / scale, (second - centre) / scale
+    a, b = (first - center) / scale, (second - center) / scale
     oracle = torch.stack(
         [torch.stack([alone.log_prob(x) + alone.log_prob(y) - same.log_prob(torch.cat([x, y])) for y in b]) for x in a]
     )
@@ -231,4 +231,4 @@ def test_the_log_ratio_of_a_pair_is_the_difference_of_two_gaussian_log_densities
 
 def test_noise_that_is_not_positive_definite_is_refused():
     with pytest.raises(ValueError, match="positive definite"):
-        solved(torch.eye(2), torch.zeros(2, 2), centre=torch.zeros(2), scale=torch.ones(2))
+        solved(torch.eye(2), torch.zeros(2, 2), center=torch.zeros(2), scale=torch.ones(2))

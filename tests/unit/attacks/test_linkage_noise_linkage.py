@@ -30,13 +30,13 @@ def sweep(seed: int = 0) -> list[NoiseLinkage]:
 
 def test_the_synthetic_clients_have_the_scale_of_vgg_styles():
     styles = clients()
-    centred = styles - styles.mean(0)
-    spectrum = torch.linalg.svdvals(centred).square()
+    centered = styles - styles.mean(0)
+    spectrum = torch.linalg.svdvals(centered).square()
 
     assert 330 < float(styles.norm(dim=1).min()) < float(styles.norm(dim=1).max()) < 550
     assert 0.9 < between_client_sd(styles) < 3
     assert 1 < float(spectrum.sum() ** 2 / spectrum.square().sum()) < 2  # participation ratio: one axis dominates
-    assert 50 < float(centred.norm(dim=1).median()) < 90
+    assert 50 < float(centered.norm(dim=1).median()) < 90
 
 
 @pytest.mark.parametrize("scale", PUBLISHED)

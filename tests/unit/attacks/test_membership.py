@@ -148,10 +148,10 @@ def test_predicted_area_is_near_the_measured_one_on_gaussian_records():
     assert sum(told) / len(told) == pytest.approx(sum(measured) / len(measured), abs=0.04)
 
 
-def test_the_standardised_score_may_be_asked_for():
+def test_the_standardized_score_may_be_asked_for():
     world = scene(5)
 
-    standard = Membership(statistic="standardised").run(world.cases, world.knowledge, stream(0, "attack", "run"))
+    standard = Membership(statistic="standardized").run(world.cases, world.knowledge, stream(0, "attack", "run"))
     ratio = Membership().run(world.cases, world.knowledge, stream(0, "attack", "run"))
 
     first, second = areas(ratio, world.truths), areas(standard, world.truths)

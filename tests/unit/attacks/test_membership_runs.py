@@ -73,7 +73,7 @@ def test_fiscs_members_are_tested_on_shadow_clients_of_the_method_itself(roles: 
     assert sum(found) / 20 > 0.55  # 12 against 12: one area has a standard deviation of .12, the mean of 20 .027
 
 
-def test_images_whose_colours_were_released_are_told_from_all_others(roles: Roles):
+def test_images_whose_colors_were_released_are_told_from_all_others(roles: Roles):
     lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.2), "pixels")
     released = lab.cases(Question(kind="rounds", count=4, records=30, rounds=1))
     held = lab.cases(Question(kind="resampled_clients", count=4, records=30))

@@ -19,14 +19,14 @@ def noise(*shape: int, name: str = "noise") -> Tensor:
 
 def test_the_ratio_is_the_difference_of_two_log_densities():
     v = noise(5, 3)
-    test = ShadowRatio(v=v, centre=noise(5, name="centre"), shift=noise(5, name="shift"), spread=0.7)
+    test = ShadowRatio(v=v, center=noise(5, name="center"), shift=noise(5, name="shift"), spread=0.7)
     u, rows = noise(3, name="release"), torch.tensor([4, 0, 2])
 
     ratio = test(u, rows)
 
     s = torch.stack([v[i] @ u / v[i].norm() for i in rows])
-    inside = Normal(test.centre[rows] + test.shift[rows], 0.7).log_prob(s)
-    torch.testing.assert_close(ratio, inside - Normal(test.centre[rows], 0.7).log_prob(s))
+    inside = Normal(test.center[rows] + test.shift[rows], 0.7).log_prob(s)
+    torch.testing.assert_close(ratio, inside - Normal(test.center[rows], 0.7).log_prob(s))
 
 
 def test_a_shift_is_measured_along_its_candidate():
@@ -99,11 +99,11 @@ def test_simulating_a_mean_finds_as_much_as_its_exact_test():
     assert float((test.shift / v.norm(dim=1)).mean()) == pytest.approx(1 / n, rel=0.05)
 
 
-def test_a_candidate_from_elsewhere_moves_the_centre_by_its_share_of_the_reference():
+def test_a_candidate_from_elsewhere_moves_the_center_by_its_share_of_the_reference():
     v, out = noise(4, 6), noise(9, 6, name="out")
     found = noise(4, 2, name="found")
 
     known = fit_shadow_ratio(out, found, torch.arange(4), v)
     unknown = fit_shadow_ratio(out, found, torch.arange(4), v, reference=99)
 
-    torch.testing.assert_close(unknown.centre - known.centre, v.norm(dim=1) / 100)
+    torch.testing.assert_close(unknown.center - known.center, v.norm(dim=1) / 100)

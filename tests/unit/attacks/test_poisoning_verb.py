@@ -104,7 +104,7 @@ def test_every_kind_of_artifact_can_be_forged(target: str, tmp_path: Path):
     ("defense", "refused"),
     [
         ("guards:schema=false,finite=false", 0.0),
-        ("guards:centre=median,acts_on=models", 1.0),
+        ("guards:center=median,acts_on=models", 1.0),
         ("secure-aggregation", 0.0),
     ],
 )

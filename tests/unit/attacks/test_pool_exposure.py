@@ -85,7 +85,7 @@ def test_everything_that_was_planted_is_found(seed: int):
     assert rows["relative_error", "40", "4", "client size"].high is None  # three clients have no interval
     assert float(rows["top1", "as if released", "palette"].value or 0) > 0.9
     assert rows["palette_emd_gain", "as if released", "public median"].verdict == "leaks"
-    assert rows["median_rank", "as if released", "neighbours"].verdict == "leaks"
+    assert rows["median_rank", "as if released", "neighbors"].verdict == "leaks"
     assert rows["lag1_p_value",].value == 1 / 1000
 
 
@@ -115,7 +115,7 @@ def test_exchanged_releases_are_not_significant():
         failures += sum(not control.passed for control in negative_controls(nulls, comparisons=len(nulls)))
         rows += len(nulls)
 
-    assert rows == 40  # two sizes, palette, neighbours
+    assert rows == 40  # two sizes, palette, neighbors
     assert failures <= 3  # each fails with probability .0125; P(more) = .1%
 
 
@@ -126,14 +126,14 @@ def test_foreign_images_published_over_rounds_expose_nobody():
         cases = [blank(case, rng) for case in planted_control.cases]
         rows = measured(ATTACK.run(cases, planted_control.knowledge, rng), replace(planted_control, cases=cases), seed)
         told = [("exposed_fraction", "20", "4"), ("exposed_fraction", "40", "4"), ("top1", "as if released", "palette"),
-                ("median_rank", "as if released", "neighbours"), ("palette_emd_gain", "as if released", "public median")]  # fmt: skip
+                ("median_rank", "as if released", "neighbors"), ("palette_emd_gain", "as if released", "public median")]  # fmt: skip
         alarms += sum(rows[name].verdict == "leaks" for name in told)
 
     assert alarms <= 10  # of 100; P(more | 5%) = 1.1%
 
 
 def blank(case: Case, rng: torch.Generator) -> Case:
-    """The case with rows of random colours, as many as there were."""
+    """The case with rows of random colors, as many as there were."""
     views = []
     for run in range(len(case.views)):
         count = len(case.released(run)[0])
@@ -150,7 +150,7 @@ def test_what_an_adversary_knows_too_little_for_is_named():
     guess = ATTACK.run(untold, little, stream(0, "attack"))
 
     assert not [a for a in guess if isinstance(a, Exposure | InferredSize | Palettes)]
-    assert [a.slice["by"] for a in guess if isinstance(a, Ranking)] == ["neighbours"]
+    assert [a.slice["by"] for a in guess if isinstance(a, Ranking)] == ["neighbors"]
     missing = {row.name: str(row.unavailable) for row in ATTACK.missing(untold, little)}
     assert "how many images" in missing["exposed_fraction"]
     assert "public method" in missing["relative_error"]
@@ -226,7 +226,7 @@ def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_sa
     sizes = [row for row in rows if row.name == "relative_error"]
     assert all(row.verdict == "leaks" for row in sizes)
     assert max(float(row.value or 0) for row in sizes) < 0.35  # 20 images send as many rows as 29
-    order = [row for row in rows if row.name == "median_rank" and row.slice.get("by") == "neighbours"]
+    order = [row for row in rows if row.name == "median_rank" and row.slice.get("by") == "neighbors"]
     assert not [row for row in order if row.verdict == "leaks"]
     palette = [row for row in rows if row.name == "palette_emd_gain" and row.slice["over"] == "public median"]
     assert all(row.verdict == "leaks" for row in palette if row.slice["rows"] == "as if released")

@@ -57,7 +57,7 @@ def test_spectra_that_are_pooled_are_said_to_be():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_planted_colours_are_found_through_every_copy(seed: int):
+def test_planted_colors_are_found_through_every_copy(seed: int):
     planted_control = planted(seed)
     guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
 

@@ -18,7 +18,7 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.attacks.style_inversion.attack import StyleInversion
-from fdgsec.attacks.style_inversion.by_optimisation import OptimisationInversion
+from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.lab.laboratory import Laboratory
@@ -45,7 +45,7 @@ ATTACKS: Mapping[str, tuple[Attack, frozenset[str]]] = {
     "label-inference": (LabelInference(per_class=2, folds=2), ROWS),
     "linkage": (Linkage(clients=4), POOLED),
     "membership": (Membership(sizes=(10,), clients=2), POOLED),
-    "optimisation-inversion": (OptimisationInversion(restarts=1, steps=2, side=32), ROWS),
+    "optimization-inversion": (OptimizationInversion(restarts=1, steps=2, side=32), ROWS),
     "pool-exposure": (PoolExposure(sizes=(10,), clients=2, rounds=(2,), per_class=2, gallery=20), ROWS),
     "property-inference": (PropertyInference(clients=4, sizes=(10,), shadows=50, simulated=8), POOLED),
     "reidentification": (Reidentification(gallery=20, per_class=1), ROWS),

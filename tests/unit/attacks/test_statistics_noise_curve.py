@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import isotonic_regression
 from scipy.stats import spearmanr
 
-from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardised_score
+from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardized_score
 from fdgsec.runtime.random_streams import stream
 from tests.support.noise_curve import NoisePoint, noise_curve
 
@@ -51,7 +51,7 @@ def test_noise_is_also_given_in_standard_deviations_of_the_release(curve: list[N
 def test_the_curve_of_another_test_may_be_asked_for():
     standard, ratio = (
         noise_curve([0.1], dimension=32, records=10, clients=8, test=test, rng=stream(0, "world", "other"))
-        for test in (standardised_score, likelihood_ratio)
+        for test in (standardized_score, likelihood_ratio)
     )
 
     assert ratio[0].auc != standard[0].auc

@@ -19,7 +19,7 @@ from fdgsec.attacks.statistics.tracing import (
     likelihood_ratio,
     separation,
     simulated_aucs,
-    standardised_score,
+    standardized_score,
     theory_auc,
     theory_tpr,
 )
@@ -95,7 +95,7 @@ def test_one_record_is_refused():
         likelihood_ratio(torch.zeros(3), torch.zeros(2, 3), records=1)
 
 
-def test_standardised_score_is_standard_gaussian_for_a_non_member_however_far_out():
+def test_standardized_score_is_standard_gaussian_for_a_non_member_however_far_out():
     rng = stream(0, "world", "calibration")
     n, reference, repeats = 9, 20, 20000
     far = torch.tensor([8.0, -6.0, 0.0]).double()  # a candidate ten standard deviations from the mean of its population
@@ -104,7 +104,7 @@ def test_standardised_score_is_standard_gaussian_for_a_non_member_however_far_ou
     pull = 1 / (reference + 1)
     deviation = torch.randn(repeats, 3, generator=rng).double() * pull**0.5
 
-    scores = standardised_score(
+    scores = standardized_score(
         release + deviation + pull * far, far.expand(repeats, 1, 3), records=n, reference=reference
     )
 
@@ -112,12 +112,12 @@ def test_standardised_score_is_standard_gaussian_for_a_non_member_however_far_ou
     assert float(scores.std()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_standardised_score_ranks_almost_as_the_likelihood_ratio_where_records_are_gaussian():
+def test_standardized_score_ranks_almost_as_the_likelihood_ratio_where_records_are_gaussian():
     rng = stream(0, "world", "ranks")
     members, fresh = (torch.randn(40, 300, generator=rng).double() for _ in range(2))
     u, v, truth = members.mean(0), torch.cat([members, fresh]), [1] * 40 + [0] * 40
 
-    areas = [roc_auc_score(truth, test(u, v, records=40).numpy()) for test in (likelihood_ratio, standardised_score)]
+    areas = [roc_auc_score(truth, test(u, v, records=40).numpy()) for test in (likelihood_ratio, standardized_score)]
 
     assert areas[1] == pytest.approx(areas[0], abs=0.02)
 
@@ -126,7 +126,7 @@ def measured_auc(whiten: Whitening, n: int, rng: torch.Generator, *, clients: in
     """AUC of the test with a known population, all records drawn one by one."""
     areas = []
     for _ in range(clients):
-        total, members = torch.zeros_like(whiten.centre), whiten.draw(shown, rng=rng)
+        total, members = torch.zeros_like(whiten.center), whiten.draw(shown, rng=rng)
         total += members.sum(0)
         if n > shown:
             total += whiten.draw(n - shown, rng=rng).sum(0)
@@ -153,10 +153,10 @@ def test_unknown_mean_and_noise_lower_the_separation_as_the_law_says():
     whiten = known_whitening(torch.zeros(dimension), torch.eye(dimension))
     areas = []
     for _ in range(60):
-        centre = whiten.draw(reference, rng=rng).mean(0)
+        center = whiten.draw(reference, rng=rng).mean(0)
         members, fresh = whiten.draw(n, rng=rng), whiten.draw(n, rng=rng)
         release = members.mean(0) + noise * torch.randn(dimension, generator=rng, dtype=torch.float64)
-        scores = torch.cat([members - centre, fresh - centre]) @ (release - centre)
+        scores = torch.cat([members - center, fresh - center]) @ (release - center)
         areas.append(roc_auc_score([1] * n + [0] * n, scores.numpy()))
 
     expected = theory_auc(separation(dimension, records=n, reference=reference, noise=noise))
@@ -171,7 +171,7 @@ def test_theory_rates_are_those_of_two_unit_gaussians():
     assert theory_tpr(separation(1024, records=67), fpr=0.01) == pytest.approx(0.94, abs=5e-3)
 
 
-def test_shrunk_covariance_is_scikit_learns_on_standardised_coordinates():
+def test_shrunk_covariance_is_scikit_learns_on_standardized_coordinates():
     rng = stream(2, "world", "shrinkage")
     mean, covariance = population(30, rng)
     reference = known_whitening(mean, covariance).draw(20, rng=rng) * torch.logspace(0, 4, 30).double()
@@ -183,7 +183,7 @@ def test_shrunk_covariance_is_scikit_learns_on_standardised_coordinates():
     assert whiten.shrinkage == pytest.approx(oracle.shrinkage_, abs=1e-10)
     probe = torch.randn(9, 30, generator=rng, dtype=torch.float64)
     expected = torch.einsum("gi,ij,gj->g", probe, torch.from_numpy(oracle.precision_), probe)
-    assert torch.allclose(whiten(whiten.centre + whiten.scale * probe).square().sum(1), expected, rtol=1e-8)
+    assert torch.allclose(whiten(whiten.center + whiten.scale * probe).square().sum(1), expected, rtol=1e-8)
 
 
 def test_drawing_inverts_whitening():

@@ -112,8 +112,8 @@ def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domai
     asked = style_features(*quadrant_statistics(victim).style(unbiased=False))
     spread = styles.std(0, correction=0)
     spread = spread + 1e-3 * spread.mean()
-    centred = [((part - styles.mean(0)) / spread).clamp(-5, 5) for part in (asked, styles)]
-    near = (centred[0][:, None] - centred[1][None]).square().sum(2).argmin(1)
+    centered = [((part - styles.mean(0)) / spread).clamp(-5, 5) for part in (asked, styles)]
+    near = (centered[0][:, None] - centered[1][None]).square().sum(2).argmin(1)
 
     assert torch.allclose(answer.controls["B0"], public.mean(0).expand(6, -1, -1, -1), atol=1e-6)
     assert torch.allclose(answer.controls["B2"], public[near], atol=1e-6)

@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 import torch
 
-from fdgsec.attacks.style_inversion.by_optimisation import OptimisationInversion
+from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
 from fdgsec.data.domains import DomainDataset, as_float, shrunk
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
@@ -27,7 +27,7 @@ from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
 
-SHORT = OptimisationInversion(steps=3, restarts=2, side=16)
+SHORT = OptimizationInversion(steps=3, restarts=2, side=16)
 DATA = shapes(image_size=32, per_domain=42)
 PUBLIC = torch.arange(42) < 21
 SERVER_KNOWS = ("encoder", "auxiliary", "client sizes", "victim domains")
@@ -82,8 +82,8 @@ def numbers(answers: Answers, name: str, of: str = "best") -> list[float]:
 
 
 @cache
-def planted() -> tuple[OptimisationInversion, PositiveControl, Answers]:
-    attack = OptimisationInversion(restarts=2)
+def planted() -> tuple[OptimizationInversion, PositiveControl, Answers]:
+    attack = OptimizationInversion(restarts=2)
     planted_control = attack.positive_control(knowledge("mini"), coins())
     return attack, planted_control, attack.run(planted_control.cases, planted_control.knowledge, coins(1))
 
@@ -113,13 +113,13 @@ def test_the_positive_control_is_won_against_every_control_by_both_answers():
 
 
 @pytest.mark.parametrize("over", ["B0", "B2", "B3"])
-def test_images_of_one_colour_leak_beyond_the_decisive_controls(over: str):
+def test_images_of_one_color_leak_beyond_the_decisive_controls(over: str):
     rows = [row for row in judged() if row.name == "psnr_gain" and row.slice["over"] == over]
 
     assert [row.verdict for row in rows] == ["leaks", "leaks"]
 
 
-def test_images_of_one_colour_are_picked_out_of_their_gallery():
+def test_images_of_one_color_are_picked_out_of_their_gallery():
     tops = [row.value for row in judged() if row.name == "gallery_top1" and row.slice["distance"] == "mse"]
 
     assert tops == [1.0, 1.0]  # chance is 1/10
@@ -151,7 +151,7 @@ def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_oft
 
 def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
     victims = of("photo", 30, 33)
-    attack = OptimisationInversion(steps=150, restarts=2, side=32)
+    attack = OptimizationInversion(steps=150, restarts=2, side=32)
     answers = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), coins())
     (found,) = pictures(answers)
     mean, std = statistics("mini", victims).style(unbiased=False)
@@ -239,7 +239,7 @@ def test_differences_of_one_domain_are_parted_and_serve_as_each_others_control()
     true = as_float(of("painting", 30, 33).pixels())
 
     assert [a.case for a in found] == [0, 1, 2]
-    assert torch.allclose(images.mean((2, 3)), true.mean((2, 3)), atol=0.05)  # the added records' own colours
+    assert torch.allclose(images.mean((2, 3)), true.mean((2, 3)), atol=0.05)  # the added records' own colors
     assert not any(torch.equal(a, b) for a, b in zip(images, exchanged, strict=True))
     assert torch.equal(images.flatten(1).sort(0).values, exchanged.flatten(1).sort(0).values)
 
@@ -247,7 +247,7 @@ def test_differences_of_one_domain_are_parted_and_serve_as_each_others_control()
 def test_starting_at_the_mean_image_keeps_its_layout():
     case = image_rows(of("photo", 21, 24), "photo")
 
-    def likeness(attack: OptimisationInversion) -> float:
+    def likeness(attack: OptimizationInversion) -> float:
         (answer,) = pictures(attack.run([case], knowledge(), coins()), "mean")
         pairs = [
             torch.stack([a.flatten(), b.flatten()]) for a, b in zip(answer.images, answer.controls["B0"], strict=True)
@@ -286,8 +286,8 @@ def test_clients_that_release_more_rows_than_are_drawn_are_left_out_with_the_rea
 
 
 def test_rows_are_asked_for_where_images_are_released_singly_and_pairs_where_they_are_pooled():
-    single = OptimisationInversion().plan(facts("ImageStyles", "StyleBank"))
-    pooled = OptimisationInversion().plan(facts("StyleStatistics", "StyleBank"))
+    single = OptimizationInversion().plan(facts("ImageStyles", "StyleBank"))
+    pooled = OptimizationInversion().plan(facts("StyleStatistics", "StyleBank"))
 
     assert [(question.kind, question.per_class) for question in single] == [("released", 0), ("as_if_released", 2)]
     assert [(question.kind, question.count) for question in pooled] == [("add_one_record", 8)]
@@ -295,15 +295,15 @@ def test_rows_are_asked_for_where_images_are_released_singly_and_pairs_where_the
 
 def test_what_cannot_be_parted_or_controlled_is_refused():
     with pytest.raises(UsageError, match="must know client sizes and victim domains"):
-        OptimisationInversion().plan(facts("StyleStatistics", knows=("encoder", "own data")))
+        OptimizationInversion().plan(facts("StyleStatistics", knows=("encoder", "own data")))
     with pytest.raises(UsageError, match="needs auxiliary or own data"):
-        OptimisationInversion().plan(facts("ImageStyles", knows=("encoder",)))
+        OptimizationInversion().plan(facts("ImageStyles", knows=("encoder",)))
     with pytest.raises(UsageError, match="those of this target are not"):
-        OptimisationInversion().plan(replace(facts("StyleStatistics"), pooled=False))
+        OptimizationInversion().plan(replace(facts("StyleStatistics"), pooled=False))
 
 
 def test_wrong_options_are_refused_by_name():
     with pytest.raises(UsageError, match="a side of at least 16 px"):
-        OptimisationInversion(side=8)
+        OptimizationInversion(side=8)
     with pytest.raises(UsageError, match="starts noise, mean image; got quick, zero"):
-        OptimisationInversion(start="zero")  # type: ignore[arg-type]
+        OptimizationInversion(start="zero")  # type: ignore[arg-type]

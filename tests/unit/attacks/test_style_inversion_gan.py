@@ -35,19 +35,19 @@ TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)
 SHORT = Contest(steps=6, batch=4, latent=4, lessons=4, tries=3)
 
 
-def coloured(count: int = 48, side: int = 8) -> TrainingSet:
-    """Pictures of one colour each, which the first three of six numbers say."""
+def colored(count: int = 48, side: int = 8) -> TrainingSet:
+    """Pictures of one color each, which the first three of six numbers say."""
     rng = torch.Generator().manual_seed(3)
     features = torch.randn(count, 6, generator=rng, dtype=torch.float64)
-    colour = (0.5 + 0.15 * features[:, :3]).clamp(0.05, 0.95).float()
+    color = (0.5 + 0.15 * features[:, :3]).clamp(0.05, 0.95).float()
     return TrainingSet(
-        features=features, images=colour[:, :, None, None].expand(-1, -1, side, side).contiguous(),
+        features=features, images=color[:, :, None, None].expand(-1, -1, side, side).contiguous(),
         groups=torch.arange(count),
     )  # fmt: skip
 
 
 def fitted(contest: Contest) -> tuple[AdversarialInverter, TrainingSet]:
-    training = coloured()
+    training = colored()
     linear, unseen = fit_linear(training)
     return fit_adversarial(
         training, linear, unseen, shape=TINY, perceptual=mse, contest=contest, rng=coins()
@@ -55,7 +55,7 @@ def fitted(contest: Contest) -> tuple[AdversarialInverter, TrainingSet]:
 
 
 def test_the_code_of_the_training_styles_is_white_and_no_wider_than_a_quarter_of_the_images():
-    training = coloured(20)
+    training = colored(20)
     code = style_code(training, fit_linear(training)[0])
 
     found = code(training.features)
@@ -66,7 +66,7 @@ def test_the_code_of_the_training_styles_is_white_and_no_wider_than_a_quarter_of
 
 
 def test_directions_in_which_nothing_varies_are_left_out_of_the_code():
-    training = coloured(40)
+    training = colored(40)
     flat = replace(training, features=training.features[:, [0, 0, 1]])
 
     assert style_code(flat, fit_linear(flat)[0])(flat.features).shape == (40, 2)
@@ -143,15 +143,15 @@ def test_of_several_pictures_the_one_is_kept_whose_style_is_told_best():
     assert bool((gaps[2] < gaps[0]).any())
 
 
-def colour_error(drawn: Tensor, true: Tensor) -> float:
+def color_error(drawn: Tensor, true: Tensor) -> float:
     return float((drawn.mean((2, 3)) - true.mean((2, 3))).square().mean())
 
 
-def test_the_adversarial_inverter_learns_colours_that_it_is_not_given_a_linear_part_of():
-    training = coloured()
+def test_the_adversarial_inverter_learns_colors_that_it_is_not_given_a_linear_part_of():
+    training = colored()
     nothing = torch.full((48, 3, 16, 16), 0.5)
     blank = LinearInverse(
-        centre=torch.zeros(6, dtype=torch.float64), spread=torch.ones(6, dtype=torch.float64),
+        center=torch.zeros(6, dtype=torch.float64), spread=torch.ones(6, dtype=torch.float64),
         average=torch.full((768,), 0.5, dtype=torch.float64), weight=torch.zeros(6, 768, dtype=torch.float64),
     )  # fmt: skip
     contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4, lessons=50, tries=1)
@@ -159,10 +159,10 @@ def test_the_adversarial_inverter_learns_colours_that_it_is_not_given_a_linear_p
     inverter = fit_adversarial(training, blank, nothing, shape=TINY, perceptual=mse, contest=contest, rng=coins())
 
     drawn = inverter(training.features)
-    assert colour_error(drawn, training.images) < 0.3 * colour_error(nothing, training.images)
+    assert color_error(drawn, training.images) < 0.3 * color_error(nothing, training.images)
 
 
-def test_the_baseline_learns_from_its_discriminator_alone_which_colour_is_real():
+def test_the_baseline_learns_from_its_discriminator_alone_which_color_is_real():
     red = torch.tensor([0.9, 0.1, 0.2])[:, None, None].expand(3, 8, 8)
     images = (red + 0.05 * torch.randn(40, 3, 8, 8, generator=coins())).clamp(0, 1)
     contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4)
@@ -171,7 +171,7 @@ def test_the_baseline_learns_from_its_discriminator_alone_which_colour_is_real()
     untrained = fit_baseline(images, shape=TINY, contest=replace(contest, steps=0), rng=coins())
 
     drawn, before = trained(20, coins(1)), untrained(20, coins(1))
-    assert colour_error(drawn, red.expand(20, -1, -1, -1)) < 0.3 * colour_error(before, red.expand(20, -1, -1, -1))
+    assert color_error(drawn, red.expand(20, -1, -1, -1)) < 0.3 * color_error(before, red.expand(20, -1, -1, -1))
     assert torch.equal(drawn, trained(20, coins(1)))
     assert not torch.equal(drawn, trained(20, coins(2)))
 

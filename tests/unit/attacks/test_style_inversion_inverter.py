@@ -12,7 +12,7 @@ from fdgsec.attacks.style_inversion.inverter import (
     fit_generator,
     fit_linear,
 )
-from fdgsec.attacks.style_inversion.training_images import colourless, cropped, encoded, mirrored, painted
+from fdgsec.attacks.style_inversion.training_images import colorless, cropped, encoded, mirrored, painted
 from fdgsec.metrics.image_similarity import mse
 from fdgsec.nn.networks.style_generator import small_shape
 from tests.support.quadrants import (
@@ -22,13 +22,13 @@ from tests.support.quadrants import (
 )
 
 
-def test_only_line_drawings_are_painted_and_paint_brings_colour():
+def test_only_line_drawings_are_painted_and_paint_brings_color():
     lines, red = WORLD.of_domain("lines"), WORLD.of_domain("red")
     paint = painted(lines, rng=coins())
 
-    assert colourless(lines)
-    assert not colourless(red)
-    assert not colourless(paint)
+    assert colorless(lines)
+    assert not colorless(red)
+    assert not colorless(paint)
     assert len(set(paint.ids) | set(lines.ids)) == 2 * len(lines)
     assert encoded("p", lines, quadrant_statistics, size=16, crops=0, limit=50, rng=coins()).painted
 
@@ -45,7 +45,7 @@ def test_rows_shown_to_a_painted_prior_get_its_mean_and_spread():
     prior = encoded("p", WORLD.of_domain("lines"), quadrant_statistics, size=16, crops=0, limit=50, rng=coins())
     rows = 3 + 2 * torch.randn(9, 24, dtype=torch.float64)
 
-    assert torch.allclose(prior.aligned(rows).mean(0), prior.linear.centre)
+    assert torch.allclose(prior.aligned(rows).mean(0), prior.linear.center)
     assert torch.allclose(prior.aligned(rows).std(0), prior.linear.spread)
     assert torch.equal(prior.aligned(rows[:7]), rows[:7])  # too few to be averaged
     assert torch.equal(replace(prior, painted=False).aligned(rows), rows)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from fdgsec.attacks.style_inversion.by_optimisation import OptimisationInversion
+from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
@@ -18,7 +18,7 @@ KNOWLEDGE = Knowledge(
 
 
 def test_behind_noise_the_likely_style_is_aimed_at():
-    attack, noise = OptimisationInversion(restarts=1, steps=60), Noise(scale=0.5)
+    attack, noise = OptimizationInversion(restarts=1, steps=60), Noise(scale=0.5)
     control = attack.positive_control(KNOWLEDGE, stream(0, "attack", "plant"))
     mean, std = control.cases[0].released()
     sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))

@@ -33,8 +33,8 @@ def style(name: str, images: Tensor) -> Tensor:
         return torch.cat(style_of(encoder_named(name).encode(images), unbiased=False), dim=1)
 
 
-def flat(*colours: tuple[float, float, float], side: int = 16) -> Tensor:
-    return torch.tensor(colours).view(-1, 3, 1, 1).expand(-1, -1, side, side).contiguous()
+def flat(*colors: tuple[float, float, float], side: int = 16) -> Tensor:
+    return torch.tensor(colors).view(-1, 3, 1, 1).expand(-1, -1, side, side).contiguous()
 
 
 def test_the_style_of_a_procedural_picture_is_met_by_pictures_that_differ_from_each_other_and_from_it():
@@ -60,7 +60,7 @@ def test_the_style_of_a_procedural_picture_is_met_by_pictures_that_differ_from_e
         assert float(psnr(first[None], true[None])) < 16
 
 
-def test_one_colour_is_recovered_since_its_statistics_leave_no_choice():
+def test_one_color_is_recovered_since_its_statistics_leave_no_choice():
     true = flat((0.8, 0.3, 0.2), (0.1, 0.6, 0.5))
 
     found = match(
@@ -74,10 +74,10 @@ def test_one_colour_is_recovered_since_its_statistics_leave_no_choice():
 def test_a_residual_is_the_root_mean_square_of_statistics_in_units_of_their_spread():
     images = torch.rand(2, 3, 16, 16, generator=coins())
     spread, targets = torch.arange(1.0, 7.0) / 10, torch.zeros(2, 6)
-    centre, scale = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+    center, scale = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = []
     for image in images.double().numpy():
-        seen = (image - centre[:, None, None]) / scale[:, None, None]
+        seen = (image - center[:, None, None]) / scale[:, None, None]
         statistics = [*(c.mean() for c in seen), *((c.var() + 1e-5) ** 0.5 for c in seen)]
         expected.append(np.mean([(s / u) ** 2 for s, u in zip(statistics, spread.tolist(), strict=True)]) ** 0.5)
 
@@ -86,7 +86,7 @@ def test_a_residual_is_the_root_mean_square_of_statistics_in_units_of_their_spre
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
 
 
-def test_total_variation_is_the_mean_length_of_the_colour_gradient():
+def test_total_variation_is_the_mean_length_of_the_color_gradient():
     image = torch.rand(1, 3, 4, 5, generator=coins())
     lengths = [
         ((image[0, c, i + 1, j] - image[0, c, i, j]) ** 2 + (image[0, c, i, j + 1] - image[0, c, i, j]) ** 2) ** 0.5
@@ -138,8 +138,8 @@ def test_a_restart_is_the_same_however_many_there_are():
 
 
 def test_more_pictures_than_fit_in_one_batch_stay_in_their_rows():
-    colours = torch.rand(40, 3, generator=coins()) * 0.6 + 0.2
-    true = colours.view(40, 3, 1, 1).expand(-1, -1, 16, 16)
+    colors = torch.rand(40, 3, generator=coins()) * 0.6 + 0.2
+    true = colors.view(40, 3, 1, 1).expand(-1, -1, 16, 16)
 
     found = match(
         encoder_named("pixels"), style("pixels", true), torch.ones(6), side=16, restarts=2,
@@ -147,7 +147,7 @@ def test_more_pictures_than_fit_in_one_batch_stay_in_their_rows():
     )  # fmt: skip
 
     assert found.images.shape == (40, 2, 3, 16, 16)
-    assert torch.allclose(found.images.mean((3, 4)), colours[:, None].expand(-1, 2, -1), atol=0.03)
+    assert torch.allclose(found.images.mean((3, 4)), colors[:, None].expand(-1, 2, -1), atol=0.03)
 
 
 def test_no_rows_give_no_pictures():
@@ -171,10 +171,10 @@ def test_variances_between_and_within_pictures_agree_with_their_loops():
     images = torch.rand(1, 3, 3, 2, 2, generator=coins())
     found = Matched(images=images, residual=torch.zeros(1, 3))
     pixels = images[0].reshape(3, 12).numpy()
-    colours = images[0].reshape(9, 4).numpy()
+    colors = images[0].reshape(9, 4).numpy()
 
     assert float(found.variance_between()) == pytest.approx(float(np.mean([np.var(p, ddof=1) for p in pixels.T])))
-    assert float(found.variance_within()) == pytest.approx(float(np.mean([np.var(c, ddof=1) for c in colours])))
+    assert float(found.variance_within()) == pytest.approx(float(np.mean([np.var(c, ddof=1) for c in colors])))
 
 
 def test_pictures_that_differ_by_the_places_of_their_pixels_vary_as_much_between_as_within():

@@ -64,8 +64,8 @@ def test_a_clients_pooled_style_is_read_as_it_was_sent():
     assert torch.allclose(rows.features, style_features(mean, std).expand(3, -1), atol=1e-5)
 
 
-def test_the_centre_of_a_distribution_is_a_pooled_style_in_our_units():
-    images = victims(1, 1)  # of one image, whose own style the centre is
+def test_the_center_of_a_distribution_is_a_pooled_style_in_our_units():
+    images = victims(1, 1)  # of one image, whose own style the center is
 
     (rows,) = populations([redrawn(upload(distribution(images)))], DISTRIBUTIONS)
 

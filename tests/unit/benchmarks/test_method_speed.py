@@ -106,7 +106,7 @@ def test_feddag_needs_one_pass_of_the_teacher_and_two_of_the_student_for_a_step(
 def test_a_bare_episode_steps_as_feddg_does_where_mixing_changes_nothing():
     bare, seen = bare_of(network())
     twin = network().train()
-    optimiser = torch.optim.SGD(twin.parameters(), lr=PLAN.learning_rate)
+    optimizer = torch.optim.SGD(twin.parameters(), lr=PLAN.learning_rate)
     bank = Amplitudes(values=amplitudes(bare.images[:1].contiguous()), owner=torch.tensor([1]))
     episode = Episode(
         bank=bank, foreign=torch.tensor([0]), low_frequency=0.1, least_window=1, ratios=(1.0,), meta_step=1e-3,
@@ -115,7 +115,7 @@ def test_a_bare_episode_steps_as_feddg_does_where_mixing_changes_nothing():
 
     episodes(bare, steps=1)
     episode(Batch(images=bare.images, labels=bare.labels, records=torch.arange(6)), twin).mean().backward()
-    optimiser.step()
+    optimizer.step()
 
     assert len(seen) == 2
     for mine, other in zip(bare.network.parameters(), twin.parameters(), strict=True):

@@ -115,7 +115,7 @@ def test_a_hub_copy_becomes_folders_of_the_bytes_it_holds(hub, tmp_path, fetch):
     assert seen[-1] == ("writing Tiny", 5, 5)
 
 
-def test_a_copy_may_call_its_columns_otherwise_and_number_its_centres(hub, tmp_path):
+def test_a_copy_may_call_its_columns_otherwise_and_number_its_centers(hub, tmp_path):
     columns = {"image": ImageColumn(), "center": "int64", "character": ClassLabel(["A", "a"])}
     rows = [{"image": {"bytes": PNG, "path": None}, "center": 4, "character": number} for number in (1, 0)]
     hub["train"] = Table(rows, columns)

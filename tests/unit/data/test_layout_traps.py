@@ -45,7 +45,7 @@ def test_full_alone_is_the_whole_set(tmp_path: Path) -> None:
     assert data.split_names == ()
 
 
-def test_real_world_keeps_its_blank_however_it_is_spelt(tmp_path: Path) -> None:
+def test_real_world_keeps_its_blank_however_it_is_spelled(tmp_path: Path) -> None:
     for number, domain in enumerate(("Real World", "real_world", "realworld")):
         data = load("office-home", write(tmp_path / str(number), tree(f"OfficeHome/{domain}/TV", "OfficeHome/Art/TV")))
         assert {data.domain_names[int(d)] for d in data.domains} == {"Art", "Real World"}
@@ -140,7 +140,7 @@ def test_the_out_of_distribution_hospitals_are_validation_and_test(tmp_path: Pat
     assert {data.domain_names[int(d)] for d in data.of_split("val").domains} == {"hospital_1"}
 
 
-def test_a_patch_is_centred_on_its_box(tmp_path: Path) -> None:
+def test_a_patch_is_centered_on_its_box(tmp_path: Path) -> None:
     data = load_dataset("midog", data_root=write(tmp_path, midog()), image_size=64)
     figure = data.subset(data.labels == data.class_names.index("hard_negative")).pixels()[0, 0]
 

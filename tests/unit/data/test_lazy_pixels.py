@@ -91,7 +91,7 @@ def test_a_corrupt_image_is_named_when_it_is_asked_for(tmp_path: Path) -> None:
         (np.full((6, 11, 3), (10, 20, 30), dtype=np.uint8), [10, 20, 30]),
         (np.full((9, 6, 4), (10, 20, 30, 255), dtype=np.uint8), [10, 20, 30]),
     ],
-    ids=["16 bits", "grey", "wide", "alpha"],
+    ids=["16 bits", "gray", "wide", "alpha"],
 )
 @pytest.mark.parametrize("suffix", ["PNG", "TIFF"])
 def test_every_depth_and_shape_becomes_eight_bit_rgb_squares(

@@ -27,17 +27,17 @@ def sharp() -> DomainDataset:
 
 
 def silhouette_mask(name: str, *, cells: int = 800) -> Tensor:
-    centres = (torch.arange(cells) + 0.5) / cells * 5 - 2.5
-    y, x = torch.meshgrid(centres, centres, indexing="ij")
+    centers = (torch.arange(cells) + 0.5) / cells * 5 - 2.5
+    y, x = torch.meshgrid(centers, centers, indexing="ij")
     return SILHOUETTES[name](x, y) < 0
 
 
-def object_colour(dataset: DomainDataset) -> Tensor:
-    """The mean colour of a plain disc's inner part, found from its true position and scale: (N, 3)."""
+def object_color(dataset: DomainDataset) -> Tensor:
+    """The mean color of a plain disc's inner part, found from its true position and scale: (N, 3)."""
     height, width = dataset.image_size
     y, x = torch.meshgrid((torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij")
-    centre, radius = dataset.attributes["position"], dataset.attributes["scale"]
-    offset = torch.hypot(x - centre[:, 0, None, None], y - centre[:, 1, None, None])
+    center, radius = dataset.attributes["position"], dataset.attributes["scale"]
+    offset = torch.hypot(x - center[:, 0, None, None], y - center[:, 1, None, None])
     inner = (offset < 0.6 * radius[:, None, None]).float()[:, None]
     return (dataset.pixels().float() / 255 * inner).sum((2, 3)) / inner.sum((2, 3))
 
@@ -153,7 +153,7 @@ def test_texture_and_hue_are_independent_of_class(many: DomainDataset, domain: s
     assert independence_p_value(part.labels, hue) > 0.001
 
 
-def test_a_texture_that_favours_one_class_would_be_noticed(many: DomainDataset) -> None:
+def test_a_texture_that_favors_one_class_would_be_noticed(many: DomainDataset) -> None:
     part = many.of_domain("photo")
     texture = part.attributes["texture"].clone()
     texture[((part.labels == 3) & (texture < 2)).nonzero().flatten()] = 5
@@ -196,7 +196,7 @@ def test_attributes_fill_their_documented_ranges(many: DomainDataset) -> None:
 def test_hue_shows_on_the_object(domain: str) -> None:
     part = shapes(image_size=32, per_domain=140).of_domain(domain)
     discs = part.subset((part.labels == 0) & (part.attributes["texture"] == 0))
-    seen = torch.tensor([colorsys.rgb_to_hsv(*colour)[0] for colour in object_colour(discs).tolist()])
+    seen = torch.tensor([colorsys.rgb_to_hsv(*color)[0] for color in object_color(discs).tolist()])
 
     gap = (seen - discs.attributes["hue"] + 0.5) % 1 - 0.5
 
@@ -204,7 +204,7 @@ def test_hue_shows_on_the_object(domain: str) -> None:
     assert gap.abs().max() < 0.1  # chance is 0.25 on average; lights and pigments shift hue by up to 0.05
 
 
-def test_a_sketch_is_grey_and_mostly_paper(sharp: DomainDataset) -> None:
+def test_a_sketch_is_gray_and_mostly_paper(sharp: DomainDataset) -> None:
     pixels = sharp.of_domain("sketch").pixels()
 
     assert torch.equal(pixels[:, 0], pixels[:, 1])
@@ -215,7 +215,7 @@ def test_a_sketch_is_grey_and_mostly_paper(sharp: DomainDataset) -> None:
 
 def test_the_object_is_where_its_position_says(sharp: DomainDataset) -> None:
     part = sharp.of_domain("cartoon")
-    rings = part.subset(part.labels == 5)  # an outline all around, with its centre at the position
+    rings = part.subset(part.labels == 5)  # an outline all around, with its center at the position
     dark = (rings.pixels().float().amax(1) < 60).float()
     axis = (torch.arange(64) + 0.5) / 64
 

@@ -145,7 +145,7 @@ def test_a_trusted_server_sees_clipped_models_without_noise_and_adds_other_noise
 @pytest.mark.parametrize("rounds", [1, 3])
 @pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
 def test_all_rounds_together_cost_the_epsilon_asked_for(rounds: int, relation: Literal["zero-out", "replace-one"]):
-    found = ran(DPFedAvg(epsilon=4, neighbours=relation), rounds=rounds).guarantees
+    found = ran(DPFedAvg(epsilon=4, neighbors=relation), rounds=rounds).guarantees
 
     assert [one.part for one in found] == ["run"]
     assert found[0].epsilon == pytest.approx(4, rel=1e-6)
@@ -156,7 +156,7 @@ def test_the_multiplier_is_that_of_one_release_times_the_root_of_the_rounds():
     defense = DPFedAvg(epsilon=2, delta=1e-6, clip=3.0)
 
     assert defense.multiplier(9) == pytest.approx(3 * noise_multiplier(2, 1e-6), rel=1e-12)
-    assert replace(defense, neighbours="replace-one").multiplier(1) == pytest.approx(2 * noise_multiplier(2, 1e-6))
+    assert replace(defense, neighbors="replace-one").multiplier(1) == pytest.approx(2 * noise_multiplier(2, 1e-6))
 
 
 def test_sampling_a_part_of_the_clients_amplifies_nothing():
@@ -224,7 +224,7 @@ def test_a_trusted_server_promises_nothing_against_itself_and_the_ledger_names_a
 
 
 def test_the_servers_noise_comes_before_anything_that_would_change_the_sum():
-    defense_stack = DefenseStack(defenses=[Guards(centre="median"), DPFedAvg(trust="server")])
+    defense_stack = DefenseStack(defenses=[Guards(center="median"), DPFedAvg(trust="server")])
 
     assert [type(one) for one in defense_stack.filters] == [DPFedAvg, Guards]
 

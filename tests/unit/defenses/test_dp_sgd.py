@@ -177,9 +177,9 @@ def test_scores_that_choose_the_round_are_named_as_unprotected(clients: list[Cli
 
 
 def test_moments_that_outlive_rounds_are_those_of_noisy_gradients_and_cost_nothing_more(clients: list[Client]):
-    plan = replace(PLAN, optimiser="adam")
+    plan = replace(PLAN, optimizer="adam")
 
-    (run,) = promises(FedAvg(plan=plan, keep_optimiser=True), clients[:2], DPSGD(epsilon=8.0))
+    (run,) = promises(FedAvg(plan=plan, keep_optimizer=True), clients[:2], DPSGD(epsilon=8.0))
 
     assert 0.98 * 8 <= float(str(run["epsilon"])) <= 8
 

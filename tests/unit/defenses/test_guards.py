@@ -162,19 +162,19 @@ def right(model: GlobalModel) -> float:
     return float((predictions(model.module(), test.pixels()) == test.labels).double().mean())
 
 
-def test_one_huge_model_among_three_ruins_the_mean_and_not_the_robust_centres():
+def test_one_huge_model_among_three_ruins_the_mean_and_not_the_robust_centers():
     attack = Hostile(slot="model", forge=scaled(-1e6))
 
     honest = right(ran(rounds=2).model)
     mean = right(ran(attack, OFF, rounds=2).model)
-    centres = [
-        right(ran(attack, Guards(centre=centre, acts_on="models"), rounds=2).model)
-        for centre in ("median", "trimmed-mean")
+    centers = [
+        right(ran(attack, Guards(center=center, acts_on="models"), rounds=2).model)
+        for center in ("median", "trimmed-mean")
     ]
 
     assert honest == 1.0
     assert mean == 0.5  # everything is one class
-    assert centres == [1.0, 1.0]
+    assert centers == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("forge", [altered("mean", first_is(NAN)), altered("std", first_is(-1.0))])
@@ -186,37 +186,37 @@ def test_without_guards_a_bad_style_ends_the_run_where_it_is_used_and_nobody_is_
 def test_a_huge_style_moves_the_mean_of_the_styles_and_not_their_median():
     attack = Hostile(slot="style", forge=scaled(1e6))
 
-    def centre(*defenses: Defense) -> float:
+    def center(*defenses: Defense) -> float:
         found = [m.artifact for m in ran(*defenses, rounds=0).wire.transcript.messages() if m.stage == "combine"]
         return float(found[0].tensors()["mean"].max())
 
-    assert centre(attack, OFF) > 1e5
-    assert centre(attack, Guards(centre="median")) < 1
-    assert centre(attack, Guards(outlier=5.0, on_outlier="clip")) < 10
+    assert center(attack, OFF) > 1e5
+    assert center(attack, Guards(center="median")) < 1
+    assert center(attack, Guards(outlier=5.0, on_outlier="clip")) < 10
 
 
-def test_the_transcript_keeps_what_the_server_saw_and_the_method_gets_the_centre():
-    sent = [m.artifact for m in ran(Guards(centre="median"), rounds=0).wire.transcript.messages() if m.stage == "share"]
+def test_the_transcript_keeps_what_the_server_saw_and_the_method_gets_the_center():
+    sent = [m.artifact for m in ran(Guards(center="median"), rounds=0).wire.transcript.messages() if m.stage == "share"]
 
     assert len({artifact.sha256 for artifact in sent}) == 3
 
 
-@pytest.mark.parametrize("centre", ["median", "trimmed-mean", "krum"])
-def test_a_centre_is_in_everybodys_place(centre: Literal["median", "trimmed-mean", "krum"]):
+@pytest.mark.parametrize("center", ["median", "trimmed-mean", "krum"])
+def test_a_center_is_in_everybodys_place(center: Literal["median", "trimmed-mean", "krum"]):
     values = [1.0, 1.1, 1.22, 1.4, 900.0]
     rows = means(styles(*values)).double()
 
-    made = received(Guards(centre=centre), "style", styles(*values))
+    made = received(Guards(center=center), "style", styles(*values))
 
-    expected = {"median": median(rows), "trimmed-mean": trimmed_mean(rows, trim=1), "krum": rows[1]}[centre]
+    expected = {"median": median(rows), "trimmed-mean": trimmed_mean(rows, trim=1), "krum": rows[1]}[center]
     for row in means(made):
         torch.testing.assert_close(row.double(), expected, atol=1e-6, rtol=0)
 
 
-def test_integers_stay_each_clients_own_under_a_centre():
+def test_integers_stay_each_clients_own_under_a_center():
     artifacts = [ModelState(state={"w": torch.full((2,), float(i)), "steps": torch.tensor(i)}) for i in range(3)]
 
-    made = received(Guards(centre="median"), "model", artifacts)
+    made = received(Guards(center="median"), "model", artifacts)
 
     assert [int(artifact.tensors()["steps"]) for artifact in made] == [0, 1, 2]
     assert [artifact.tensors()["w"].tolist() for artifact in made] == [[1.0, 1.0]] * 3
@@ -268,12 +268,12 @@ def test_rows_are_compared_over_all_clients_and_each_one_by_itself():
 @pytest.mark.parametrize(
     ("guards", "slot", "artifacts", "said"),
     [
-        (Guards(centre="median"), "styles", [ImageStyles(mean=torch.ones(2, 3), std=torch.ones(2, 3))], "one vector per client"),
-        (Guards(centre="krum"), "style", styles(1, 2, 3), "are 4 for f = 1; got 3"),
-        (Guards(centre="trimmed-mean", hostile=2), "style", styles(1, 2, 3), "got 2"),
+        (Guards(center="median"), "styles", [ImageStyles(mean=torch.ones(2, 3), std=torch.ones(2, 3))], "one vector per client"),
+        (Guards(center="krum"), "style", styles(1, 2, 3), "are 4 for f = 1; got 3"),
+        (Guards(center="trimmed-mean", hostile=2), "style", styles(1, 2, 3), "got 2"),
     ],
 )  # fmt: skip
-def test_a_centre_that_cannot_be_taken_is_an_error(guards: Guards, slot: str, artifacts: Sequence[Artifact], said: str):
+def test_a_center_that_cannot_be_taken_is_an_error(guards: Guards, slot: str, artifacts: Sequence[Artifact], said: str):
     with pytest.raises(UsageError, match=said):
         received(guards, slot, artifacts)
 
@@ -282,13 +282,13 @@ def test_of_a_mean_nobody_can_be_outvoted():
     one = styles(1.0)[0]
 
     with pytest.raises(UsageError, match=r"dp-fedavg:trust=server"):
-        received(Guards(centre="median"), "style", [one, one, one])
+        received(Guards(center="median"), "style", [one, one, one])
 
 
 def test_numbers_and_scores_are_never_outvoted():
     artifacts = [Scores(values=torch.tensor([float(size), 0.1])) for size in (10, 20, 3000)]
 
-    made = received(Guards(centre="median", outlier=2.0, norm=1.0), "numbers", artifacts)
+    made = received(Guards(center="median", outlier=2.0, norm=1.0), "numbers", artifacts)
 
     assert [artifact is before for artifact, before in zip(made, artifacts, strict=True)] == [True] * 3
 

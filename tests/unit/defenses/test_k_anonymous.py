@@ -65,9 +65,9 @@ def test_groups_of_nearest_rows_are_mdav():
     points = torch.randn(17, 3, generator=coins(5), dtype=torch.float64)
     points = (points - points.mean(0)) / points.std(0, correction=0)
     left, expected = list(range(17)), [set[int]()]
-    while len(left) >= 2 * 4:  # a slow transcription: the farthest from the centre, with its nearest
-        centre = sum(points[i] for i in left) / len(left)
-        far = max(left, key=lambda i: float((points[i] - centre).norm()))
+    while len(left) >= 2 * 4:  # a slow transcription: the farthest from the center, with its nearest
+        center = sum(points[i] for i in left) / len(left)
+        far = max(left, key=lambda i: float((points[i] - center).norm()))
         group = sorted(left, key=lambda i: float((points[i] - points[far]).norm()))[:4]
         expected.append(set(group))
         left = [i for i in left if i not in group]

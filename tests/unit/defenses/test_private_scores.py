@@ -33,7 +33,7 @@ from tests.support.single_records import drawn, start
 
 PLAN = TrainingPlan(batch_size=8, steps=1, learning_rate=0.05, crop=None, flip=0.0)
 METHOD = FedDAGDP(plan=PLAN, warm_up=0, generator="fcn16", rho=0.05)
-PAIRS = 150  # neighbours per example of hypothesis
+PAIRS = 150  # neighbors per example of hypothesis
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +74,9 @@ def test_no_image_moves_scores_by_more_than_their_sensitivity(
     other = 3 * bound * torch.rand(PAIRS, 1, scores, generator=rng, dtype=torch.float64)
     if extreme:  # nothing, or beyond the cut
         losses, other = (2 * bound * (values > bound).double() for values in (losses, other))
-    neighbours = torch.cat([torch.zeros_like(other) if gone else other, losses[:, 1:]], 1)
+    neighbors = torch.cat([torch.zeros_like(other) if gone else other, losses[:, 1:]], 1)
 
-    moved = (_answers(losses, bound) - _answers(neighbours, bound)).norm(dim=1)  # 100 x 150 pairs
+    moved = (_answers(losses, bound) - _answers(neighbors, bound)).norm(dim=1)  # 100 x 150 pairs
 
     assert float(moved.max()) <= sensitivity_of_scores(scores=scores, images=images, bound=bound) * (1 + 1e-12)
 

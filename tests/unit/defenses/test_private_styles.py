@@ -12,7 +12,7 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Scores, StyleDistribution, StyleStatistics
 from fdgsec.federation.defense import DefenseStack, Outgoing
 from fdgsec.federation.method import NUMBERS, SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.public_clip_bounds import Reference, colour_spaces, public_images, row_region, rows_of, with_rows
+from fdgsec.federation.public_clip_bounds import Reference, color_spaces, public_images, row_region, rows_of, with_rows
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.methods.fedavg import FedAvg
@@ -30,7 +30,7 @@ MULTIPLIER = noise_multiplier(8.0, 1e-5)
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRows(FedAvg):
-    """Rows of 3 channels that are no colour statistics: four times those of the images' first pixels."""
+    """Rows of 3 channels that are no color statistics: four times those of the images' first pixels."""
 
     twice: bool = False
 
@@ -51,12 +51,12 @@ def no_noise(**options: object) -> PrivateStyles:
 
 
 @pytest.mark.parametrize("scale", ["public", "raw"])
-@pytest.mark.parametrize("centre", ["public", "zero"])
+@pytest.mark.parametrize("center", ["public", "zero"])
 @pytest.mark.parametrize("method", [OVERALL, SINGLE, PixelStyles(), FedAlign(upload_ratio=1.0)])
-def test_without_noise_and_behind_a_huge_clip_a_release_stays_as_it_is(method: FedAvg, centre: str, scale: str):
+def test_without_noise_and_behind_a_huge_clip_a_release_stays_as_it_is(method: FedAvg, center: str, scale: str):
     message = outgoing(method)
 
-    found = protected(no_noise(centre=centre, scale=scale), message)
+    found = protected(no_noise(center=center, scale=scale), message)
 
     tolerance = (
         1e-2 if isinstance(method, PixelStyles) else 1e-5
@@ -70,12 +70,12 @@ def test_every_image_is_clipped_before_the_mean_is_taken():
 
     near, nearer = (protected(PrivateStyles(epsilon=math.inf, clip=c), message).artifact for c in (1e-3, 1e-6))
 
-    centre = protected(PrivateStyles(epsilon=math.inf, clip=1e-9), message).artifact
-    assert largest_change(near, centre) > 100 * largest_change(nearer, centre) > 0
-    assert largest_change(centre, message.artifact) > 0.1
+    center = protected(PrivateStyles(epsilon=math.inf, clip=1e-9), message).artifact
+    assert largest_change(near, center) > 100 * largest_change(nearer, center) > 0
+    assert largest_change(center, message.artifact) > 0.1
 
 
-def test_the_centre_is_that_of_public_images_whatever_the_client_holds():
+def test_the_center_is_that_of_public_images_whatever_the_client_holds():
     few, many = (outgoing(OVERALL, count=count) for count in (3, 30))
 
     first, second = (protected(PrivateStyles(epsilon=math.inf, clip=1e-9), m).artifact for m in (few, many))
@@ -85,20 +85,20 @@ def test_the_centre_is_that_of_public_images_whatever_the_client_holds():
 
 
 @pytest.mark.parametrize(
-    ("neighbours", "known"),
+    ("neighbors", "known"),
     [
         ("replace-one", {"replace-one": 2 / 12, "zero-out": 1 / 12}),
         ("zero-out", {"zero-out": 1 / 12}),
         ("add-remove", {"add-remove": math.sqrt(1.5), "zero-out": 1.0}),
     ],
 )
-def test_a_mean_pays_for_the_relations_in_which_epsilon_holds(neighbours: str, known: dict[str, float]):
-    defense = replace(PrivateStyles(clip=5.0), neighbours=neighbours)  # type: ignore[arg-type]
+def test_a_mean_pays_for_the_relations_in_which_epsilon_holds(neighbors: str, known: dict[str, float]):
+    defense = replace(PrivateStyles(clip=5.0), neighbors=neighbors)  # type: ignore[arg-type]
 
     (use,) = cost(protected(defense, outgoing(OVERALL, count=12)))
 
     assert dict(use.sensitivity) == pytest.approx({relation: 5 * value for relation, value in known.items()})
-    assert use.noise == pytest.approx(MULTIPLIER * 5 * known[neighbours])
+    assert use.noise == pytest.approx(MULTIPLIER * 5 * known[neighbors])
     assert use.unit == "record"
 
 
@@ -109,19 +109,19 @@ def test_rows_of_single_images_pay_once_for_all_and_not_one_nth():
 
 
 @pytest.mark.parametrize("method", [FedAlign(upload_ratio=1.0), SINGLE])
-def test_colour_statistics_are_bounded_by_half_discs_and_not_by_the_clip(method: FedAvg):
+def test_color_statistics_are_bounded_by_half_discs_and_not_by_the_clip(method: FedAvg):
     (use,) = cost(protected(PrivateStyles(clip=5.0), outgoing(method)))
 
     assert use.sensitivity["replace-one"] == pytest.approx(7.665, abs=5e-4)
     assert use.sensitivity["zero-out"] == pytest.approx(7.665 / 2, abs=5e-4)
 
 
-def test_rows_of_three_channels_that_are_no_colours_are_clipped():
+def test_rows_of_three_channels_that_are_no_colors_are_clipped():
     message = outgoing(ScaledRows())
 
     region = row_region(message.sender, message.name, Reference())
 
-    assert region not in colour_spaces()
+    assert region not in color_spaces()
     assert type(region).__name__ == "Ball"
 
 
@@ -238,7 +238,7 @@ def test_a_mean_of_whole_spectra_is_refused_per_record():
 
 def test_the_number_of_rows_tells_the_number_of_images():
     with pytest.raises(UsageError, match="their number follows"):
-        protected(PrivateStyles(neighbours="add-remove"), outgoing(SINGLE))
+        protected(PrivateStyles(neighbors="add-remove"), outgoing(SINGLE))
 
 
 def test_a_method_without_styles_is_refused():
@@ -249,7 +249,7 @@ def test_a_method_without_styles_is_refused():
 @pytest.mark.parametrize(
     "options",
     [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 1.0}, {"clip": -1.0}, {"quantile": 0.0},
-     {"unit": "client", "neighbours": "add-remove"}],
+     {"unit": "client", "neighbors": "add-remove"}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, object]):
     with pytest.raises(UsageError):

@@ -38,7 +38,7 @@ def pixel_distributions(images: DomainDataset, model: GlobalModel | None) -> Pix
 
 @dataclass(frozen=True, kw_only=True)
 class PixelDistributions(PixelStyles):
-    """Shares centre and spread of the images' colour styles, as StableFDG does of its maps'."""
+    """Shares center and spread of the images' color styles, as StableFDG does of its maps'."""
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
@@ -62,7 +62,7 @@ def pooled_coordinates(message: Outgoing) -> Callable[[Artifact], Tensor]:
 
     def read(artifact: Artifact) -> Tensor:
         t = frame.released_statistic.release(artifact, images=len(message.sender.client.data))[0]
-        return (frame.released_statistic.about(t, frame.about) - ball.centre) / ball.scale
+        return (frame.released_statistic.about(t, frame.about) - ball.center) / ball.scale
 
     return read
 
@@ -91,9 +91,9 @@ def test_the_noise_on_a_distribution_has_the_standard_deviation_that_is_accounte
 
 
 def test_the_noise_on_a_sum_has_the_standard_deviation_that_is_accounted_for():
-    """About centre 0 the mean is sum / count; its noise is sd / n, and -mean sd / (lambda n) from the count."""
+    """About center 0 the mean is sum / count; its noise is sd / n, and -mean sd / (lambda n) from the count."""
     message = outgoing(OVERALL, count=40)
-    defense = PrivateStyles(epsilon=QUIET, neighbours="add-remove")
+    defense = PrivateStyles(epsilon=QUIET, neighbors="add-remove")
     found = protected(defense, message)
     (use,) = cost(found)
     read = pooled_coordinates(message)
@@ -122,7 +122,7 @@ def test_the_noise_on_a_client_has_the_standard_deviation_that_is_accounted_for(
     ball = client_region(message.sender, message.name, Reference())
 
     def read(artifact: Artifact) -> Tensor:
-        return ((rows_of(artifact)[0] - ball.centre) / ball.scale)[:3]
+        return ((rows_of(artifact)[0] - ball.center) / ball.scale)[:3]
 
     assert spread_of(message, defense, read) == pytest.approx(use.noise, rel=0.03)
 
@@ -141,12 +141,12 @@ def promised(defense: PrivateStyles, method: Method, rounds: int, *, delta: floa
     return run.epsilon, str(run.relation)
 
 
-@pytest.mark.parametrize("neighbours", ["replace-one", "zero-out", "add-remove"])
+@pytest.mark.parametrize("neighbors", ["replace-one", "zero-out", "add-remove"])
 @pytest.mark.parametrize("rounds", [1, 10, 50])
-def test_a_whole_run_costs_the_epsilon_that_was_asked_for(rounds: int, neighbours: Relation):
-    found = promised(PrivateStyles(epsilon=2.0, neighbours=neighbours), PixelStyles(when="every"), rounds)
+def test_a_whole_run_costs_the_epsilon_that_was_asked_for(rounds: int, neighbors: Relation):
+    found = promised(PrivateStyles(epsilon=2.0, neighbors=neighbors), PixelStyles(when="every"), rounds)
 
-    assert found == (pytest.approx(2.0, rel=0.02), neighbours)
+    assert found == (pytest.approx(2.0, rel=0.02), neighbors)
 
 
 @pytest.mark.parametrize(
@@ -216,11 +216,11 @@ def test_an_artifact_made_of_t_is_read_as_t(released_statistic: ReleasedStatisti
 
 
 @pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), MeanSpectra()])
-def test_squares_come_back_from_any_centre(released_statistic: ReleasedStatistic):
+def test_squares_come_back_from_any_center(released_statistic: ReleasedStatistic):
     t = torch.randn(5, 8, generator=stream(0, "world", "t"), dtype=torch.float64)
-    centre = torch.randn(8, generator=stream(0, "world", "c"), dtype=torch.float64)
+    center = torch.randn(8, generator=stream(0, "world", "c"), dtype=torch.float64)
 
-    torch.testing.assert_close(released_statistic.from_about(released_statistic.about(t, centre), centre), t)
+    torch.testing.assert_close(released_statistic.from_about(released_statistic.about(t, center), center), t)
 
 
 def test_a_lens_of_low_frequencies_makes_no_spectra():

@@ -73,7 +73,7 @@ class Mechanism:
         made = frame().artifact(noisy, like=StyleStatistics(mean=channels, std=channels), images=self.count)
         ball = frame().region
         assert isinstance(ball, Ball)
-        return (READ.about(READ.release(made)[0], frame().about) - ball.centre) / ball.scale
+        return (READ.about(READ.release(made)[0], frame().about) - ball.center) / ball.scale
 
 
 @lru_cache(maxsize=1)

@@ -122,9 +122,9 @@ def test_ccst_trains_on_images_in_the_global_style(trained: Outcome, clients: li
     state = trained.states["client:1"]
 
     originals = clients[1].data.pixels().repeat_interleave(2, dim=0)
-    assert state["stylised_images"].shape == originals.shape  # K entries per image, all in the one style that there is
-    assert torch.equal(state["stylised_images"][0::2], state["stylised_images"][1::2])
-    assert float((state["stylised_images"].double() - originals.double()).abs().mean()) > 1
+    assert state["stylized_images"].shape == originals.shape  # K entries per image, all in the one style that there is
+    assert torch.equal(state["stylized_images"][0::2], state["stylized_images"][1::2])
+    assert float((state["stylized_images"].double() - originals.double()).abs().mean()) > 1
     assert all(torch.isfinite(value).all() for value in trained.model.values())
 
 

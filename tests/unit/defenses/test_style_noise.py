@@ -152,9 +152,9 @@ def test_what_is_public_of_the_noise_is_undone_without_bias(mode: str, distribut
 
 
 def test_what_a_server_makes_of_noised_styles_is_undone_too():
-    centre = InterpolationStyle(mean=torch.tensor([0.9]), std=torch.tensor([1.8]))
+    center = InterpolationStyle(mean=torch.tensor([0.9]), std=torch.tensor([1.8]))
 
-    back = StyleNoise(p=0.1).undone(centre).tensors()
+    back = StyleNoise(p=0.1).undone(center).tensors()
 
     torch.testing.assert_close(back["mean"], torch.tensor([1.0]))
     torch.testing.assert_close(back["std"], torch.tensor([2.0]))

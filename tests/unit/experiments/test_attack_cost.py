@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.attack_cases import QUESTIONS
 from benchmarks.attack_cost import GRIDS, PARTS, Size, cell, scoring, sizes
-from fdgsec.attacks.statistics.tracing import TracingTest, effective_dimension, likelihood_ratio, standardised_score
+from fdgsec.attacks.statistics.tracing import TracingTest, effective_dimension, likelihood_ratio, standardized_score
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import ATTACKS
 
@@ -19,7 +19,7 @@ LINEAR = ("scoring", "look-up", "membership", "differencing", "reidentification"
 
 
 @pytest.mark.parametrize("reference", [None, 50])
-@pytest.mark.parametrize("test", [likelihood_ratio, standardised_score])
+@pytest.mark.parametrize("test", [likelihood_ratio, standardized_score])
 def test_all_pairs_at_once_are_the_ratios_one_by_one(test: TracingTest, reference: int | None):
     rng = stream(0, "world", "pairs")
     u = torch.randn(7, 30, generator=rng, dtype=torch.float64) / 4

@@ -133,14 +133,14 @@ def test_a_truth_without_labels_judges_all_but_labels(vectors: Own):
 
 def test_pictures_of_rows_are_drawn_without_any_truth(vectors: Own, tmp_path: Path):
     asked = request(
-        vectors, attacks=("optimisation-inversion",),
-        assignments=("attacks.optimisation-inversion.steps=3", "attacks.optimisation-inversion.restarts=1"),
+        vectors, attacks=("optimization-inversion",),
+        assignments=("attacks.optimization-inversion.steps=3", "attacks.optimization-inversion.restarts=1"),
     )  # fmt: skip
     found = report(asked, tmp_path / "run")
 
     sheets = sorted((tmp_path / "run").glob("pictures-*.png"))
 
-    assert [row.unavailable for row in rows(found, "optimisation-inversion", "psnr")] == [
+    assert [row.unavailable for row in rows(found, "optimization-inversion", "psnr")] == [
         "no truth: there is no true image for client:1 in the released run"
     ] * 2
     assert len(sheets) == 2

@@ -162,7 +162,7 @@ def test_the_truth_is_read_as_it_is_written(tmp_path: Path):
     ]
     assert truth.images.domain_names == ("photo",)
     assert truth.images.ids[0] == "img/000.png"
-    assert truth.labelled
+    assert truth.labeled
     assert truth.placed
 
 
@@ -171,7 +171,7 @@ def test_without_a_column_nothing_is_known_and_every_image_is_behind_a_row(tmp_p
 
     assert truth.members is None
     assert truth.behind.tolist() == [0, 1, 2]
-    assert not truth.labelled
+    assert not truth.labeled
     assert not truth.placed
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fdgsec.cli.app import main
-from fdgsec.experiments.audit.neighbours import worlds_of
+from fdgsec.experiments.audit.neighbors import worlds_of
 from fdgsec.experiments.audit.verb import AuditPlan, message_of, site_of
 from fdgsec.experiments.config import RunConfig, attack_settings
 from fdgsec.privacy.mechanisms import noise_multiplier
@@ -58,8 +58,8 @@ def shown(config: RunConfig, *, runs: int) -> tuple[float, float]:
     ("target", "defense", "rounds"),
     [
         ("ccst-overall", "private-styles", 0),
-        ("ccst-overall", "private-styles:neighbours=zero-out", 0),
-        ("ccst-overall", "private-styles:centre=zero,clip=2", 0),
+        ("ccst-overall", "private-styles:neighbors=zero-out", 0),
+        ("ccst-overall", "private-styles:center=zero,clip=2", 0),
         ("ccst-overall", "private-styles:unit=client", 0),
         ("ccst-single", "private-styles", 0),
         ("fedalign", "private-styles", 2),
@@ -74,7 +74,7 @@ def test_a_canary_moves_a_style_by_all_that_the_claim_allows(target: str, defens
 
 
 def test_a_canary_that_joins_moves_the_mean_by_most_of_what_sum_and_count_allow():
-    measured, allowed = shown(settings("ccst-overall", "private-styles:neighbours=add-remove"), runs=150)
+    measured, allowed = shown(settings("ccst-overall", "private-styles:neighbors=add-remove"), runs=150)
 
     assert 0.5 * allowed < measured < allowed + 0.5
 
@@ -158,7 +158,7 @@ def test_the_document_and_the_terminal_say_what_a_bound_is_and_is_not(
     ("target", "defense"),
     [
         ("ccst-overall", "style-noise:p=0.1,scale=0.05"),
-        ("ccst-overall", "quantise"),
+        ("ccst-overall", "quantize"),
         ("ccst-overall", "secure-aggregation"),
         ("ccst-overall", "private-styles:epsilon=inf"),
         ("ccst-overall", "dp-fedavg"),

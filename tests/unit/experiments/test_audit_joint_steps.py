@@ -89,7 +89,7 @@ def test_broken_joint_steps_end_with_1(broken: str, tmp_path: Path, monkeypatch:
 def test_wrong_labels_are_refused_where_no_single_network_learns_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabelled")
+    code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabeled")
 
     assert code == 2
     assert "those of feddag-dp step together; take --canary gradient" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def document(out: Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     "defenses",
     [
-        ("private-styles:epsilon=8", "quantise:bits=12,low=-8,high=8"),
+        ("private-styles:epsilon=8", "quantize:bits=12,low=-8,high=8"),
         ("style-noise:p=0,scale=0.01", "private-styles:epsilon=8"),
         ("guards", "private-styles:epsilon=8"),
     ],
@@ -52,7 +52,7 @@ def test_a_promise_is_audited_with_what_acts_before_and_behind_it(defenses: tupl
 def test_a_broken_promise_is_caught_behind_another_defense_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesWithATenthOfTheNoise")  # type: ignore[arg-type]
 
-    code = audit(tmp_path, "ccst-single", "private-styles:epsilon=2", "quantise:bits=12,low=-8,high=8")
+    code = audit(tmp_path, "ccst-single", "private-styles:epsilon=2", "quantize:bits=12,low=-8,high=8")
 
     assert code == 1
 
@@ -61,11 +61,11 @@ def test_a_broken_promise_is_caught_behind_another_defense_too(tmp_path: Path, m
     ("target", "defenses", "said"),
     [
         (
-            "ccst-overall", ("dp-sgd:epsilon=8", "private-styles:epsilon=4,neighbours=zero-out"),
-            "dp-sgd:epsilon=8 and private-styles:epsilon=4,neighbours=zero-out give one each; audit each by itself",
+            "ccst-overall", ("dp-sgd:epsilon=8", "private-styles:epsilon=4,neighbors=zero-out"),
+            "dp-sgd:epsilon=8 and private-styles:epsilon=4,neighbors=zero-out give one each; audit each by itself",
         ),
         ("ccst-overall", ("private-styles", "shuffle"), "shuffle acts on the wire"),
-        ("ccst-overall", ("quantise", "style-noise"), "quantise then style-noise promises no (epsilon, delta)"),
+        ("ccst-overall", ("quantize", "style-noise"), "quantize then style-noise promises no (epsilon, delta)"),
     ],
 )  # fmt: skip
 def test_what_one_audit_cannot_look_at_is_refused_with_the_reason(

@@ -72,8 +72,8 @@ def test_evidence_is_added_up_as_log_likelihood_ratios():
 
     scores = found.scores()
 
-    def density(x: torch.Tensor, centre: float) -> torch.Tensor:
-        return (-((x - centre) ** 2) / 2).exp()
+    def density(x: torch.Tensor, center: float) -> torch.Tensor:
+        return (-((x - center) ** 2) / 2).exp()
 
     rate = float(found.rates[0])
     ratios = (1 - rate) + rate * density(found.evidence, 1.0) / density(found.evidence, 0.0)
@@ -119,8 +119,8 @@ def test_sampled_training_without_a_clip_is_caught_under_the_methods_own_plan(
     assert 0.5 < float(str(found["claimed_epsilon"])) < float(str(found["lower_bound"]))
 
 
-def test_mislabelled_canaries_go_through_the_runs_own_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabelled", *WHOLE, target="ccst-overall")
+def test_mislabeled_canaries_go_through_the_runs_own_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabeled", *WHOLE, target="ccst-overall")
 
     found = document(tmp_path)
     assert code == 0
@@ -137,7 +137,7 @@ def test_wrong_labels_that_are_in_are_learned_and_those_that_are_out_are_not():
          "defenses": ("dp-sgd:noise_multiplier=1e-3,max_grad_norm=10.0",)},
         assignments=["method.plan.batch_size=60", "method.plan.steps=40", "method.plan.learning_rate=0.1"],
     )  # fmt: skip
-    site = site_of(config, AuditPlan(canary="mislabelled"), data_root=None, progress=NoProgress())
+    site = site_of(config, AuditPlan(canary="mislabeled"), data_root=None, progress=NoProgress())
     included = torch.arange(60) % 2 == 0
 
     falls = MislabelledCanaries(site=site).observed(included, site.defense_stack).evidence[0]

@@ -75,10 +75,10 @@ def test_a_request_that_makes_no_sense_says_why(changes: dict[str, Any], message
 
 
 def test_the_last_defense_wears_the_value_and_none_is_no_defense():
-    request = replace(REQUEST, defenses=("quantise:bits=8", "style-noise:p=0.1"))
+    request = replace(REQUEST, defenses=("quantize:bits=8", "style-noise:p=0.1"))
 
-    assert request.worn(0.5) == ("quantise:bits=8", "style-noise:p=0.1,scale=0.5")
-    assert request.worn(math.inf) == ("quantise:bits=8", "style-noise:p=0.1,scale=inf")
+    assert request.worn(0.5) == ("quantize:bits=8", "style-noise:p=0.1,scale=0.5")
+    assert request.worn(math.inf) == ("quantize:bits=8", "style-noise:p=0.1,scale=inf")
     assert request.worn(None) == ()
     assert replace(REQUEST, defenses=("k-anonymous",), option="k").worn(5.0) == ("k-anonymous:k=5",)
 

@@ -14,7 +14,7 @@ from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.membership.pooled_styles import Asked, known_populations, mean_answers
 from fdgsec.attacks.statistics.populations import pooled_release
-from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardised_score
+from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardized_score
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
@@ -112,7 +112,7 @@ def test_rows_of_single_images_are_their_records(data: DomainDataset):
     torch.testing.assert_close(found, READING.records(statistics(seen_at(None, data), images)), rtol=1e-7, atol=0)
 
 
-def test_the_low_frequencies_of_each_colour_are_read_one_by_one():
+def test_the_low_frequencies_of_each_color_are_read_one_by_one():
     spectra = torch.rand(2, 3, 40, 23, generator=stream(0, "attack"), dtype=torch.float64)
 
     found = READING.release(Amplitudes(values=spectra, owner=torch.zeros(2).long()))
@@ -126,9 +126,9 @@ def test_the_low_frequencies_of_each_colour_are_read_one_by_one():
 
 
 def test_a_reading_of_spectra_has_no_squares_and_refuses_styles():
-    t, centre = torch.arange(6.0).reshape(2, 3).double(), torch.ones(3).double()
+    t, center = torch.arange(6.0).reshape(2, 3).double(), torch.ones(3).double()
 
-    assert torch.equal(READING.about(t, centre), t)
+    assert torch.equal(READING.about(t, center), t)
     with pytest.raises(UsageError, match="read from Amplitudes; got StyleStatistics"):
         READING.release(StyleStatistics(mean=torch.zeros(3), std=torch.ones(3)))
 
@@ -241,7 +241,7 @@ def noise_images(count: int, rng: torch.Generator) -> Tensor:
 
 
 def test_without_information_the_membership_tests_raise_no_more_false_alarms_than_their_level():
-    asked, alarms = 40, {likelihood_ratio: 0, standardised_score: 0}
+    asked, alarms = 40, {likelihood_ratio: 0, standardized_score: 0}
     for seed in range(60):
         spectra = noise_images(60 + 2 * asked + 20, stream(seed, "world", "false alarms"))
         cases, knowledge = unrelated(spectra, asked)

@@ -98,11 +98,11 @@ def test_equal_artifacts_have_equal_hashes_and_others_do_not():
 
 
 SPECTRA = Amplitudes(values=torch.ones(2, 3, 4, 3), owner=torch.tensor([0, 1]))
-CENTRES = Prototypes(features=torch.ones(2, 5), classes=torch.tensor([0, 6]))
+CENTERS = Prototypes(features=torch.ones(2, 5), classes=torch.tensor([0, 6]))
 GRADIENT = HeadGradient(weight=torch.ones(7, 5), bias=torch.ones(7))
 
 
-@pytest.mark.parametrize("sent", [SPECTRA, CENTRES, GRADIENT], ids=lambda artifact: artifact.kind)
+@pytest.mark.parametrize("sent", [SPECTRA, CENTERS, GRADIENT], ids=lambda artifact: artifact.kind)
 def test_what_the_baselines_send_survives_the_wire(sent: Artifact):
     received = decode(sent.encode())
 

@@ -15,7 +15,7 @@ def drawn(name: str = "joint") -> torch.Generator:
     return stream(0, "secret", name)
 
 
-def optimisers(*sizes: int) -> list[torch.optim.Optimizer]:
+def optimizers(*sizes: int) -> list[torch.optim.Optimizer]:
     """Plain descent with rate 1 of one vector of zeros each."""
     return [torch.optim.SGD([nn.Parameter(torch.zeros(size))], lr=1.0) for size in sizes]
 
@@ -35,7 +35,7 @@ def step(found: list[torch.optim.Optimizer], given: list[Gradients], **options: 
 
 
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_size():
-    found, given = optimisers(5, 3), records(6, 5, 3)
+    found, given = optimizers(5, 3), records(6, 5, 3)
 
     step(found, given, expected=4.0)
 
@@ -48,7 +48,7 @@ def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_size():
 
 
 def test_short_gradients_are_added_as_they_are():
-    found, given = optimisers(5), records(3, 5, scale=0.01)
+    found, given = optimizers(5), records(3, 5, scale=0.01)
 
     step(found, given)
 
@@ -60,7 +60,7 @@ def test_short_gradients_are_added_as_they_are():
 def test_one_record_more_moves_all_networks_together_by_at_most_the_bound(networks: int, scale: float):
     sizes = (5, 3, 7)[:networks]
     given = records(6, *sizes, scale=scale)
-    with_, without = optimisers(*sizes), optimisers(*sizes)
+    with_, without = optimizers(*sizes), optimizers(*sizes)
 
     step(with_, given, bound=0.7)
     step(without, given[:-1], bound=0.7)
@@ -72,7 +72,7 @@ def test_one_record_more_moves_all_networks_together_by_at_most_the_bound(networ
 
 
 def test_noise_is_the_same_in_every_network_and_comes_without_records_too():
-    found = optimisers(20_000, 20_000)
+    found = optimizers(20_000, 20_000)
 
     step(found, [], noise=1.0, bound=0.5, expected=10.0)
 
@@ -83,7 +83,7 @@ def test_noise_is_the_same_in_every_network_and_comes_without_records_too():
 
 
 def test_the_noise_is_the_secret_generators():
-    found, again = optimisers(8), optimisers(8)
+    found, again = optimizers(8), optimizers(8)
 
     step(found, [], noise=1.0)
     step(again, [], noise=1.0)
@@ -94,7 +94,7 @@ def test_the_noise_is_the_secret_generators():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_adds_nothing(value: float):
-    found, alone = optimisers(5), optimisers(5)
+    found, alone = optimizers(5), optimizers(5)
     given = records(3, 5)
 
     step(found, [*given, [[torch.full((5,), value)]]])
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_adds_nothing(value: float):
 
 
 def test_the_noisy_gradient_stays_for_who_reads_it():
-    found = optimisers(5)
+    found = optimizers(5)
 
     step(found, records(2, 5), noise=1.0)
 
@@ -147,4 +147,4 @@ def test_a_batch_is_cut_into_single_records():
 @pytest.mark.parametrize("options", [{"bound": 0.0}, {"expected": 0.0}, {"noise": -1.0}])
 def test_values_out_of_range_are_refused(options: dict[str, float]):
     with pytest.raises(ValueError, match="bound and expected must be above 0"):
-        step(optimisers(2), [], **options)
+        step(optimizers(2), [], **options)

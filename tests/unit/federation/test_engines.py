@@ -138,14 +138,14 @@ def test_states_in_files_and_in_memory_give_the_same_run(tmp_path: Path, clients
     assert ccst_run(clients, FileStates(folder=tmp_path)) == ccst_run(clients, MemoryStates())
 
 
-def test_stylised_images_are_stored_once_not_every_round(tmp_path: Path, clients: list[Client]):
+def test_stylized_images_are_stored_once_not_every_round(tmp_path: Path, clients: list[Client]):
     store = FileStates(folder=tmp_path)
 
     ccst_run(clients, store)
 
     written = versions(store, "client:0", "client:1", "client:2")
     assert written == [2, 2, 2]  # empty after sharing, images in round 0, nothing new in round 1
-    assert store.read("client:0")["stylised_images"].shape == (14, 3, 32, 32)
+    assert store.read("client:0")["stylized_images"].shape == (14, 3, 32, 32)
 
 
 def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Client]):

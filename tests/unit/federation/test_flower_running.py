@@ -165,5 +165,5 @@ def test_the_telling_line_names_the_error(lines: list[str], telling: str):
     assert telling_line("\n".join(lines)) == telling
 
 
-def test_a_log_is_read_without_its_colours():
+def test_a_log_is_read_without_its_colors():
     assert plain(b"\x1b[92mINFO \x1b[0m:   up\n") == "INFO :   up\n"

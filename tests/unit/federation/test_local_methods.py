@@ -141,7 +141,7 @@ def test_artifacts_of_both_travel_side_by_side_and_each_half_sees_its_own(member
     ]
     assert plain.transcript.sha256 == recoded.transcript.sha256
     state = plain.states["client:2"]
-    assert set(state) == {"local.announced", "stylised_images", "stylised_labels"}
+    assert set(state) == {"local.announced", "stylized_images", "stylized_labels"}
     assert int(state["local.announced"]) == 2
 
 

@@ -1,4 +1,4 @@
-"""Robust centres against slow transcriptions, and how far hostile clients can move them."""
+"""Robust centers against slow transcriptions, and how far hostile clients can move them."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from fdgsec.federation.robust_statistics import (
     robust_z,
     spread,
     trimmed_mean,
-    winsorised,
+    winsorized,
 )
 from fdgsec.runtime.random_streams import stream
 
@@ -71,17 +71,17 @@ def test_krum_sums_squared_distances_to_the_nearest_rows(clients: int, hostile: 
 
 @pytest.mark.parametrize("attacked", ["high", "low", "nan", "inside"])
 @pytest.mark.parametrize(("clients", "hostile"), [(3, 1), (5, 2), (10, 3), (10, 4)])
-def test_up_to_the_breakdown_point_centres_stay_between_honest_values(clients: int, hostile: int, attacked: str):
+def test_up_to_the_breakdown_point_centers_stay_between_honest_values(clients: int, hostile: int, attacked: str):
     values = rows(clients, 50, seed=clients)
     honest = values[hostile:]
     forged = {"high": HUGE, "low": -HUGE, "nan": math.nan, "inside": float(honest.max())}[attacked]
     values[:hostile] = forged
 
-    centres = [median(values), trimmed_mean(values, trim=hostile)]
+    centers = [median(values), trimmed_mean(values, trim=hostile)]
 
-    for centre in centres:
-        assert bool((centre >= honest.min(0).values).all())
-        assert bool((centre <= honest.max(0).values).all())
+    for center in centers:
+        assert bool((center >= honest.min(0).values).all())
+        assert bool((center <= honest.max(0).values).all())
 
 
 @pytest.mark.parametrize(("clients", "hostile"), [(4, 2), (10, 5), (3, 2)])
@@ -101,12 +101,12 @@ def test_one_more_hostile_row_than_is_trimmed_moves_the_trimmed_mean_without_bou
 
 def test_the_breakdown_curve_of_the_mean_is_linear_and_that_of_the_median_flat_below_a_half():
     values = rows(11, 40, seed=4)
-    centre = values.mean(0)
+    center = values.mean(0)
 
     def moved(hostile: int) -> tuple[float, float]:
         attacked = values.clone()
         attacked[:hostile] = 1e6
-        return float((attacked.mean(0) - centre).abs().max()), float((median(attacked) - centre).abs().max())
+        return float((attacked.mean(0) - center).abs().max()), float((median(attacked) - center).abs().max())
 
     curve = [moved(hostile) for hostile in range(7)]
 
@@ -167,11 +167,11 @@ def test_the_distance_score_finds_the_row_that_is_far_and_not_the_ones_that_are_
     assert float(z[3]) == 0
 
 
-def test_winsorised_values_have_at_most_the_bound_and_the_rest_stays():
+def test_winsorized_values_have_at_most_the_bound_and_the_rest_stays():
     values = rows(9, 30, seed=7)
     values[0], values[1] = HUGE, math.nan
 
-    held = winsorised(values, bound=3.0)
+    held = winsorized(values, bound=3.0)
 
     near = robust_z(values) <= 3
     assert bool(((held - median(values)).abs() <= 3 * spread(values) * (1 + 1e-12)).all())
@@ -189,7 +189,7 @@ def test_winsorised_values_have_at_most_the_bound_and_the_rest_stays():
         (lambda: median(torch.ones(2, 4, dtype=torch.int64)), "float"),
     ],
 )
-def test_what_cannot_be_centred_is_refused(call: object, said: str):
+def test_what_cannot_be_centered_is_refused(call: object, said: str):
     assert callable(call)
 
     with pytest.raises(ValueError, match=said):

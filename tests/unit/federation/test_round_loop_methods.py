@@ -6,7 +6,7 @@ import pytest
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.defenses.guards import Guards
-from fdgsec.defenses.quantise import Quantise
+from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.config import build
@@ -30,7 +30,7 @@ from tests.support.round_loop import four_clients
 PLAN = {"batch_size": 8, "learning_rate": 0.01}
 SMALL = TrainingPlan(batch_size=8, learning_rate=0.01)
 OTHERWISE: Mapping[str, Sequence[Mapping[str, object]]] = {
-    "fedavg": [{"select": "validation"}, {"weights": "uniform", "keep_optimiser": True}],
+    "fedavg": [{"select": "validation"}, {"weights": "uniform", "keep_optimizer": True}],
     "ccst": [{"style": "single"}, {"representation": "amplitude"}, {"leaky_validation": True, "select": "validation"}],
     "feddag": [{"warm_up": 0, "distribution": "both"}, {"warm_up": 1, "distribution": "global-student", "rho": 0.0}],
     "fedbn": [{"unseen": "initial"}],
@@ -93,9 +93,9 @@ def test_no_honest_reply_of_a_method_on_another_is_refused(name: str, clients: l
         (FedAvg(plan=SMALL), [DPFedAvg(noise_multiplier=0.1)]),
         (FedAvg(plan=SMALL), [DPFedAvg(noise_multiplier=0.1, trust="server"), SecureAggregation()]),
         (CCST(k=2, plan=SMALL), [SecureAggregation()]),
-        (CCST(k=2, plan=SMALL, style="single"), [Quantise(), Shuffle()]),
+        (CCST(k=2, plan=SMALL, style="single"), [Quantize(), Shuffle()]),
     ],
-    ids=["dp-fedavg", "dp-fedavg at the server, summed", "summed", "quantised and shuffled"],
+    ids=["dp-fedavg", "dp-fedavg at the server, summed", "summed", "quantized and shuffled"],
 )
 def test_no_defended_reply_is_refused(method: Method, defenses: list[Defense], clients: list[Client]):
     defense_stack = DefenseStack(defenses=defenses, usual=Guards())

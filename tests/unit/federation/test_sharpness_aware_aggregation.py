@@ -192,7 +192,7 @@ def test_the_server_refuses_an_update_without_the_owners_loss():
         SharpnessAware().aggregate({n: update() for n in scores}, scores=scores, model=start(), server={})
 
 
-def test_a_lone_participant_needs_its_own_judgement(clients: list[Client]):
+def test_a_lone_participant_needs_its_own_judgment(clients: list[Client]):
     alone = SharpnessAware(plan=PLAN, include_self=False)
 
     with pytest.raises(UsageError, match="took part alone"):

@@ -17,7 +17,7 @@ FEDALIGN = FedAlign(plan=PLAN, upload_ratio=0.3)
 
 def judge(*, reversal: float, width: int = 96) -> Discriminator:
     network = discriminator_network(width, stream(0, "world", "discriminator"))
-    return Discriminator(network=network, optimiser=torch.optim.Adam(network.parameters(), lr=1e-3), reversal=reversal)
+    return Discriminator(network=network, optimizer=torch.optim.Adam(network.parameters(), lr=1e-3), reversal=reversal)
 
 
 def encoder_gradient(reversal: float) -> Tensor:
@@ -79,19 +79,19 @@ def test_a_discriminator_stays_with_its_client_and_goes_on_where_it_stopped():
 
     once, twice = (run(method, rounds=rounds).states["client:0"] for rounds in (1, 2))
 
-    steps = "discriminator.optimiser.0.step"
+    steps = "discriminator.optimizer.0.step"
     assert (float(once[steps]), float(twice[steps])) == (2.0, 4.0)  # 14 images in batches of 8, twice
     assert int(twice["discriminator.2.num_batches_tracked"]) == 4
     assert not any(name.startswith("discriminator") for name in run(FEDALIGN, rounds=1).states["client:0"])
 
 
 def test_model_and_discriminator_keep_their_moments_apart():
-    state = run(replace(FEDALIGN, discriminator="detached", keep_optimiser=True, plan=replace(PLAN, optimiser="adam")))
+    state = run(replace(FEDALIGN, discriminator="detached", keep_optimizer=True, plan=replace(PLAN, optimizer="adam")))
     kept = state.states["client:0"]
 
-    assert kept["optimiser.0.exp_avg"].shape == (24, 3, 3, 3)
-    assert kept["discriminator.optimiser.0.exp_avg"].shape == (1024, 96)
-    assert float(kept["optimiser.0.step"]) == float(kept["discriminator.optimiser.0.step"]) == 4.0
+    assert kept["optimizer.0.exp_avg"].shape == (24, 3, 3, 3)
+    assert kept["discriminator.optimizer.0.exp_avg"].shape == (1024, 96)
+    assert float(kept["optimizer.0.step"]) == float(kept["discriminator.optimizer.0.step"]) == 4.0
 
 
 def test_dropout_zeroes_its_share_from_its_own_stream_and_keeps_the_mean():

@@ -105,8 +105,8 @@ def test_everybody_starts_from_the_same_generator_and_lets_it_learn(outcome: Out
     assert all(
         torch.equal(one[name], value) for one in generators(released, 1, "update") for name, value in first[0].items()
     )
-    learnt = generators(outcome, 0, "update")
-    assert all(not torch.equal(one["first.weight"], first[0]["first.weight"]) for one in learnt)
+    learned = generators(outcome, 0, "update")
+    assert all(not torch.equal(one["first.weight"], first[0]["first.weight"]) for one in learned)
 
 
 def test_discriminators_stay_with_their_clients_and_go_on_from_where_they_were(outcome: Outcome):
@@ -151,12 +151,12 @@ def test_a_participant_of_a_later_round_receives_the_generator(members: list[Cli
     assert len(received) == 2
 
 
-def test_both_phases_count_and_keep_one_optimiser(members: list[Client]):
-    made = federated(replace(SMALL, keep_optimiser=True, plan=replace(PLAN, momentum=0.9)), members, recode=False)
+def test_both_phases_count_and_keep_one_optimizer(members: list[Client]):
+    made = federated(replace(SMALL, keep_optimizer=True, plan=replace(PLAN, momentum=0.9)), members, recode=False)
 
     numbers = [m.artifact.tensors()["values"] for m in made.transcript.messages() if m.artifact.kind == "Scores"]
     assert numbers[0][2].item() == 2 + 2 * 2  # 17 images in batches of 8, the single one left out: E0 = 1, E1 = 2
-    assert any(name.startswith("optimiser.") for name in made.states["client:0"])
+    assert any(name.startswith("optimizer.") for name in made.states["client:0"])
 
 
 @pytest.mark.parametrize(

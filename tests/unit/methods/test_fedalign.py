@@ -143,7 +143,7 @@ def test_the_paper_preset_uses_the_pool_two_independent_views_and_reversal():
     method = build(FedAlign, load_preset("fedalign-paper")["method"], where="method")
 
     plan = TrainingPlan(
-        epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine", crop=None,
+        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine", crop=None,
         flip=0.0,
     )  # fmt: skip
     assert method == FedAlign(
@@ -155,11 +155,11 @@ def test_the_released_preset_ignores_the_pool_and_chains_its_views():
     method = build(FedAlign, load_preset("fedalign-released")["method"], where="method")
 
     plan = TrainingPlan(
-        epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
+        epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
         crop=None, flip=0.0,
     )  # fmt: skip
     assert method == FedAlign(
-        plan=plan, keep_optimiser=True, classification="sum", include_self=True, views="sequential",
+        plan=plan, keep_optimizer=True, classification="sum", include_self=True, views="sequential",
         overflow="wrapped", ignore_pool=True, discriminator="detached",
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from fdgsec.federation.method import Client, Inbox
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.methods.fedccrl import FedCCRL, normalised
+from fdgsec.methods.fedccrl import FedCCRL, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
@@ -73,7 +73,7 @@ def test_the_state_says_which_images_are_behind_the_rows_of_the_last_round(outco
 
     for client in clients():
         chosen = client.data.pixels(outcome.states[client.name]["shared_rows"])
-        mean, std = instance_statistics(normalised(as_float(chosen)))
+        mean, std = instance_statistics(normalized(as_float(chosen)))
         assert torch.allclose(last[client.name]["mean"], mean.flatten(1), rtol=1e-5, atol=1e-5)
         assert torch.allclose(last[client.name]["std"], std.flatten(1), rtol=1e-5)
 
@@ -191,9 +191,9 @@ def test_the_preset_is_what_the_authors_run():
     config = resolve_settings({}, preset="fedccrl-paper", defaults={"method": "fedccrl"})
 
     assert method == FedCCRL(
-        keep_optimiser=True,
+        keep_optimizer=True,
         plan=TrainingPlan(
-            epochs=3, batch_size=32, optimiser="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
+            epochs=3, batch_size=32, optimizer="adam", learning_rate=1e-3, weight_decay=1e-4, schedule="cosine-epoch",
             crop=None, flip=0.0,
         ),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.experiments.config import build
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalised, eight_bits, interpolated, normalised
+from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalized, eight_bits, interpolated, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
@@ -29,16 +29,16 @@ def test_pool_rows_are_drawn_without_replacement_where_there_are_enough():
 
 def test_keeping_all_of_ones_own_statistics_gives_the_image_back():
     source = pixels(5)
-    inputs = normalised(as_float(source))
+    inputs = normalized(as_float(source))
     other = torch.randn(2, 5, 3, 1, 1, generator=stream(0, "world", "other")).abs()
 
     made = interpolated(inputs, instance_statistics(inputs), (other[0], other[1]), torch.ones(5))
 
-    assert torch.equal(eight_bits(denormalised(made)), source)
+    assert torch.equal(eight_bits(denormalized(made)), source)
 
 
 def test_keeping_none_of_ones_own_statistics_gives_those_of_the_sampled_row():
-    inputs = normalised(as_float(pixels(5)))
+    inputs = normalized(as_float(pixels(5)))
     mean, std = torch.randn(2, 5, 3, 1, 1, generator=stream(0, "world", "other")).abs()
 
     made = interpolated(inputs, instance_statistics(inputs), (mean, std), torch.zeros(5))
@@ -137,7 +137,7 @@ def test_batches_come_as_in_fedavg_for_the_same_seed():
 
 
 def test_without_a_pool_images_lend_each_other_their_statistics():
-    inputs = normalised(as_float(pixels(6)))
+    inputs = normalized(as_float(pixels(6)))
     mean, std = instance_statistics(inputs)
 
     made = FedCCRL(ignore_pool=True).mixed(inputs, None, stream(0, "world", "t"))

@@ -78,11 +78,11 @@ def test_without_intensity_nothing_is_generated_and_twins_agree(batch: Batch):
 def test_no_pixel_moves_by_more_than_the_intensity(batch: Batch, a: float):
     both = networks()  # I2
     both.generator.draw.weight.data *= 1e3
-    normalise = both.student.normalise
+    normalize = both.student.normalize
 
     made = replace(METHOD, a=a).generated(both, batch, PRECISION)
 
-    moved = (normalise(made.images) - normalise(batch.images)).detach().abs()
+    moved = (normalize(made.images) - normalize(batch.images)).detach().abs()
     assert float(moved.max()) == pytest.approx(a, abs=1e-5)  # tanh saturates; float32 at values of about 2
 
 
@@ -196,13 +196,13 @@ def test_in_pixel_space_the_perturbation_is_added_as_it_is(batch: Batch):
     assert torch.allclose(images, batch.images + 0.5 * made(batch.images), atol=1e-7)
 
 
-def test_in_normalised_space_the_network_sees_and_moves_normalised_images(batch: Batch):
-    made, normalise = generator(), start().module().normalise
+def test_in_normalized_space_the_network_sees_and_moves_normalized_images(batch: Batch):
+    made, normalize = generator(), start().module().normalize
 
-    images = generated_images(made, batch.images, a=0.5, normalise=normalise)
+    images = generated_images(made, batch.images, a=0.5, normalize=normalize)
 
-    inner = normalise(batch.images)
-    assert torch.allclose(normalise(images), inner + 0.5 * made(inner), atol=1e-5)
+    inner = normalize(batch.images)
+    assert torch.allclose(normalize(images), inner + 0.5 * made(inner), atol=1e-5)
 
 
 def test_clamped_images_stay_pixels(batch: Batch):
@@ -265,13 +265,13 @@ def test_a_plan_of_steps_takes_exactly_as_many(clients: list[Client]):
     assert counted == [2.0, 7.0, 4.0]
 
 
-def test_both_optimisers_follow_the_schedule(clients: list[Client]):
+def test_both_optimizers_follow_the_schedule(clients: list[Client]):
     both, late = networks(), Clock(round=1, rounds=2, participants=())
     plan = replace(PLAN, schedule="cosine")
 
     replace(METHOD, plan=plan).taught(both, TrainingSet.of(clients[0].data), clock=late, rng=stream(0, "world", "fit"))
 
-    rates = [opt.param_groups[0]["lr"] for opt in (both.student_optimiser, both.generator_optimiser)]
+    rates = [opt.param_groups[0]["lr"] for opt in (both.student_optimizer, both.generator_optimizer)]
     assert rates == pytest.approx([0.025, 0.025])
 
 
@@ -283,8 +283,8 @@ def test_both_optimisers_follow_the_schedule(clients: list[Client]):
         ({"margin": -1.0}, "needs a and ema in"),
         ({"warm_up": -1}, "needs a and ema in"),
         ({"rho": 3.0}, "needs rho in"),
-        ({"keep_optimiser": True}, "drop local and keep_optimiser"),
-        ({"local": FedAvg()}, "drop local and keep_optimiser"),
+        ({"keep_optimizer": True}, "drop local and keep_optimizer"),
+        ({"local": FedAvg()}, "drop local and keep_optimizer"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, object], message: str):

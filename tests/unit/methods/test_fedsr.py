@@ -147,7 +147,7 @@ def test_a_heavy_norm_shrinks_representations():
     assert length(5.0) < 0.5 * length(0.0)
 
 
-def test_a_heavy_second_regulariser_brings_representations_near_their_classs_reference():
+def test_a_heavy_second_regularizer_brings_representations_near_their_classs_reference():
     def gap(cmi: float) -> float:
         model, client = trained(FedSR(l2r=0.0, cmi=cmi))
         with torch.inference_mode():

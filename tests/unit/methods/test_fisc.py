@@ -79,7 +79,7 @@ def test_a_batch_of_one_class_has_no_triplets_and_a_finite_gradient():
     assert negatives(torch.zeros(4, dtype=torch.int64), rng()).tolist() == [-1] * 4
     model, given = network().eval(), batch([1, 1, 1])
 
-    losses = Contrast(gamma1=0.75, gamma2=0.0, margin=0.3, triplet="hinge", regulariser="mean", rng=rng())(given, model)
+    losses = Contrast(gamma1=0.75, gamma2=0.0, margin=0.3, triplet="hinge", regularizer="mean", rng=rng())(given, model)
     losses.mean().backward()
 
     torch.testing.assert_close(losses, functional.cross_entropy(model(given.images), given.labels, reduction="none"))
@@ -88,7 +88,7 @@ def test_a_batch_of_one_class_has_no_triplets_and_a_finite_gradient():
 
 def test_a_negative_is_a_transferred_image_and_never_an_original():
     anchor, positive, labels = torch.eye(4), torch.eye(4).roll(1, 0), torch.tensor([0, 0, 0, 1])
-    contrast = Contrast(gamma1=1, gamma2=0, margin=0.3, triplet="hinge", regulariser="mean", rng=rng())
+    contrast = Contrast(gamma1=1, gamma2=0, margin=0.3, triplet="hinge", regularizer="mean", rng=rng())
 
     losses = contrast.triplets(anchor, positive, labels)
 
@@ -152,7 +152,7 @@ def test_contrast_couples_records_and_draws_from_a_stream_of_its_own(clients: li
 
 
 def test_the_objective_has_the_methods_coefficients_and_forms(clients: list[Client]):
-    options = {"gamma1": 0.5, "gamma2": 0.05, "margin": 1.0, "triplet": "printed", "regulariser": "sum"}
+    options = {"gamma1": 0.5, "gamma2": 0.05, "margin": 1.0, "triplet": "printed", "regularizer": "sum"}
 
     made = objective(build(FISC, options, where="method"), clients[0])
 
@@ -164,7 +164,7 @@ def test_training_without_transferred_images_is_an_error():
     bare = Batch(images=given.images, labels=given.labels, records=given.records)
 
     with pytest.raises(ValueError, match="transferred images as partners; this batch has none"):
-        Contrast(gamma1=1, gamma2=1, margin=0.3, triplet="hinge", regulariser="mean", rng=rng())(bare, network())
+        Contrast(gamma1=1, gamma2=1, margin=0.3, triplet="hinge", regularizer="mean", rng=rng())(bare, network())
 
 
 def test_the_released_codes_extra_layer_is_linear_and_drawn_from_the_given_stream():
@@ -215,5 +215,5 @@ def test_the_presets_say_what_paper_and_released_code_do():
     )
     for method in (paper, released):
         assert method.weights == "size"
-        assert (method.plan.optimiser, method.plan.learning_rate, method.plan.batch_size) == ("adam", 3e-5, 32)
+        assert (method.plan.optimizer, method.plan.learning_rate, method.plan.batch_size) == ("adam", 3e-5, 32)
         assert method.plan.freeze_norm

@@ -54,7 +54,7 @@ def pieces(image: Tensor, count: int) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(
     "method",
     [
-        METHOD, replace(METHOD, triplet="printed", regulariser="sum"), replace(METHOD, negative="none"),
+        METHOD, replace(METHOD, triplet="printed", regularizer="sum"), replace(METHOD, negative="none"),
         replace(METHOD, contrastive="ordinary"), replace(METHOD, contrastive="none"),
         replace(METHOD, extra_layer=True, local_clustering=False),
     ],

@@ -54,7 +54,7 @@ def test_three_clients_are_one_cluster_and_get_their_mean():
 def test_a_copied_client_moves_the_style_in_100_of_100_sets_by_3_percent_first_partition_or_4_permille_last(
     partition: Partition, typical: float
 ):
-    """The copy becomes its twin's first neighbour and other links break. Medians over the sets, measured here."""
+    """The copy becomes its twin's first neighbor and other links break. Medians over the sets, measured here."""
     distances = []
     for number in range(100):
         means, stds, _ = two_blobs(number)

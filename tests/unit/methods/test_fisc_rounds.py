@@ -38,7 +38,7 @@ def run(method: FISC, clients: list[Client], *, recode: bool = False) -> tuple[G
             sigma="mixture",
             extra_layer=True,
         ),
-        FISC(plan=STILL, compared="map", style_input="loader", triplet="printed", regulariser="sum", gamma2=0.001),
+        FISC(plan=STILL, compared="map", style_input="loader", triplet="printed", regularizer="sum", gamma2=0.001),
         FISC(plan=STILL, local_clustering=False),
         FISC(plan=STILL, global_clustering=False),
         FISC(plan=STILL, contrastive="none"),

@@ -13,7 +13,7 @@ from fdgsec.methods.fisc import (
     client_style,
     interpolation_style,
 )
-from fdgsec.nn.networks.classifiers import Normalisation
+from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.styles.image_styles import encoder_named, resized
@@ -111,8 +111,8 @@ def test_whole_feature_maps_may_be_compared_instead_of_styles(data: DomainDatase
 
 
 def test_the_encoder_may_see_what_the_released_codes_loader_gives(clients: list[Client]):
-    normalised = Normalisation()(as_float(clients[0].data.pixels()))
-    found = moments(encoder_named("mini").encode(normalised))
+    normalized = Normalization()(as_float(clients[0].data.pixels()))
+    found = moments(encoder_named("mini").encode(normalized))
     labels = finch(torch.cat(found.style(unbiased=True), 1))[-1]
 
     still = shared(FISC(style_input="loader", plan=STILL), clients[0])
@@ -203,7 +203,7 @@ def test_images_are_transferred_at_the_size_that_was_asked_for_and_come_back_at_
 
 def test_the_network_sees_what_the_decoder_drew_where_images_come_from_the_loader(clients: list[Client]):
     pixels, encoder = clients[0].data.pixels()[:2], encoder_named("mini")
-    normal = Normalisation()
+    normal = Normalization()
     drawn = encoder.decode(encoder.encode(normal(as_float(pixels))))
 
     made = FISC(style_input="loader", alpha=0.0).transferred(pixels, some_style())

@@ -6,7 +6,7 @@ import torch
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
-from fdgsec.methods.fedccrl import normalised
+from fdgsec.methods.fedccrl import normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import batch, noise
@@ -31,7 +31,7 @@ def test_the_difficulty_as_printed_is_the_same_constant_for_every_image(channels
 
 
 def test_as_printed_lambda_is_almost_betas_and_the_images_difficulty_changes_it():
-    inputs = normalised(as_float((255 * batch(6).images).to(torch.uint8)) ** 3)
+    inputs = normalized(as_float((255 * batch(6).images).to(torch.uint8)) ** 3)
     statistics = instance_statistics(inputs)
 
     beta, printed, by_image = (
@@ -96,9 +96,9 @@ def test_rows_that_coincide_or_nearly_do_are_clustered_without_complaint(far: fl
 
 
 def test_clusters_are_those_of_the_rows_means_and_stds():
-    centres = torch.tensor([[-3.0, -3, -3, 0.1, 0.1, 0.1], [3, 3, 3, 0.1, 0.1, 0.1], [3, 3, 3, 4, 4, 4]])
+    centers = torch.tensor([[-3.0, -3, -3, 0.1, 0.1, 0.1], [3, 3, 3, 0.1, 0.1, 0.1], [3, 3, 3, 4, 4, 4]])
     owner = torch.arange(30) % 3
-    rows = centres[owner] + 0.05 * noise(30, 6).abs()
+    rows = centers[owner] + 0.05 * noise(30, 6).abs()
     made = FedAlign(clusters=3).arranged(
         StyleBank(mean=rows[:, :3], std=rows[:, 3:], owner=owner), stream(0, "world", "t")
     )

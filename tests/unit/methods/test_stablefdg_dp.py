@@ -11,7 +11,7 @@ from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Inbox
 from fdgsec.methods.stablefdg import NEGATIVE_STDS, StableFDG
-from fdgsec.methods.stablefdg_dp import CENTRE, SingleRecords, StableFDGDP
+from fdgsec.methods.stablefdg_dp import CENTER, SingleRecords, StableFDGDP
 from fdgsec.nn.styles.feature_styles import StyleLaws, instance_statistics
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.errors import ArtifactError, UsageError
@@ -41,17 +41,17 @@ def clients() -> list[Client]:
 
 def laws(value: float) -> StyleLaws:
     """One law without spread: all means and stds are `value`."""
-    centre, none = torch.full((1, CHANNELS), value), torch.zeros(1, CHANNELS)
-    return StyleLaws(mean=centre, std=centre, mean_scale=none, std_scale=none)
+    center, none = torch.full((1, CHANNELS), value), torch.zeros(1, CHANNELS)
+    return StyleLaws(mean=center, std=center, mean_scale=none, std_scale=none)
 
 
 def learning(
-    method: StableFDGDP, *, received: float | None = None, centre: float | None = None, shifting: bool = False
+    method: StableFDGDP, *, received: float | None = None, center: float | None = None, shifting: bool = False
 ) -> SingleRecords:
-    """An objective whose received style and whose centre are the given values in every channel."""
-    middle = None if centre is None else torch.full((1, CHANNELS, 1, 1), centre)
+    """An objective whose received style and whose center are the given values in every channel."""
+    middle = None if center is None else torch.full((1, CHANNELS, 1, 1), center)
     return SingleRecords(
-        method=method, laws=None if received is None else laws(received), centre=None if middle is None else (middle, middle), shifting=shifting,
+        method=method, laws=None if received is None else laws(received), center=None if middle is None else (middle, middle), shifting=shifting,
         negative_stds=torch.zeros(2, dtype=torch.int64), rng=drawn("objective"),
     )  # fmt: skip
 
@@ -64,7 +64,7 @@ def styles(given: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     "method",
     [
-        METHOD, ALWAYS, replace(ALWAYS, centre="received"), replace(ALWAYS, gradient="all"),
+        METHOD, ALWAYS, replace(ALWAYS, center="received"), replace(ALWAYS, gradient="all"),
         replace(ALWAYS, gradient="none", attention=False), replace(ALWAYS, prior=UNIFORM, received=2),
     ],
 )  # fmt: skip
@@ -105,7 +105,7 @@ def test_the_private_trainer_trains_it_and_refuses_stablefdg(clients: list[Clien
         privately(StableFDG(plan=PLAN), clients)
 
 
-def test_two_rounds_are_the_same_however_artifacts_travel_and_each_gets_its_own_centre_back(clients: list[Client]):
+def test_two_rounds_are_the_same_however_artifacts_travel_and_each_gets_its_own_center_back(clients: list[Client]):
     plain, recoded = (federated(METHOD, clients, recode=recode) for recode in (False, True))
 
     assert same(plain.model, recoded.model)
@@ -139,14 +139,14 @@ def test_what_comes_back_is_what_the_server_holds_not_what_the_client_meant_to_s
     shared: Mapping[str, Inbox] = {name: {"distribution": sent} for name, sent in noisy.items()}
 
     inboxes, _ = METHOD.combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))
-    without, _ = replace(METHOD, centre="received").combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))
+    without, _ = replace(METHOD, center="received").combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))
 
-    assert all(inboxes[name][CENTRE] is sent for name, sent in noisy.items())
+    assert all(inboxes[name][CENTER] is sent for name, sent in noisy.items())
     assert all(inboxes[name]["distribution.0"] is not noisy[name] for name in noisy)
     assert all(set(inbox) == {"distribution.0"} for inbox in without.values())
 
 
-def test_a_participant_alone_explores_about_its_own_centre_and_shifts_nothing(clients: list[Client]):
+def test_a_participant_alone_explores_about_its_own_center_and_shifts_nothing(clients: list[Client]):
     inboxes, _ = METHOD.combine({"client:0": {"distribution": phi(1.0)}}, server={}, clock=CLOCK, rng=drawn("combine"))
 
     made = METHOD.objective(
@@ -155,7 +155,7 @@ def test_a_participant_alone_explores_about_its_own_centre_and_shifts_nothing(cl
 
     assert isinstance(made, SingleRecords)
     assert made.laws is None
-    assert made.centre is not None
+    assert made.center is not None
 
 
 def test_half_of_the_records_shift_to_the_received_law_and_the_others_stay_bit_by_bit():
@@ -171,9 +171,9 @@ def test_half_of_the_records_shift_to_the_received_law_and_the_others_stay_bit_b
     assert float(stayed.float().mean()) == pytest.approx(0.5, abs=0.1)  # four standard deviations of a coin
 
 
-def test_explored_styles_go_on_from_the_released_centre_by_equations_4_and_5():
+def test_explored_styles_go_on_from_the_released_center_by_equations_4_and_5():
     given = maps(400)
-    objective = learning(replace(ALWAYS, mix_alpha=None), centre=1.25)
+    objective = learning(replace(ALWAYS, mix_alpha=None), center=1.25)
 
     made = objective.styled(given)
 
@@ -189,7 +189,7 @@ def test_explored_styles_go_on_from_the_released_centre_by_equations_4_and_5():
 def test_explored_stds_can_be_kept_from_falling_below_zero():
     given = maps(50)
 
-    made = learning(replace(ALWAYS, mix_alpha=None, clamp_explored=True), centre=50.0).styled(given)
+    made = learning(replace(ALWAYS, mix_alpha=None, clamp_explored=True), center=50.0).styled(given)
 
     moved = ~(made == given).flatten(1).all(1)
     assert float(styles(made[moved])[1].max()) == pytest.approx(METHOD.eps**0.5, rel=1e-3)
@@ -211,7 +211,7 @@ def test_mixed_styles_lie_between_a_records_own_and_a_received_one():
 def test_without_coins_maps_are_left_alone():
     given = maps(8)
 
-    made = learning(replace(METHOD, probability=0.0), received=2.0, centre=1.0, shifting=True).styled(given)
+    made = learning(replace(METHOD, probability=0.0), received=2.0, center=1.0, shifting=True).styled(given)
 
     assert torch.equal(made, given)
 
@@ -219,7 +219,7 @@ def test_without_coins_maps_are_left_alone():
 def test_shifting_waits_for_its_round():
     objective = replace(METHOD, shift_from=1).objective(
         Client(name="client:0", data=three_clients()[0].data), model=start(METHOD),
-        inbox={"distribution.0": phi(1.0), CENTRE: phi(0.5)}, state={}, clock=CLOCK, rng=drawn("fit"),
+        inbox={"distribution.0": phi(1.0), CENTER: phi(0.5)}, state={}, clock=CLOCK, rng=drawn("fit"),
     )  # fmt: skip
 
     assert isinstance(objective, SingleRecords)
@@ -252,7 +252,7 @@ def test_a_prior_of_other_classes_is_refused(clients: list[Client]):
     "options",
     [
         {"selection": "random"}, {"explore_at": ["stem"]}, {"explore_once": False}, {"oversampling": 0.5},
-        {"oversample": "random"}, {"explore_centre": "concatenated"}, {"similarity": "cross"},
+        {"oversample": "random"}, {"explore_center": "concatenated"}, {"similarity": "cross"},
         {"singletons": "released"}, {"shift_law": "printed"}, {"heaviest": 0.0},
     ],
 )  # fmt: skip
@@ -272,7 +272,7 @@ def test_styles_of_another_network_and_of_another_kind_are_refused(clients: list
     other = phi(1.0, channels=8)
     batch, network = prepared(METHOD, clients).batch(), start(METHOD).module()
     made = ALWAYS.objective(
-        clients[0], model=start(ALWAYS), inbox={CENTRE: other}, state={}, clock=CLOCK, rng=drawn("fit")
+        clients[0], model=start(ALWAYS), inbox={CENTER: other}, state={}, clock=CLOCK, rng=drawn("fit")
     )
 
     with pytest.raises(ArtifactError, match="32 channels is expected at stage1; got 8"):
@@ -281,7 +281,7 @@ def test_styles_of_another_network_and_of_another_kind_are_refused(clients: list
         ALWAYS.objective(
             clients[0],
             model=start(ALWAYS),
-            inbox={CENTRE: start(ALWAYS).state},
+            inbox={CENTER: start(ALWAYS).state},
             state={},
             clock=CLOCK,
             rng=drawn("fit"),

@@ -20,7 +20,7 @@ def shifted(method: StableFDG, given: Tensor, *received: StyleDistribution) -> T
 
 
 @pytest.mark.parametrize("selection", ["k-means++", "random"])
-def test_half_the_batch_keeps_its_bits_and_the_rest_takes_the_received_centre(selection: str):
+def test_half_the_batch_keeps_its_bits_and_the_rest_takes_the_received_center(selection: str):
     method = build(StableFDG, {"selection": selection}, where="method")
 
     made = shifted(method, maps(), phi(2.5))
@@ -45,7 +45,7 @@ def test_kmeans_keeps_one_of_each_pair_of_like_styles():
     assert kept.view(4, 2).sum(1).tolist() == [1, 1, 1, 1]
 
 
-def test_released_selection_puts_cluster_centres_on_the_first_half():
+def test_released_selection_puts_cluster_centers_on_the_first_half():
     pairs = maps(4).repeat_interleave(2, 0)
 
     made = shifted(StableFDG(selection="centroids"), pairs, phi(2.5))
@@ -126,7 +126,7 @@ def test_exploration_by_nothing_appends_samples_as_they_are():
     assert torch.allclose(made, maps(4)[[0, 1, 2, 3, 3, 3]], atol=1e-6)
 
 
-def test_explored_samples_lie_farther_from_the_centre_by_alpha():
+def test_explored_samples_lie_farther_from_the_center_by_alpha():
     method = StableFDG(exploration=2.0, mix_alpha=None)
     labels = torch.tensor([0, 0, 0, 1])
     mean, _ = instance_statistics(maps(4))
@@ -138,14 +138,14 @@ def test_explored_samples_lie_farther_from_the_centre_by_alpha():
     assert torch.allclose(made[:4], maps(4), atol=1e-6)
 
 
-def test_the_centre_may_be_that_of_the_oversampled_batch():
-    method = StableFDG(exploration=2.0, mix_alpha=None, explore_centre="concatenated")
+def test_the_center_may_be_that_of_the_oversampled_batch():
+    method = StableFDG(exploration=2.0, mix_alpha=None, explore_center="concatenated")
     mean, _ = instance_statistics(maps(4))
 
     made, _, _ = method.enriched(maps(4), torch.tensor([0, 0, 0, 1]), drawn("rows"), size=2)
 
-    centre = (mean.sum(0) + 2 * mean[3]) / 6
-    assert torch.allclose(instance_statistics(made[4:])[0][0], mean[3] + 2 * (mean[3] - centre), atol=1e-5)
+    center = (mean.sum(0) + 2 * mean[3]) / 6
+    assert torch.allclose(instance_statistics(made[4:])[0][0], mean[3] + 2 * (mean[3] - center), atol=1e-5)
 
 
 def test_a_negative_explored_std_turns_content_over_unless_it_is_clamped():
@@ -172,7 +172,7 @@ def test_without_mixing_and_without_oversampling_maps_pass_as_they_are():
     assert labels.tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(("gradient", "reach"), [("none", False), ("normalisation", True), ("all", True)])
+@pytest.mark.parametrize(("gradient", "reach"), [("none", False), ("normalization", True), ("all", True)])
 def test_gradients_flow_through_the_statistics_that_the_option_names(gradient: str, reach: bool):
     method, given = build(StableFDG, {"gradient": gradient}, where="method"), maps(4).requires_grad_()
 
@@ -189,5 +189,5 @@ def test_gradients_of_new_styles_are_kept_only_by_all():
         assert given.grad is not None
         return float(given.grad.abs().max())
 
-    assert gradient_of_means("normalisation") < 1e-10  # a map's sum is its new mean alone
+    assert gradient_of_means("normalization") < 1e-10  # a map's sum is its new mean alone
     assert gradient_of_means("all") > 0.1

@@ -16,10 +16,10 @@ from tests.support.one_domain import one_domain
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-class Colours(Extractor):
-    """The mean colour, doubled and shifted; it remembers how many images it saw at a time."""
+class Colors(Extractor):
+    """The mean color, doubled and shifted; it remembers how many images it saw at a time."""
 
-    name, dimension, classes = "colours", 3, 2
+    name, dimension, classes = "colors", 3, 2
     device = torch.device("cpu")
 
     def __init__(self, fingerprint: str = "a" * 64) -> None:
@@ -44,7 +44,7 @@ def test_datasets_bytes_and_floats_of_the_same_images_give_the_same_features() -
     data = dataset(n=37)
     floats = pixels(n=37).float() / 255
 
-    found = [extracted(Colours(), images).features for images in (data, pixels(n=37), floats)]
+    found = [extracted(Colors(), images).features for images in (data, pixels(n=37), floats)]
 
     torch.testing.assert_close(found[0], 2 * floats.mean((2, 3)) + 1, rtol=1e-6, atol=0)
     assert torch.equal(found[0], found[1])
@@ -52,8 +52,8 @@ def test_datasets_bytes_and_floats_of_the_same_images_give_the_same_features() -
 
 
 def test_logits_come_beside_the_features_where_there_are_any() -> None:
-    found = extracted(Colours(), dataset(n=5))
-    again = extracted(Colours(), dataset(n=5))
+    found = extracted(Colors(), dataset(n=5))
+    again = extracted(Colors(), dataset(n=5))
 
     assert found.logits is not None
     assert again.logits is not None
@@ -73,7 +73,7 @@ def test_features_do_not_depend_on_the_batch_size(batch_size: int) -> None:
 
 
 def test_streamed_statistics_are_those_of_all_features_and_hold_one_batch_at_a_time() -> None:
-    extractor, images = Colours(), pixels(n=1100)
+    extractor, images = Colors(), pixels(n=1100)
 
     found = feature_statistics(extractor, images, batch_size=50)
 
@@ -85,7 +85,7 @@ def test_streamed_statistics_are_those_of_all_features_and_hold_one_batch_at_a_t
 
 
 def test_a_dataset_is_extracted_once_also_by_another_object_of_the_same_content() -> None:
-    first, second = Colours(), Colours()
+    first, second = Colors(), Colors()
 
     for compute in (extracted, feature_statistics):
         compute(first, dataset(n=40))
@@ -98,7 +98,7 @@ def test_a_dataset_is_extracted_once_also_by_another_object_of_the_same_content(
 
 
 def test_statistics_from_the_cache_are_the_same_bytes() -> None:
-    made, read = (feature_statistics(Colours(), dataset(n=30)) for _ in range(2))
+    made, read = (feature_statistics(Colors(), dataset(n=30)) for _ in range(2))
 
     assert torch.equal(made.mean, read.mean)
     assert torch.equal(made.scatter, read.scatter)
@@ -106,32 +106,32 @@ def test_statistics_from_the_cache_are_the_same_bytes() -> None:
 
 
 def test_other_weights_other_images_and_no_reuse_miss_the_cache() -> None:
-    extractor = Colours()
+    extractor = Colors()
     extracted(extractor, dataset(n=40))
     extractor.batches.clear()
 
     extracted(extractor, dataset(n=40, seed=1))
     extracted(extractor, dataset(n=40).subset(torch.arange(39)))
-    extracted(other := Colours("b" * 64), dataset(n=40))
-    extracted(again := Colours(), dataset(n=40), reuse=False)
+    extracted(other := Colors("b" * 64), dataset(n=40))
+    extracted(again := Colors(), dataset(n=40), reuse=False)
 
     assert [sum(one.batches) for one in (extractor, other, again)] == [79, 40, 40]
 
 
 def test_a_damaged_cache_file_is_computed_again(own_cache: Path) -> None:
-    expected = extracted(Colours(), dataset(n=10)).features
+    expected = extracted(Colors(), dataset(n=10)).features
     (file,) = (own_cache / "features").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
 
-    extractor = Colours()
+    extractor = Colors()
 
     assert torch.equal(extracted(extractor, dataset(n=10)).features, expected)
     assert extractor.batches == [10]
-    assert torch.equal(extracted(Colours(), dataset(n=10)).features, expected)
+    assert torch.equal(extracted(Colors(), dataset(n=10)).features, expected)
 
 
 def test_tensors_are_never_stored(own_cache: Path) -> None:
-    extracted(Colours(), pixels(n=4))
+    extracted(Colors(), pixels(n=4))
 
     assert not (own_cache / "features").exists()
 
@@ -148,9 +148,9 @@ def test_tensors_are_never_stored(own_cache: Path) -> None:
 )
 def test_images_that_cannot_be_extracted_are_refused(images: Tensor, batch_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        extracted(Colours(), images, batch_size=batch_size)
+        extracted(Colors(), images, batch_size=batch_size)
 
 
 def test_no_images_and_no_batch_are_errors_a_user_can_read() -> None:
     with pytest.raises(UsageError):
-        feature_statistics(Colours(), torch.zeros(0, 3, 16, 16))
+        feature_statistics(Colors(), torch.zeros(0, 3, 16, 16))

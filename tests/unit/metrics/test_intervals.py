@@ -50,7 +50,7 @@ def test_proportion_intervals_agree_with_scipy(successes: int) -> None:
         assert (one.low, one.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
-def test_wilson_of_shared_credit_lies_between_its_neighbours() -> None:
+def test_wilson_of_shared_credit_lies_between_its_neighbors() -> None:
     below, between, above = wilson(3, 20), wilson(3.5, 20), wilson(4, 20)
 
     assert below.low < between.low < above.low

@@ -123,7 +123,7 @@ def test_too_few_negatives_leave_a_low_fpr_unresolvable() -> None:
 
 
 @pytest.mark.parametrize("fpr", [0.025, 0.1, 0.5])
-def test_tpr_at_fpr_is_the_roc_curve_of_a_randomised_threshold(fpr: float) -> None:
+def test_tpr_at_fpr_is_the_roc_curve_of_a_randomized_threshold(fpr: float) -> None:
     hits, others = scores(seed=1, levels=2)
     curve = roc_curve(hits, others)
     spent = math.floor(len(others) * fpr) / len(others)

@@ -33,7 +33,7 @@ def transformed(image: Tensor, *, inverse: bool = False) -> list[list[complex]]:
 
 
 def slowly_exchanged(image: Tensor, other: Tensor, share: float, ratio: float) -> Tensor:
-    """FedDG's exchange on one channel: shift, mix a square about the centre, shift back, keep the phase."""
+    """FedDG's exchange on one channel: shift, mix a square about the center, shift back, keep the phase."""
     height, width = image.shape
     own, foreign = transformed(image), transformed(other)
     b = math.floor(min(height, width) * share)
@@ -87,7 +87,7 @@ def test_the_whole_window_gives_the_others_amplitudes_and_keeps_the_phases():
     assert float((turned.imag.abs() / turned.abs()).max()) < 1e-9
 
 
-def test_a_window_of_frequency_0_exchanges_the_mean_colour_and_nothing_else():
+def test_a_window_of_frequency_0_exchanges_the_mean_color_and_nothing_else():
     images, others = noise(1, 3, 8, 8, name="a"), noise(1, 3, 8, 8, name="b")
 
     made = exchanged(images, amplitudes(others), b=0)

@@ -6,7 +6,7 @@ from fdgsec.nn.styles.channel_statistics import (
     concatenated,
     linear_statistic,
     moments,
-    recentred,
+    recentered,
     style_of,
     unbiased_to_biased,
 )
@@ -111,11 +111,11 @@ def test_the_linear_statistic_of_moments_is_that_of_their_biased_style():
     assert torch.allclose(found.linear(), linear_statistic(*found.style(unbiased=False)), rtol=1e-12)
 
 
-def test_a_recentred_statistic_is_that_of_shifted_features():
-    maps, centre = features(6, 4, 5, 5), torch.tensor([3.0, -1.0, 0.5, 7.0], dtype=torch.float64)
-    shifted = moments(maps - centre.view(1, 4, 1, 1)).linear()
+def test_a_recentered_statistic_is_that_of_shifted_features():
+    maps, center = features(6, 4, 5, 5), torch.tensor([3.0, -1.0, 0.5, 7.0], dtype=torch.float64)
+    shifted = moments(maps - center.view(1, 4, 1, 1)).linear()
 
-    found = recentred(moments(maps).linear(), centre)
+    found = recentered(moments(maps).linear(), center)
 
-    assert torch.allclose(found[:, :4] - centre, shifted[:, :4])
+    assert torch.allclose(found[:, :4] - center, shifted[:, :4])
     assert torch.allclose(found[:, 4:], shifted[:, 4:])

@@ -62,7 +62,7 @@ def with_published_weights(backbone: str, norm: Norm, network: nn.Module, folder
     return built
 
 
-def normalised(pictures: Tensor) -> Tensor:
+def normalized(pictures: Tensor) -> Tensor:
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     return (pictures - mean[:, None, None]) / std[:, None, None]
 
@@ -76,7 +76,7 @@ def test_batch_norm_model_gives_the_logits_of_torchvision_with_the_same_weights(
     pictures = images(2)
 
     with torch.inference_mode():
-        ours, theirs = model.eval()(pictures), network.eval()(normalised(pictures))
+        ours, theirs = model.eval()(pictures), network.eval()(normalized(pictures))
 
     assert float(theirs.std()) > 1e-3
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
@@ -92,7 +92,7 @@ def test_group_norm_model_is_torchvision_with_each_batch_norm_exchanged(backbone
     pictures = images(2)
 
     with torch.inference_mode():
-        ours, theirs = model.eval()(pictures), network.eval()(normalised(pictures))
+        ours, theirs = model.eval()(pictures), network.eval()(normalized(pictures))
 
     assert float(theirs.std()) > 1e-3
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
@@ -127,14 +127,14 @@ def test_one_opacus_step_has_the_gradients_of_batches_of_one(backbone):
     expected = gradients_one_by_one(model, pictures, labels)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     hooked = GradSampleModule(copy.deepcopy(model))
-    optimiser = DPOptimizer(
+    optimizer = DPOptimizer(
         torch.optim.SGD(hooked.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=1e6, expected_batch_size=2
     )
 
     functional.cross_entropy(hooked(pictures), labels).backward()
     samples = {name.removeprefix("_module."): vars(parameter) for name, parameter in hooked.named_parameters()}
     found = {name: cast(Tensor, attributes["grad_sample"]).clone() for name, attributes in samples.items()}
-    optimiser.step()
+    optimizer.step()
 
     assert found.keys() == expected.keys()
     for name, gradients in expected.items():
@@ -195,7 +195,7 @@ def test_features_have_the_published_width_and_the_body_five_parts(backbone, wid
 
 def test_resnet_stages_halve_the_map_and_double_the_channels():
     model = build_classifier("resnet18", 7, rng=stream(0, "world")).eval()
-    maps, shapes = model.normalise(images(1)), []
+    maps, shapes = model.normalize(images(1)), []
 
     for _, part in model.body.named_children():
         maps = part(maps)
@@ -234,10 +234,10 @@ def test_a_change_at_no_place_is_refused():
         model.maps(images(2), between={"stage9": lambda maps: maps})
 
 
-def test_the_normalisation_is_not_part_of_the_state():
+def test_the_normalization_is_not_part_of_the_state():
     model = build_classifier("tiny", 5, rng=stream(0, "world"))
 
-    assert not [key for key in model.state_dict() if key.startswith("normalise")]
+    assert not [key for key in model.state_dict() if key.startswith("normalize")]
 
 
 def test_pretrained_weights_leave_the_head_to_the_stream(tmp_path):

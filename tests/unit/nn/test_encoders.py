@@ -139,7 +139,7 @@ def test_image_moments_are_those_of_the_features_of_each_image() -> None:
     assert found.count.tolist() == [256.0] * 3
 
 
-def test_moments_can_be_targets_of_an_optimisation() -> None:
+def test_moments_can_be_targets_of_an_optimization() -> None:
     found = image_moments(mini(), little_shapes().pixels()[:2])
     answers = torch.zeros_like(found.mean, requires_grad=True)
 

@@ -69,7 +69,7 @@ def test_vgg_ignores_what_the_published_file_has_after_relu4_1() -> None:
     assert AdaInVgg(whole, random_state(vgg_decoder)).fingerprint == random_vgg().fingerprint
 
 
-def test_squeezenet_gives_the_normalised_fire5_features_of_torchvisions_network() -> None:
+def test_squeezenet_gives_the_normalized_fire5_features_of_torchvisions_network() -> None:
     state = random_state(squeezenet1_0)
     network = squeezenet1_0(weights=None)
     network.load_state_dict(state)

@@ -136,7 +136,7 @@ def test_seeding_takes_one_point_of_each_distant_group():
         assert sorted(groups[chosen].tolist()) == [0, 1, 2, 3, 4]
 
 
-def test_seeding_leaves_close_neighbours_of_what_it_chose():
+def test_seeding_leaves_close_neighbors_of_what_it_chose():
     pairs = torch.arange(8.0).repeat_interleave(2).unsqueeze(1) * 10 + torch.tensor([0.0, 0.01]).repeat(8).unsqueeze(1)
 
     chosen = greedy_seeds(pairs, 8, drawn("seeds"))
@@ -169,13 +169,13 @@ def test_seeding_more_points_than_there_are_is_refused(count: int):
         greedy_seeds(torch.zeros(3, 1), count, drawn("seeds"))
 
 
-def test_one_step_of_clustering_moves_centres_to_the_mean_of_their_points():
+def test_one_step_of_clustering_moves_centers_to_the_mean_of_their_points():
     points = torch.tensor([[0.0], [1.0], [2.0], [10.0], [14.0]])
 
     assert once_clustered(points, torch.tensor([1, 3])).tolist() == [[1.0], [12.0]]
 
 
-def test_centres_keep_their_digits_where_forward_passes_run_in_bfloat16():
+def test_centers_keep_their_digits_where_forward_passes_run_in_bfloat16():
     points = torch.tensor([[1.001], [1.003], [9.0]])
 
     with torch.autocast("cpu", torch.bfloat16):
@@ -184,7 +184,7 @@ def test_centres_keep_their_digits_where_forward_passes_run_in_bfloat16():
     assert torch.allclose(made, torch.tensor([[1.002], [9.0]]), rtol=0, atol=1e-6)
 
 
-def test_a_centre_without_points_stays():
+def test_a_center_without_points_stays():
     points = torch.tensor([[5.0], [5.0], [9.0]])
 
     assert once_clustered(points, torch.tensor([0, 1, 2])).tolist() == [[5.0], [5.0], [9.0]]

@@ -51,7 +51,7 @@ def test_gradients_of_adain_are_those_of_finite_differences_in_all_that_it_reads
     assert torch.autograd.gradgradcheck(into_style, given)
 
 
-def test_maps_that_take_their_own_style_pass_gradients_through_what_normalises_them():
+def test_maps_that_take_their_own_style_pass_gradients_through_what_normalizes_them():
     def renewed(given: Tensor) -> Tensor:
         mean, std = instance_statistics(given)
         return restyled(given, mean, std, new_mean=mean.detach() + 1, new_std=2 * std.detach())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fdgsec.nn.styles.finch import BLOCK_NUMBERS, Metric, cluster_means, finch, first_neighbours
+from fdgsec.nn.styles.finch import BLOCK_NUMBERS, Metric, cluster_means, finch, first_neighbors
 from fdgsec.runtime.random_streams import stream
 from tests.support.slow_finch import same_partition, slow_finch, two_blobs
 
@@ -106,7 +106,7 @@ def test_equal_rows_share_a_cluster_wherever_they_stand():
     assert len(torch.stack([finest, which]).unique(dim=1).T) == 20
 
 
-def test_a_copied_row_has_its_copy_as_first_neighbour_and_links_to_nobody_else():
+def test_a_copied_row_has_its_copy_as_first_neighbor_and_links_to_nobody_else():
     rows = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     copied = torch.cat([rows, rows[:1], rows[1:2]])
 
@@ -141,7 +141,7 @@ def test_cosine_ignores_the_length_of_rows_and_distance_does_not():
 def test_a_row_of_zeros_has_cosine_zero_with_every_row():
     rows = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.1], [-1.0, 0.0]], dtype=torch.float64)
 
-    assert first_neighbours(rows).tolist() == [1, 2, 1, 0]  # the last one's cosine with the other two is negative
+    assert first_neighbors(rows).tolist() == [1, 2, 1, 0]  # the last one's cosine with the other two is negative
 
 
 def test_equal_rows_count_as_often_as_they_occur_in_the_means_of_the_next_partition():
@@ -157,10 +157,10 @@ def test_equal_rows_count_as_often_as_they_occur_in_the_means_of_the_next_partit
     ]
 
 
-def test_first_neighbours_far_from_the_origin_keep_their_digits():
+def test_first_neighbors_far_from_the_origin_keep_their_digits():
     rows = torch.tensor([[0.0], [1e-4], [3e-4], [3.5e-4]], dtype=torch.float64)
 
-    assert first_neighbours(rows + 1e6, metric="euclidean").tolist() == [1, 0, 3, 2]
+    assert first_neighbors(rows + 1e6, metric="euclidean").tolist() == [1, 0, 3, 2]
 
 
 def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch):

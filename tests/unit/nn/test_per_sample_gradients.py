@@ -76,15 +76,15 @@ def test_gradients_and_clipped_sums_are_opacuss():
     model, twin = network("tiny"), network("tiny")
     pictures, labels = images(32, 6).float(), torch.arange(6) % 3
     private = GradSampleModule(twin, loss_reduction="sum")
-    optimiser = DPOptimizer(
+    optimizer = DPOptimizer(
         torch.optim.SGD(private.parameters(), lr=1.0), noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=6
     )
 
     with RecordGradients(model, list(model.parameters())) as gradients:
         found = gradients.of(functional.cross_entropy(model(pictures), labels, reduction="none"))
     functional.cross_entropy(twin(pictures), labels, reduction="sum").backward()
-    theirs = [rows.clone() for rows in optimiser.grad_samples]
-    optimiser.pre_step()
+    theirs = [rows.clone() for rows in optimizer.grad_samples]
+    optimizer.pre_step()
 
     for mine, other in zip(found, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)

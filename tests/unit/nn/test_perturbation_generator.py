@@ -71,7 +71,7 @@ def test_the_global_averages_half_of_the_fusion_has_no_effect():
 
     generator.fusion.weight.data[:, 16:] *= -50
 
-    assert torch.allclose(slow_forward(generator, images()), expected, atol=1e-7)  # float64, eps of the normalisation
+    assert torch.allclose(slow_forward(generator, images()), expected, atol=1e-7)  # float64, eps of the normalization
 
 
 def test_perturbations_lie_between_minus_one_and_one_at_any_size():

@@ -102,7 +102,7 @@ def test_equal_streams_give_equal_networks_and_the_global_stream_is_untouched():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_styles_are_standardised_by_what_was_fitted():
+def test_styles_are_standardized_by_what_was_fitted():
     network = StyleGenerator(10, TINY, rng=generator())
     plain = network(STYLES)
     network.fit_input(torch.cat([STYLES * 0 + 5 - 2, STYLES * 0 + 5 + 2]))
@@ -117,7 +117,7 @@ def test_a_constant_coordinate_is_not_divided_by_zero():
     assert torch.equal(network.spread, torch.ones(10))
 
 
-def test_noise_enters_only_with_a_stream_and_only_once_its_scalar_is_learnt():
+def test_noise_enters_only_with_a_stream_and_only_once_its_scalar_is_learned():
     network = StyleGenerator(10, TINY, rng=generator())
     silent = network(STYLES, generator(1))
     for stage in network.stages:

@@ -38,7 +38,7 @@ def images(count: int, *, low: int = 0, high: int = 256) -> Tensor:
 
 
 def transcribed(images: Tensor, *, batch: int, rate: float) -> Tensor:
-    """Tent with Adam, one step per batch: entropy minimised in gamma and beta, under batch statistics."""
+    """Tent with Adam, one step per batch: entropy minimized in gamma and beta, under batch statistics."""
     model = network()
     layers = [layer for layer in model.modules() if isinstance(layer, nn.BatchNorm2d)]
     values = [value for layer in layers for value in (layer.weight, layer.bias)]
@@ -97,7 +97,7 @@ def test_batch_norm_takes_its_statistics_from_the_batch():
     copy = tented(network())
 
     with torch.inference_mode():
-        made = copy.body.get_submodule("stem.1")(copy.body.get_submodule("stem.0")(copy.normalise(as_float(brighter))))
+        made = copy.body.get_submodule("stem.1")(copy.body.get_submodule("stem.0")(copy.normalize(as_float(brighter))))
 
     assert torch.allclose(made.mean((0, 2, 3)), torch.zeros(24), atol=1e-4)
     assert torch.allclose(made.var((0, 2, 3)), torch.ones(24), atol=2e-2)
@@ -108,9 +108,9 @@ def test_more_steps_make_a_batch_surer():
 
     def entropy(steps: int) -> float:
         copy = tented(network())
-        optimiser = torch.optim.Adam([value for value in copy.parameters() if value.requires_grad], lr=0.01)
+        optimizer = torch.optim.Adam([value for value in copy.parameters() if value.requires_grad], lr=0.01)
         for _ in range(steps):
-            _adapted(copy, pixels, optimiser)
+            _adapted(copy, pixels, optimizer)
         with torch.inference_mode():
             logits = copy(as_float(pixels))
         return float(functional.softmax(logits, 1).mul(functional.log_softmax(logits, 1)).sum(1).neg().mean())
@@ -181,8 +181,8 @@ def test_a_network_without_norm_layers_is_refused():
 
 
 def test_ccsts_twenty_passes_are_an_adaptation_of_their_own():
-    assert adaptation_named("tent") == Tent(steps=1, batch_size=200, optimiser="adam", learning_rate=1e-3)
-    assert ADAPTATIONS["tent-ccst"] == Tent(passes=20, batch_size=32, optimiser="sgd", learning_rate=1e-4)
+    assert adaptation_named("tent") == Tent(steps=1, batch_size=200, optimizer="adam", learning_rate=1e-3)
+    assert ADAPTATIONS["tent-ccst"] == Tent(passes=20, batch_size=32, optimizer="sgd", learning_rate=1e-4)
     with pytest.raises(UsageError, match="unknown adaptation 'tnet'; did you mean 'tent'"):
         adaptation_named("tnet")
 

@@ -109,11 +109,11 @@ def test_the_same_stream_trains_the_same_network_and_another_stream_another():
     assert not torch.equal(trained("a"), trained("b"))
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_the_loss_falls_and_the_classes_are_learnt_where_brightness_tells_them_apart(optimiser: str):
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_loss_falls_and_the_classes_are_learned_where_brightness_tells_them_apart(optimizer: str):
     data = dark_and_bright(24)
-    rate = {"sgd": 0.05, "adam": 0.005}[optimiser]
-    plan = TrainingPlan(batch_size=8, epochs=8, learning_rate=rate, optimiser=optimiser)  # type: ignore[arg-type]
+    rate = {"sgd": 0.05, "adam": 0.005}[optimizer]
+    plan = TrainingPlan(batch_size=8, epochs=8, learning_rate=rate, optimizer=optimizer)  # type: ignore[arg-type]
     losses: list[float] = []
     model = network()
 

@@ -10,7 +10,7 @@ from torch import nn
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
 from fdgsec.nn.training.loop import CrossEntropy, epochs, prepared, stepped
-from fdgsec.nn.training.plan import TrainingPlan, optimiser_memory, optimiser_of, remember
+from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
@@ -87,9 +87,9 @@ def test_partners_are_cropped_and_mirrored_like_their_images():
 
 def test_a_gradient_is_bounded_where_the_plan_says_so():
     weight = nn.Parameter(torch.zeros(3))
-    optimiser = torch.optim.SGD([weight], lr=1.0)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
 
-    stepped(optimiser, (weight * torch.tensor([30.0, 0.0, 40.0])).sum(), replace(PLAIN, clip_norm=2.0))
+    stepped(optimizer, (weight * torch.tensor([30.0, 0.0, 40.0])).sum(), replace(PLAIN, clip_norm=2.0))
 
     assert weight.detach().tolist() == pytest.approx([-1.2, 0.0, -1.6], rel=1e-4)
 
@@ -107,21 +107,21 @@ def test_frozen_norm_layers_keep_their_running_statistics():
 
 
 def test_moments_that_were_written_down_go_on_as_if_never_interrupted():
-    plan = replace(PLAIN, optimiser="adam", learning_rate=0.1)
+    plan = replace(PLAIN, optimizer="adam", learning_rate=0.1)
     inputs = torch.tensor([[1.0, -2.0, 3.0]])
     whole, parts = (nn.Linear(3, 1, bias=False) for _ in range(2))
     parts.load_state_dict(whole.state_dict())
 
-    def step(model: nn.Linear, optimiser: torch.optim.Optimizer) -> None:
-        stepped(optimiser, model(inputs).square().sum(), plan)
+    def step(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
+        stepped(optimizer, model(inputs).square().sum(), plan)
 
-    steady, first = (optimiser_of(model.parameters(), plan) for model in (whole, parts))
+    steady, first = (optimizer_of(model.parameters(), plan) for model in (whole, parts))
     for _ in range(4):
         step(whole, steady)
     for _ in range(2):
         step(parts, first)
-    second = optimiser_of(parts.parameters(), plan)
-    remember(second, {"foreign": torch.zeros(1), **optimiser_memory(first)})
+    second = optimizer_of(parts.parameters(), plan)
+    remember(second, {"foreign": torch.zeros(1), **optimizer_memory(first)})
     for _ in range(2):
         step(parts, second)
 

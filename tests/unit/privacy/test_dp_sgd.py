@@ -11,7 +11,7 @@ from torch.nn import functional
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import CrossEntropy, epochs
-from fdgsec.nn.training.plan import optimiser_of
+from fdgsec.nn.training.plan import optimizer_of
 from fdgsec.privacy.dp_sgd import private_steps, sampling_rate, uses_of
 from tests.support.private_setting import PLAN, WHOLE, Made, data, network, trained, trainer, weights, world
 
@@ -26,16 +26,16 @@ def test_without_noise_and_bound_and_sampling_it_is_full_batch_gradient_descent(
     torch.testing.assert_close(private, weights(plain), rtol=1e-4, atol=2e-6)  # sums in another order
 
 
-def test_an_optimiser_goes_on_from_its_moments():
+def test_an_optimizer_goes_on_from_its_moments():
     plan = replace(WHOLE, momentum=0.9, epochs=1)
     plain, private = network(), network()
-    plain_optimiser, private_optimiser = (
-        optimiser_of(plain.parameters(), plan),
-        optimiser_of(private.parameters(), plan),
+    plain_optimizer, private_optimizer = (
+        optimizer_of(plain.parameters(), plan),
+        optimizer_of(private.parameters(), plan),
     )
     for _ in range(2):
-        epochs(plain, data(), CrossEntropy(), plan, world(), optimiser=plain_optimiser)
-        trainer()(private, data(), CrossEntropy(), plan, world(), optimiser=private_optimiser)
+        epochs(plain, data(), CrossEntropy(), plan, world(), optimizer=plain_optimizer)
+        trainer()(private, data(), CrossEntropy(), plan, world(), optimizer=private_optimizer)
 
     torch.testing.assert_close(weights(private), weights(plain), rtol=1e-4, atol=2e-6)
 
@@ -144,11 +144,11 @@ def test_the_learning_rate_follows_the_plans_epochs():
     plan = replace(PLAN, epochs=2, schedule="cosine-epoch")
     rates: list[float] = []
     model = network()
-    optimiser = optimiser_of(model.parameters(), plan)
+    optimizer = optimizer_of(model.parameters(), plan)
 
     trainer()(
-        model, data(), CrossEntropy(), plan, world(), round=1, rounds=2, optimiser=optimiser,
-        on_step=lambda step, loss: rates.append(optimiser.param_groups[0]["lr"]),
+        model, data(), CrossEntropy(), plan, world(), round=1, rounds=2, optimizer=optimizer,
+        on_step=lambda step, loss: rates.append(optimizer.param_groups[0]["lr"]),
     )  # fmt: skip
 
     expected = [plan.rate(round=1, rounds=2, epoch=epoch) for epoch in (0, 0, 1, 1)]

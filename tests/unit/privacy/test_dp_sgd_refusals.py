@@ -49,7 +49,7 @@ def test_parameters_beside_the_network_are_refused():
     with pytest.raises(PrivateTrainingError, match="beside"):
         trainer()(model, data(), CrossEntropy(), PLAN, world(), beside=[extra])
     with pytest.raises(PrivateTrainingError, match="no others"):
-        trainer()(model, data(), CrossEntropy(), PLAN, world(), optimiser=torch.optim.SGD([extra], lr=0.1))
+        trainer()(model, data(), CrossEntropy(), PLAN, world(), optimizer=torch.optim.SGD([extra], lr=0.1))
 
 
 def test_a_term_in_the_weights_themselves_is_refused_although_it_is_zero_at_first():
@@ -77,11 +77,11 @@ def test_views_joined_into_one_pass_are_refused():
 
 
 def test_coupled_records_are_refused_measured_or_declared():
-    def centred(batch: Batch, model: Classifier) -> Tensor:
+    def centered(batch: Batch, model: Classifier) -> Tensor:
         losses = functional.cross_entropy(model(batch.images), batch.labels, reduction="none")
         return losses - losses.mean()
 
-    for objective in (Made(centred), CrossEntropy(couples_records=True)):
+    for objective in (Made(centered), CrossEntropy(couples_records=True)):
         with pytest.raises(BatchCouplingError):
             trainer(probes=8)(network(), data(), objective, PLAN, world())
 

@@ -61,7 +61,7 @@ def test_versions_are_found_by_their_owner():
 
 
 @pytest.mark.parametrize("leaky", [False, True])
-def test_ccst_says_of_which_image_each_stylised_one_is(leaky: bool):
+def test_ccst_says_of_which_image_each_stylized_one_is(leaky: bool):
     clients = three_clients()
     made = prepared(CCST(plan=PLAN, k=2, leaky_validation=leaky), clients).data
 
@@ -71,4 +71,4 @@ def test_ccst_says_of_which_image_each_stylised_one_is(leaky: bool):
     own = clients[0].data.pixels()[made.owners]
     other = clients[0].data.pixels()[(made.owners + 7) % 14]  # the other image of the class
     far, farther = ((made.images.float() - each.float()).flatten(1).norm(dim=1) for each in (own, other))
-    assert float((far < farther).float().mean()) > 0.8  # stylised images keep their content
+    assert float((far < farther).float().mean()) > 0.8  # stylized images keep their content

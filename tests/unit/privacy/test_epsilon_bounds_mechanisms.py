@@ -21,24 +21,24 @@ CANARIES, GUESSES = 1024, 102  # one run
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """The mean of clipped records about a public centre, with Gaussian noise for `epsilon`; the faults are options."""
+    """The mean of clipped records about a public center, with Gaussian noise for `epsilon`; the faults are options."""
 
     epsilon: float
     noise_divided_by: float = 1.0
     clips: bool = True
     reuses_noise: bool = False
 
-    def clipped(self, records: Tensor, centre: Tensor) -> Tensor:
-        moved = records - centre
+    def clipped(self, records: Tensor, center: Tensor) -> Tensor:
+        moved = records - center
         norms = moved.norm(dim=-1, keepdim=True)
-        return centre + moved * (CLIP / norms).clamp(max=1) if self.clips else records
+        return center + moved * (CLIP / norms).clamp(max=1) if self.clips else records
 
-    def runs(self, records: Tensor, centre: Tensor, *, count: int, rng: torch.Generator) -> Tensor:
+    def runs(self, records: Tensor, center: Tensor, *, count: int, rng: torch.Generator) -> Tensor:
         """Release the mean of the same `records` (n, D) `count` times; (count, D)."""
-        sensitivity = CLIP / len(records)  # zero-out: a record gives way to the centre
+        sensitivity = CLIP / len(records)  # zero-out: a record gives way to the center
         sd = noise_multiplier(self.epsilon, DELTA) * sensitivity / self.noise_divided_by
-        drawn = torch.randn(1 if self.reuses_noise else count, len(centre), generator=rng, dtype=torch.float64)
-        return self.clipped(records, centre).mean(0) + sd * drawn.expand(count, -1)
+        drawn = torch.randn(1 if self.reuses_noise else count, len(center), generator=rng, dtype=torch.float64)
+        return self.clipped(records, center).mean(0) + sd * drawn.expand(count, -1)
 
 
 Audit = Callable[[Release, float, torch.Generator], AuditResult]
@@ -51,21 +51,21 @@ BROKEN = {
 
 def audit_by_runs(release: Release, norm: float, secret: torch.Generator) -> AuditResult:
     """Release with and without one canary, 2,000 times each with one noise stream, and project on the canary."""
-    centre = torch.randn(COORDINATES, generator=child(secret, "centre"), dtype=torch.float64)
-    honest = centre + 30 * torch.randn(RECORDS, COORDINATES, generator=child(secret, "records"), dtype=torch.float64)
+    center = torch.randn(COORDINATES, generator=child(secret, "center"), dtype=torch.float64)
+    honest = center + 30 * torch.randn(RECORDS, COORDINATES, generator=child(secret, "records"), dtype=torch.float64)
     direction = torch.nn.functional.normalize(
         torch.randn(COORDINATES, generator=child(secret, "canary"), dtype=torch.float64), dim=0
     )
-    without = torch.cat([honest, centre.unsqueeze(0)])
-    with_canary = torch.cat([honest, (centre + norm * direction).unsqueeze(0)])
+    without = torch.cat([honest, center.unsqueeze(0)])
+    with_canary = torch.cat([honest, (center + norm * direction).unsqueeze(0)])
     names = ("noise", "noise") if release.reuses_noise else ("absent", "present")
-    absent = release.runs(without, centre, count=RUNS, rng=child(secret, names[0])) @ direction
-    present = release.runs(with_canary, centre, count=RUNS, rng=child(secret, names[1])) @ direction
+    absent = release.runs(without, center, count=RUNS, rng=child(secret, names[0])) @ direction
+    present = release.runs(with_canary, center, count=RUNS, rng=child(secret, names[1])) @ direction
     return audit_runs(absent, present, claimed_epsilon=release.epsilon, delta=DELTA, unit="record")
 
 
 def audit_by_one_run(release: Release, norm: float, secret: torch.Generator) -> AuditResult:
-    """Release once, with a coin for each of 1,024 orthonormal canaries; a row that is out lies at the centre."""
+    """Release once, with a coin for each of 1,024 orthonormal canaries; a row that is out lies at the center."""
     return _one_run(release, norm, secret, minus_reference=False)
 
 
@@ -75,14 +75,14 @@ def audit_by_a_pair(release: Release, norm: float, secret: torch.Generator) -> A
 
 
 def _one_run(release: Release, norm: float, secret: torch.Generator, *, minus_reference: bool) -> AuditResult:
-    centre = torch.zeros(CANARIES, dtype=torch.float64)
+    center = torch.zeros(CANARIES, dtype=torch.float64)
     included = torch.rand(CANARIES, generator=child(secret, "coins")) < 0.5
     canaries = norm * torch.eye(CANARIES, dtype=torch.float64)
     names = ("noise", "noise") if release.reuses_noise else ("run", "reference")
-    scores = release.runs(canaries * included.unsqueeze(1), centre, count=1, rng=child(secret, names[0]))[0]
+    scores = release.runs(canaries * included.unsqueeze(1), center, count=1, rng=child(secret, names[0]))[0]
     if minus_reference:
         nobody = torch.zeros_like(canaries)
-        scores = scores - release.runs(nobody, centre, count=1, rng=child(secret, names[1]))[0]
+        scores = scores - release.runs(nobody, center, count=1, rng=child(secret, names[1]))[0]
     return audit_one_run(scores, included, guesses=GUESSES, claimed_epsilon=release.epsilon, delta=DELTA)
 
 

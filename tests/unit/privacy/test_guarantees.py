@@ -20,10 +20,10 @@ from fdgsec.privacy.guarantees import PlannedGuarantee, check_composable
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.errors import UsageError
 
-CLIENT_STYLES, COUNTED_STYLES = PrivateStyles(unit="client"), PrivateStyles(neighbours="add-remove")
+CLIENT_STYLES, COUNTED_STYLES = PrivateStyles(unit="client"), PrivateStyles(neighbors="add-remove")
 PAYING: Sequence[PlansGuarantee] = [
-    PrivateStyles(), PrivateStyles(neighbours="zero-out"), COUNTED_STYLES, CLIENT_STYLES, DPSGD(epsilon=1.0), PrivateScores(),
-    DPFedAvg(), DPFedAvg(neighbours="replace-one"),
+    PrivateStyles(), PrivateStyles(neighbors="zero-out"), COUNTED_STYLES, CLIENT_STYLES, DPSGD(epsilon=1.0), PrivateScores(),
+    DPFedAvg(), DPFedAvg(neighbors="replace-one"),
 ]  # fmt: skip
 
 
@@ -46,18 +46,18 @@ def refusal(*defenses: Defense, method: Method | None = None) -> str:
     [
         (
             (DPSGD(epsilon=8.0), CLIENT_STYLES),
-            ("dp-sgd protects records and private-styles:unit=client,neighbours=replace-one clients",),
+            ("dp-sgd protects records and private-styles:unit=client,neighbors=replace-one clients",),
         ),
         (
             (PrivateStyles(), DPFedAvg()),
             (
-                "private-styles:unit=record,neighbours=replace-one protects records",
-                "dp-fedavg:neighbours=zero-out clients",
+                "private-styles:unit=record,neighbors=replace-one protects records",
+                "dp-fedavg:neighbors=zero-out clients",
             ),
         ),
         (
             (DPSGD(epsilon=8.0), COUNTED_STYLES),
-            ("dp-sgd holds under zero-out", "private-styles:unit=record,neighbours=add-remove under add-remove"),
+            ("dp-sgd holds under zero-out", "private-styles:unit=record,neighbors=add-remove under add-remove"),
         ),
     ],
     ids=["another unit", "a unit that another defense brings", "another relation"],
@@ -66,11 +66,11 @@ def test_two_that_do_not_compose_are_named_with_what_to_choose(defenses: Sequenc
     message = refusal(*defenses)
 
     assert all(part in message for part in said)
-    assert "let both protect records" in message or "take neighbours=zero-out" in message
+    assert "let both protect records" in message or "take neighbors=zero-out" in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("styles", ["unit=client", "neighbours=add-remove"])
+@pytest.mark.parametrize("styles", ["unit=client", "neighbors=add-remove"])
 def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str):
     settings = {
         "defenses": ("dp-sgd:epsilon=8", f"private-styles:{styles}"), "norm": "group", "per_domain": 8, "image_size": 32,
@@ -84,7 +84,7 @@ def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str)
     "defenses",
     [
         (DPSGD(epsilon=8.0), PrivateStyles()),
-        (PrivateStyles(neighbours="zero-out"), DPSGD(epsilon=8.0)),
+        (PrivateStyles(neighbors="zero-out"), DPSGD(epsilon=8.0)),
         (PrivateStyles(unit="client"), DPFedAvg()),
         (DPSGD(epsilon=8.0), DPFedAvg()),  # behind dp-sgd it acts on what has been paid for
         (DPSGD(epsilon=math.inf), CLIENT_STYLES),  # clips, and promises nothing

@@ -54,12 +54,12 @@ def entropy(logits: Tensor, batch: Batch) -> Tensor:
     return functional.cross_entropy(logits, batch.labels, reduction="none")
 
 
-def centred(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+def centered(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
     features = model.features(batch.images)
     return entropy(model.head(features - features.mean(0)), batch)
 
 
-def centred_without_gradient(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+def centered_without_gradient(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
     features = model.features(batch.images)
     return entropy(model.head(features - features.mean(0).detach()), batch)
 
@@ -69,12 +69,12 @@ def shifted_by_a_number_of_the_batch(batch: Batch, model: Classifier, rng: torch
     return plain + 0.01 * plain.mean().detach()
 
 
-def steered_by_neighbours(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+def steered_by_neighbors(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
     plain = entropy(model(batch.images), batch)
     return plain + plain.roll(1).detach() * (plain - plain.detach())
 
 
-def pulling_neighbours(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+def pulling_neighbors(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
     plain = entropy(model(batch.images), batch)
     return plain + (plain - plain.detach()).roll(1)
 
@@ -117,14 +117,14 @@ def divided_by_the_batch_under_noise(batch: Batch, model: Classifier, rng: torch
     return entropy(model(batch.images + noise), batch) / len(batch.labels)
 
 
-def with_a_neighbour(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
+def with_a_neighbor(batch: Batch, model: Classifier, rng: torch.Generator) -> Tensor:
     return entropy(model(batch.images), batch) + batch.labels[1] * 0  # there is no second record in a batch of one
 
 
 COUPLED = [
-    centred, centred_without_gradient, shifted_by_a_number_of_the_batch, steered_by_neighbours, pulling_neighbours,
+    centered, centered_without_gradient, shifted_by_a_number_of_the_batch, steered_by_neighbors, pulling_neighbors,
     mixed, mixed_maps, contrasted, spared_by_seeds, weighed_by_draws_of_labels, divided_by_the_batch,
-    divided_by_the_batch_under_noise, with_a_neighbour,
+    divided_by_the_batch_under_noise, with_a_neighbor,
 ]  # fmt: skip
 
 
@@ -269,7 +269,7 @@ def test_coupling_is_seen_where_features_of_zero_hide_it():
         nn.init.zeros_(parameter)
 
     with pytest.raises(BatchCouplingError):
-        check(Made(centred), model)
+        check(Made(centered), model)
 
 
 def test_checking_changes_neither_network_nor_objective_nor_the_global_stream():

@@ -16,7 +16,7 @@ from fdgsec.privacy.record_independence import BatchCouplingError, check_indepen
 from fdgsec.runtime.random_streams import stream
 
 
-class Centred:
+class Centered:
     """Cross-entropy of logits from which the batch's mean logits were taken off."""
 
     couples_records = False
@@ -36,13 +36,13 @@ def test_a_coupled_loss_passes_opacus_and_does_not_pass_here():
     errors = ModuleValidator.validate(model, strict=True)
     twin = deepcopy(model)
     private = GradSampleModule(twin, loss_reduction="sum")
-    optimiser = DPOptimizer(
+    optimizer = DPOptimizer(
         torch.optim.SGD(private.parameters(), lr=0.1), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=8
     )
-    Centred()(given, twin).sum().backward()
-    optimiser.step()
+    Centered()(given, twin).sum().backward()
+    optimizer.step()
 
     assert errors == []
     assert not torch.equal(twin.head.weight, model.head.weight)  # it stepped, none the wiser
     with pytest.raises(BatchCouplingError):
-        check_independence(Centred(), model, given, stream(0, "secret", "check"), method="mine")
+        check_independence(Centered(), model, given, stream(0, "secret", "check"), method="mine")

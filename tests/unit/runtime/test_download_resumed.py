@@ -48,7 +48,7 @@ def test_the_next_call_asks_only_for_the_rest(site, tmp_path):
     assert names(tmp_path) == ["data.bin"]
 
 
-def test_a_part_that_is_already_everything_is_recognised(site, tmp_path):
+def test_a_part_that_is_already_everything_is_recognized(site, tmp_path):
     leave_a_part(site, tmp_path, length=1_000_000)
     (tmp_path / "data.bin.part").write_bytes(CONTENT)
 

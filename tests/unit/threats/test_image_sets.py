@@ -23,7 +23,7 @@ from tests.support.one_domain import one_domain
 
 
 class Cells(Extractor):
-    """Mean colours of the four quarters of an image: 12 features, of which 4 serve as logits."""
+    """Mean colors of the four quarters of an image: 12 features, of which 4 serve as logits."""
 
     dimension, classes = 12, 4
     device = torch.device("cpu")

@@ -76,7 +76,7 @@ def halves(distances: Tensor, partners: list[int]) -> tuple[list[Answer], list[C
     return answers, cases, [*(Truth(partner=p) for p in partners), *(Truth() for _ in partners)]
 
 
-def test_the_assignment_corrects_what_the_nearest_neighbour_gets_wrong():
+def test_the_assignment_corrects_what_the_nearest_neighbor_gets_wrong():
     distances = torch.tensor([[1.0, 2.0, 9.0], [1.5, 9.0, 9.0], [9.0, 9.0, 1.0]])  # the first two both like column 0
 
     rows = judged(*halves(distances, [1, 0, 2]))

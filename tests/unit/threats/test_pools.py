@@ -123,9 +123,9 @@ def test_the_palette_of_gaussian_pixels_follows_from_mean_and_std():
 
 
 def pictures(count: int = 12) -> torch.Tensor:
-    """One-coloured images of random colours."""
-    colours = torch.randint(0, 256, (count, 3, 1, 1), generator=stream(4, "attack"))
-    return colours.expand(-1, -1, 8, 8).to(torch.uint8)
+    """One-colored images of random colors."""
+    colors = torch.randint(0, 256, (count, 3, 1, 1), generator=stream(4, "attack"))
+    return colors.expand(-1, -1, 8, 8).to(torch.uint8)
 
 
 def test_true_palettes_leak_and_the_public_guess_does_not():
@@ -194,7 +194,7 @@ def test_sorted_rows_are_alike_and_shuffled_ones_are_not():
     assert sum(p <= 0.05 for p in p_values) <= 10  # P(more | 5%) = 1.1%
 
 
-def test_the_lag_one_autocorrelation_is_the_mean_product_of_neighbours():
+def test_the_lag_one_autocorrelation_is_the_mean_product_of_neighbors():
     rows = torch.randn(6, 3, generator=stream(1, "attack"), dtype=torch.float64)
     z = (rows - rows.mean(0)) / rows.std(0, correction=0)
     by_hand = sum(float(z[i] @ z[i + 1]) / 3 for i in range(5)) / 5
@@ -205,8 +205,8 @@ def test_the_lag_one_autocorrelation_is_the_mean_product_of_neighbours():
 def test_a_candidate_is_compared_with_the_rows_before_and_after():
     rows = torch.randn(5, 3, generator=stream(1, "attack"), dtype=torch.float64)
     known = torch.randn(7, 3, generator=stream(2, "attack"), dtype=torch.float64)
-    scale, centre = known.std(0, correction=0), known.mean(0)
-    z, c = (rows - centre) / scale, (known - centre) / scale
+    scale, center = known.std(0, correction=0), known.mean(0)
+    z, c = (rows - center) / scale, (known - center) / scale
 
     found = beside(rows, known)
 

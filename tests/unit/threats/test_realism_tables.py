@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Cells(Extractor):
-    """Mean colours of the four quarters of an image: 12 features, of which 4 serve as logits."""
+    """Mean colors of the four quarters of an image: 12 features, of which 4 serve as logits."""
 
     dimension, classes = 12, 4
     device = torch.device("cpu")
@@ -36,7 +36,7 @@ class Cells(Extractor):
 
 
 def blobs(*, seed: int, n: int, shift: float = 0.0) -> Tensor:
-    """Two-by-two blots of colour."""
+    """Two-by-two blots of color."""
     small = torch.rand(n, 3, 2, 2, generator=stream(seed, "attack", "blobs")) * 0.6
     return (small + shift).repeat_interleave(8, 2).repeat_interleave(8, 3)
 

@@ -40,7 +40,7 @@ class Running:
     mark: str
 
     def text(self) -> str:
-        """What the process wrote so far, without colours."""
+        """What the process wrote so far, without colors."""
         with self.log.open("rb") as file:
             file.seek(self.begins)
             return plain(file.read())
@@ -98,7 +98,7 @@ def running(
 
 
 def plain(content: bytes) -> str:
-    """A log's text without colours."""
+    """A log's text without colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", content.decode(errors="replace"))
 
 

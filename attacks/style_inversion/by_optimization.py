@@ -1,4 +1,4 @@
-"""Optimisation inversion: a picture is descended to until its channel statistics are those that a victim released.
+"""Optimization inversion: a picture is descended to until its channel statistics are those that a victim released.
 
 Nothing is trained, the public encoder is enough. The descent is in fdgsec.attacks.style_inversion.style_matching: squared distance of (mu, sigma), in
 units of each statistic's spread over public images, with total variation and an alpha-norm, from several random starts.
@@ -59,10 +59,10 @@ class Profile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimisationInversion:
+class OptimizationInversion:
     """Descend to pictures with the released statistics; options that are 0 are the profile's."""
 
-    name: ClassVar[str] = "optimisation-inversion"
+    name: ClassVar[str] = "optimization-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleStatistics"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
     PROFILES: ClassVar[Mapping[str, Profile]] = {
@@ -76,19 +76,19 @@ class OptimisationInversion:
     side: int = 0
     """Side of the canvas in pixels, at most that of the images that the encoder saw."""
     start: Literal["noise", "mean image"] = "noise"
-    """What the random starts are added to: grey, or the mean of the public images (B0), whose layout then stays."""
+    """What the random starts are added to: gray, or the mean of the public images (B0), whose layout then stays."""
     variation: float = 0.1
     extremes: float = 0.01
 
     def __post_init__(self) -> None:
         if self.profile not in self.PROFILES or self.start not in ("noise", "mean image"):
             raise UsageError(
-                "optimisation-inversion has profiles quick, full and starts noise, mean image; "
+                "optimization-inversion has profiles quick, full and starts noise, mean image; "
                 f"got {self.profile}, {self.start}."
             )
         if min(self.restarts, self.steps, self.side) < 0 or 0 < self.side < SMALLEST_SIDE:
             raise UsageError(
-                f"optimisation-inversion takes restarts, steps and a side of at least {SMALLEST_SIDE} px, or 0 for the "
+                f"optimization-inversion takes restarts, steps and a side of at least {SMALLEST_SIDE} px, or 0 for the "
                 f"profile's; got {self.restarts}, {self.steps}, {self.side}."
             )
 
@@ -132,13 +132,13 @@ class OptimisationInversion:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Images of 32 px of one colour each, with faint grain: the only ones that statistics without positions fix.
+        """Images of 32 px of one color each, with faint grain: the only ones that statistics without positions fix.
 
         They go through the adversary's own encoder, so that what must win is all of the attack."""
         public, asked = 40, 10
-        colours = 0.15 + 0.7 * torch.rand(public + asked, 3, 1, 1, generator=rng)
+        colors = 0.15 + 0.7 * torch.rand(public + asked, 3, 1, 1, generator=rng)
         grain = 0.015 * torch.rand(public + asked, 1, 1, 1, generator=rng)
-        pixels = colours + grain * torch.randn(public + asked, 3, 32, 32, generator=rng)
+        pixels = colors + grain * torch.randn(public + asked, 3, 32, 32, generator=rng)
         nothing = torch.zeros(public + asked, dtype=torch.int64)
         images = DomainDataset(
             name="planted", store=(pixels.clamp(0, 1) * 255).round().to(torch.uint8),

@@ -16,15 +16,15 @@ from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError
 
-Quantised = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
+Quantized = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantise:
+class Quantize:
     """Round every number of a style to one of 2^bits levels of a public range; no (epsilon, delta).
 
     Means lie in [`low`, `high`], stds and spreads in [0, `high`], amplitudes in [0, H W] (pixels lie in [0, 1]), and what
-    lies outside is cut off. The default range holds the styles of the bundled encoder, of VGG relu4_1 and of normalised pixels;
+    lies outside is cut off. The default range holds the styles of the bundled encoder, of VGG relu4_1 and of normalized pixels;
     for pixels alone take low=-3, high=3. `rounding` "stochastic" rounds up as often as a number is far on its way to the next
     level, so that its mean is right; "nearest" draws nothing."""
 
@@ -35,14 +35,14 @@ class Quantise:
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 23:  # as many digits as float32 sends
-            raise UsageError(f"quantise needs bits in 1..23; got {self.bits}.")
+            raise UsageError(f"quantize needs bits in 1..23; got {self.bits}.")
         if not self.low < self.high or self.high <= 0:
-            raise UsageError(f"quantise needs low < high and high > 0; got low = {self.low}, high = {self.high}.")
+            raise UsageError(f"quantize needs low < high and high > 0; got low = {self.low}, high = {self.high}.")
 
     @property
     def assumptions(self) -> Sequence[str]:
         """What it does not promise."""
-        return ("quantise: no (epsilon, delta): rounding hides digits, not records",)
+        return ("quantize: no (epsilon, delta): rounding hides digits, not records",)
 
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are left as they are."""
@@ -50,7 +50,7 @@ class Quantise:
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
         """Give the rounded style, and no guarantee."""
         artifact = outgoing.artifact
-        if not isinstance(artifact, Quantised):
+        if not isinstance(artifact, Quantized):
             return None
         return Protected(artifact=renumbered(artifact, lambda name, value: self._level(name, value, rng)), uses=None)
 

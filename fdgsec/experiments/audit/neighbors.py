@@ -1,4 +1,4 @@
-"""Two neighbouring clients of which an audit has many messages made: one holds a canary, the other something in its place.
+"""Two neighboring clients of which an audit has many messages made: one holds a canary, the other something in its place.
 
 The message is made as a client makes it (the method's own step on real images) and leaves through the shield that every
 client wears. Only the canary is planted: far outside the clip along one direction, neutral in all others, so that a clip
@@ -85,7 +85,7 @@ class Worlds:
 
 
 def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -> Worlds:
-    """Put the canary into all rounds' `releases`, and what neighbours it under `relation` into the others."""
+    """Put the canary into all rounds' `releases`, and what neighbors it under `relation` into the others."""
     present = [canary.plant(one, side) for side, one in _sided(releases)]
     if relation == "add-remove":
         if canary.without is None:
