@@ -1,6 +1,6 @@
 """Sharpness-aware hierarchical aggregation, and cross-evaluation on top of other methods: FedAvg++ and FedAvg+.
 
-Che, Wu, Jin, Xia & Chen, "FedDAG: Federated Domain Adversarial Generation Toward Generalizable Medical Image
+Che, Wu, Jin, Xia & Chen, "FedDAG: Federated Domain Adversarial Generation Towards Generalizable Medical Image
 Analysis", 2025, https://arxiv.org/abs/2501.13967, section III-C: peers evaluate perturbed models (eq. 5), scores
 weigh clients (eq. 6), Algorithm 2 averages each client's model with better ones of its own past. Section IV-C4 puts
 the same on other methods: with perturbation ("++") and without ("+", cross-client evaluation-based aggregation).

@@ -85,7 +85,7 @@ def test_styles_are_not_read_without_images_to_make_shadow_clients_of(adversary:
 
 
 @pytest.mark.parametrize(
-    ("seed", "style", "reading"),
+    ("seed", "style", "released_statistic"),
     [
         *((seed, "StyleStatistics", PooledStyles()) for seed in range(3)),
         (0, "StyleDistribution", StyleDistributions()),

@@ -44,7 +44,7 @@ READINGS = [PooledStyles(), StyleDistributions(), StyleDistributions(released=Tr
 
 
 @pytest.mark.parametrize(
-    ("seed", "reading"), [*((0, released_statistic) for released_statistic in READINGS), (1, READINGS[0])]
+    ("seed", "released_statistic"), [*((0, released_statistic) for released_statistic in READINGS), (1, READINGS[0])]
 )
 def test_the_added_image_is_named_every_time(seed: int, released_statistic: ReleasedStatistic):
     planted_control = ATTACK.positive_control(

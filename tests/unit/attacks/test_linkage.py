@@ -67,7 +67,7 @@ def test_a_client_that_is_not_told_whose_distributions_it_receives_is_told_so():
 
 
 @pytest.mark.parametrize(
-    ("seed", "reading"), [*((seed, PooledStyles()) for seed in range(4)), (0, StyleDistributions())]
+    ("seed", "released_statistic"), [*((seed, PooledStyles()) for seed in range(4)), (0, StyleDistributions())]
 )
 def test_clients_with_a_style_of_their_own_are_linked(seed: int, released_statistic: ReleasedStatistic):
     planted_control = ATTACK.positive_control(

@@ -73,7 +73,7 @@ def test_every_kind_of_release_gives_its_planted_members_away():
 
 
 @pytest.mark.parametrize(
-    "reading",
+    "released_statistic",
     [StyleDistributions(), StyleDistributions(unbiased=False), StyleDistributions(released=True, eps=1e-6)],
 )
 def test_members_of_a_style_distribution_are_found_as_its_reading_says(released_statistic: StyleDistributions):

@@ -95,7 +95,7 @@ def test_a_hundredfold_update_is_found_to_do_harm():
 
 
 @pytest.mark.parametrize(
-    ("intruder", "passed"), [(Honest(), True), (Scaled(kind="ModelState", factor=1 + 1e-6), False)]
+    ("malicious_client", "passed"), [(Honest(), True), (Scaled(kind="ModelState", factor=1 + 1e-6), False)]
 )
 def test_the_negative_control_fails_where_a_run_differs_however_little(malicious_client: MaliciousClient, passed: bool):
     planted_control = planted_harm(BLANK, stream(0, "attack"), malicious_client=malicious_client)

@@ -133,7 +133,7 @@ def test_who_lies_about_peers_weighs_what_the_lie_is_worth(roles: Roles):
 
 
 @pytest.mark.parametrize(
-    "intruder",
+    "malicious_client",
     [Scaled(kind="GeneratorState", factor=0.0), Flawed(kind="Scores", flaw="negative"),
      Flawed(kind="GeneratorState", flaw="missing"), Judging(peers=0.0)],
     ids=lambda one: f"{one.kind} {one.name}",

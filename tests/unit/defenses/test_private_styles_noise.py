@@ -200,7 +200,9 @@ def test_every_round_draws_fresh_noise_and_the_runs_ledger_composes_it():
     assert (styles.part, styles.epsilon) == ("style only", pytest.approx(4.0, rel=0.02))
 
 
-@pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)])
+@pytest.mark.parametrize(
+    "released_statistic", [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)]
+)
 def test_an_artifact_made_of_t_is_read_as_t(released_statistic: ReleasedStatistic):
     message = (
         distribution_message() if isinstance(released_statistic, StyleDistributions) else outgoing(OVERALL, count=40)
@@ -215,7 +217,7 @@ def test_an_artifact_made_of_t_is_read_as_t(released_statistic: ReleasedStatisti
     torch.testing.assert_close(released_statistic.release(made, images=40), t, rtol=0, atol=2e-6)  # float32
 
 
-@pytest.mark.parametrize("reading", [PooledStyles(), StyleDistributions(), MeanSpectra()])
+@pytest.mark.parametrize("released_statistic", [PooledStyles(), StyleDistributions(), MeanSpectra()])
 def test_squares_come_back_from_any_center(released_statistic: ReleasedStatistic):
     t = torch.randn(5, 8, generator=stream(0, "world", "t"), dtype=torch.float64)
     center = torch.randn(8, generator=stream(0, "world", "c"), dtype=torch.float64)
