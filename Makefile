@@ -22,6 +22,8 @@ attack: $(VENV)/installed
 
 # a worker of pytest on every core: more threads would only wait for each other
 test slow: export OMP_NUM_THREADS = 1
+# pytest keeps the tests that it has compiled, else every worker compiles all of them in every run
+test slow: export PYTHONDONTWRITEBYTECODE =
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m "not slow"

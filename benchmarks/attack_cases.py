@@ -107,7 +107,7 @@ class _World:
         views = tuple(upload(artifact, sender=name) for artifact in artifacts)
         where: Mapping[str, str | int] = {"domain": "domain 0", **({"half": half} if half else {})}
         return Case(
-            request=kind,
+            question=kind,
             views=views,
             victim=name,
             records=RECORDS,
@@ -185,7 +185,7 @@ def _interpolation_leakage(size: Size) -> Question:
         view = View(messages=tuple(message for message in seen.messages if message.sender == SERVER))
         cases.append(
             Case(
-                request="cohorts", views=(view,), victim=SERVER, slice={"clients": "iid"}, candidates=world.candidates,
+                question="cohorts", views=(view,), victim=SERVER, slice={"clients": "iid"}, candidates=world.candidates,
                 groups=groups,
             )
         )  # fmt: skip
