@@ -1,113 +1,78 @@
 """The law of imports: twelve packages in one order, each importing those below it, and no circles at any level.
 
-The table of docs/design.md is the law; this file reads it, and every import of the product, those inside functions too."""
+The table of docs/design.md is the law; these tests read it, and every import of the product, those inside functions too."""
 
-import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-SOURCES = [p for folder in ("fdgsec", "attacks", "defenses", "methods") for p in sorted((ROOT / folder).rglob("*.py"))
-           if not any(part.is_symlink() for part in [p, *p.parents])]  # fmt: skip
-ROW = re.compile(r"^\| `(?P<package>\w+)` \| (?P<meaning>[^|]+) \| (?P<below>[^|]+) \|$", re.MULTILINE)
-
-
-def law() -> dict[str, set[str]]:
-    """The table of docs/design.md: each package, and the packages that it may import."""
-    page = (ROOT / "docs" / "design.md").read_text()
-    return {row["package"]: set(re.findall(r"`(\w+)`", row["below"])) for row in ROW.finditer(page)}
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    parts = parts if parts[0] == "fdgsec" else ("fdgsec", *parts)
-    return ".".join(part for part in parts if part != "__init__")
-
-
-MODULES = {module_of(path): path for path in SOURCES}
-
-
-def names_imported(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def modules_imported(path: Path) -> set[str]:
-    """The modules of fdgsec that a file imports, anywhere in it."""
-    found = set()
-    for name in names_imported(path):
-        module = name if name in MODULES else name.rpartition(".")[0]
-        if module in MODULES and module != module_of(path):
-            found.add(module)
-    return found
-
-
-def package_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
-
-
-def room_of(module: str) -> str:
-    """A package's folder that a module is in, or the module itself where it lies in the package directly."""
-    return ".".join(module.split(".")[:3])
-
-
-def circle_in(graph: Mapping[str, Iterable[str]]) -> list[str]:
-    try:
-        TopologicalSorter({node: set(below) - {node} for node, below in graph.items()}).prepare()
-    except CycleError as error:
-        return list(error.args[1])
-    return []
+from tests.support.imports import (
+    LEVELS,
+    MODULES,
+    ROOT,
+    SOURCES,
+    circle_in,
+    drawing,
+    folder_of,
+    grouped,
+    law,
+    module_of,
+    modules_imported,
+    names_imported,
+    package_of,
+)
 
 
 def test_the_table_of_the_design_names_every_package():
     assert set(law()) == {package_of(module) for module in MODULES} - {""}
 
 
-def test_the_table_itself_has_no_circle():
-    assert circle_in(law()) == []
+def test_the_table_lists_packages_from_the_top_down():
+    order = list(law())
+
+    assert all(order.index(below) > order.index(package) for package, belows in law().items() for below in belows)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=module_of)
 def test_a_module_imports_only_packages_below_its_own(path: Path):
-    package = package_of(module_of(path))
-    packages = {package_of(module) for module in modules_imported(path)}
+    package, packages = package_of(module_of(path)), {package_of(module) for module in modules_imported(path)}
 
-    if not package:  # fdgsec/__init__.py is the face of all: what it offers is loaded when it is asked for
-        return
-    assert packages - {package, ""} <= law()[package]
-    assert module_of(path) == "fdgsec" or "" not in packages
+    if package:  # fdgsec/__init__.py is the face of all: what it offers is loaded when it is asked for
+        assert packages - {package} <= law()[package]
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    assert circle_in({module: modules_imported(path) for module, path in MODULES.items()}) == []
+@pytest.mark.parametrize("level", [level for level in LEVELS if level != "packages"])
+def test_nothing_imports_itself_in_a_circle(level: str):
+    assert circle_in({name: below for name, below in grouped(LEVELS[level]).items() if name != "fdgsec"}) == []
 
 
-def test_no_folders_import_each_other_in_a_circle():
-    graph: dict[str, set[str]] = {}
-    for module, path in MODULES.items():
-        graph.setdefault(room_of(module), set()).update(map(room_of, modules_imported(path)))
+def test_a_circle_is_found():
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "c", "b", "a"]
 
-    assert circle_in(graph) == []
+
+def test_the_drawing_says_what_there_is():
+    *packages, summary = drawing().splitlines()
+
+    assert [line.split()[0] for line in packages] == list(law())
+    assert summary.startswith("0 upward imports; circles: none")
+
+
+def test_the_package_has_no_loose_files():
+    loose = {path.name for path in (ROOT / "fdgsec").iterdir() if path.is_file()}
+
+    assert loose == {"__init__.py", "py.typed"}
 
 
 @pytest.mark.parametrize(
     "path", [path for path in SOURCES if module_of(path).startswith("fdgsec.attacks.")], ids=module_of
 )
 def test_an_attack_family_imports_no_other(path: Path):
-    others = {room_of(module) for module in modules_imported(path) if package_of(module) == "attacks"}
+    others = {folder_of(module) for module in modules_imported(path) if package_of(module) == "attacks"}
 
-    assert others <= {room_of(module_of(path)), "fdgsec.attacks.statistics", "fdgsec.attacks"}
+    assert others <= {folder_of(module_of(path)), "fdgsec.attacks.statistics", "fdgsec.attacks"}
 
 
 @pytest.mark.parametrize(
