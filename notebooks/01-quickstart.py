@@ -9,15 +9,18 @@
 # ---
 
 # %% [markdown]
-# # What CCST sends, and what it says
+# # What CCST sends, and what it reveals
 #
-# CCST trains one classifier on several clients whose images look different: photographs here, paintings there. So that each
-# client can practice on the others' looks, every client sends a *style*: for each channel of a public image encoder, the
-# mean and the standard deviation over its pixels. The paper argues that so few numbers cannot give images away.
+# This notebook measures how much the style statistics that CCST sends reveal about private images.
 #
-# This notebook asks what they do give away. It runs on `shapes`, a procedural data set that is bundled, so it needs no data
-# and no network. **Shapes prove that the machinery works; they are never a finding.** For findings, set `DATASET` to `"pacs"`
-# and point `$FDGSEC_DATA` to your copy.
+# CCST trains one classifier across several clients whose images look different, for example photographs and paintings.
+# So that each client can train on the others' styles, every client sends a *style*: for each channel of a public image
+# encoder, the mean and the standard deviation over its pixels. The paper argues that so few numbers cannot reveal
+# images.
+#
+# The notebook uses `shapes`, a bundled procedural dataset, so it needs no data and no network. **Results on shapes test
+# the software; they say nothing about real data.** For results on real images, set `DATASET` to `"pacs"` and point
+# `$FDGSEC_DATA` to your copy.
 
 # %%
 import matplotlib.pyplot as plt
@@ -44,10 +47,10 @@ for row, name in enumerate(images.domain_names):
     axes[row, 0].set_title(name, loc="left", fontsize=9)
 
 # %% [markdown]
-# ## What crosses the wire
+# ## What is sent
 #
-# One client per domain; `sketch` is the domain that nobody has. Each client sends one style, the server sends all of them
-# to everybody. That is the whole transcript.
+# There is one client per domain; `sketch` is the domain that no client has seen. Each client sends one style, and the
+# server sends all of them to every client. This is the whole transcript.
 
 # %%
 overall = fdgsec.attack("ccst-overall", dataset=DATASET, attacks=["differencing", "membership"], settings=SETTINGS)
@@ -55,22 +58,23 @@ for row in overall.artifacts:
     print(f"{row['sender']:>9} -> {row['receiver']:<9} {row['kind']:<16} {row['bytes']:>6} bytes")
 
 # %% [markdown]
-# ## Two averages give one image's style
+# ## The difference of two averages is one image's style
 #
-# A pooled style is exactly an average, once written as $(\mu, \sigma^2 + \mu^2)$. Whoever sees it before and after one image
-# joins can subtract. No learning is involved, only arithmetic, and the error is that of 32-bit numbers.
+# A pooled style is exactly an average, if it is written as $(\mu, \sigma^2 + \mu^2)$. Anyone who sees it before and
+# after one image is added can subtract. This needs no learning, only arithmetic, and the error is that of 32-bit
+# numbers.
 
 
 # %%
 def show(report: AttackReport, attack: str, *names: str) -> None:
-    """Print the rows of one attack: value, interval, chance."""
+    """Print the rows of one attack: value, interval, baseline."""
     for result in report.attacks:
         for row in result.measurements if result.name == attack else ():
             if row.name in names and row.value is not None:
                 where = ", ".join(f"{key} {value}" for key, value in row.slice.items())
                 low, high = row.low or row.value, row.high or row.value
-                chance = "" if row.chance is None else f"chance {row.chance:.3f}"
-                print(f"{row.name:>18}  {row.value:8.4f}  [{low:.4f}, {high:.4f}]  {chance:<13}  {where}")
+                baseline = "" if row.chance is None else f"baseline {row.chance:.3f}"
+                print(f"{row.name:>18}  {row.value:8.4f}  [{low:.4f}, {high:.4f}]  {baseline:<15}  {where}")
 
 
 show(overall, "differencing", "relative_error", "top1")
@@ -78,18 +82,18 @@ show(overall, "differencing", "relative_error", "top1")
 # %% [markdown]
 # ## Was this image in the average?
 #
-# The likelihood-ratio test asks, for one candidate image, whether the release looks more like an average with it or without it.
-# Clients are drawn anew many times, members and non-members come from the same domain, and half of the candidates are never
-# in. The smaller the client, the clearer the answer.
+# For one candidate image, the likelihood-ratio test asks whether the release looks more like an average with it or
+# without it. Clients are resampled many times, members and non-members come from the same domain, and half of the
+# candidates are never included. The smaller the client, the stronger the attack.
 
 # %%
 show(overall, "membership", "auc", "theory_auc")
 
 # %% [markdown]
-# ## Single styles say more
+# ## Single styles reveal more
 #
-# In its other mode CCST sends the styles of single images. Then each released row can be matched to an image, and its class
-# and domain can be read.
+# In its other mode, CCST sends the styles of single images. Then each released row can be matched to an image, and its
+# class and domain can be inferred.
 
 # %%
 attacks = ["reidentification", "label-inference", "domain-inference"]
@@ -99,23 +103,24 @@ show(single, "label-inference", "balanced_accuracy")
 show(single, "domain-inference", "balanced_accuracy")
 
 # %% [markdown]
-# ## How sure are we?
+# ## Are the attacks valid?
 #
-# Each attack ran twice more: on planted information, which it had to find, and on exchanged artifacts, on which it had to
-# find nothing. Without both, no number above means anything.
+# Each attack ran twice more: on planted information, which it must find (the positive control), and on exchanged
+# artifacts, on which it must find nothing (the negative control). Without both, the numbers above cannot be
+# interpreted.
 
 # %%
 for report in (overall, single):
     for result in report.attacks:
-        planted = all(control.passed for control in result.positive)
-        silent = all(control.passed for control in result.negative)
-        print(f"{report.target:>13} {result.name:<18} planted found: {planted}   shuffled silent: {silent}")
+        positive = all(control.passed for control in result.positive)
+        negative = all(control.passed for control in result.negative)
+        print(f"{report.target:>13} {result.name:<18} positive controls passed: {positive}   negative: {negative}")
 
 # %% [markdown]
 # ## What a client sees
 #
-# The server is not the only one who can look. Client 0 receives the bank with everybody's styles. It has no auxiliary images of
-# the other domains, so it can ask fewer questions; the report says which, and why.
+# Clients can also attack. Client 0 receives the bank with all styles. It has no auxiliary images of the other domains,
+# so fewer attacks apply; the report lists the skipped ones and the reasons.
 
 # %%
 client = fdgsec.attack(
@@ -125,7 +130,7 @@ for result in client.attacks:
     print(f"{result.name:<14} {result.status}  {result.reason}")
 
 # %% [markdown]
-# The whole report, with pictures and every row, is one HTML page:
+# The full report, with images and every row, is one HTML page:
 # `fdgsec attack --target ccst-single --dataset pacs --out runs/single`.
 
 # %%

@@ -9,15 +9,17 @@
 # ---
 
 # %% [markdown]
-# # How much noise hides a client, and what does it cost?
+# # How much noise prevents linkage, and what does it cost?
 #
-# FISC sends one style per client and lets clients add noise to it: every number $v$ becomes $(1 - p)\,v + e$ with $e$ of
-# standard deviation $s$, and its Table 10 shows that accuracy hardly suffers at $s = 0.02$ or $0.05$, $p = 0.1$. That
-# is one half of a trade-off. The other half is what an adversary can still do, and this notebook draws both ends of that:
-# noise as the paper adds it, and noise that is calibrated to a promise.
+# This notebook measures attack success under two kinds of noise: noise as FISC adds it, and noise calibrated to a
+# privacy guarantee.
 #
-# It runs on the bundled `shapes`. **Shapes prove that the machinery works; they are never a finding.** For findings, set
-# `DATASET` to `"pacs"` and point `$FDGSEC_DATA` to your copy.
+# FISC sends one style per client and lets clients add noise to it: every number $v$ becomes $(1 - p)\,v + e$, where $e$
+# has standard deviation $s$. Its Table 10 shows that accuracy hardly decreases at $s = 0.02$ or $0.05$, $p = 0.1$. That
+# is one side of the trade-off. The other side is what an adversary can still do.
+#
+# The notebook uses the bundled `shapes`. **Results on shapes test the software; they say nothing about real data.** For
+# results on real images, set `DATASET` to `"pacs"` and point `$FDGSEC_DATA` to your copy.
 
 # %%
 import tempfile
@@ -33,19 +35,19 @@ from fdgsec.runtime.progress import NoProgress
 
 DATASET = "shapes"
 SMALL = {"per_domain": 84, "image_size": 32}
-QUICK = (  # fewer questions than `fdgsec sweep` asks, so that a cell takes seconds
+QUICK = (  # fewer settings than `fdgsec sweep` uses, so that a cell takes seconds
     'attacks.linkage.schemes=["dirichlet"]', 'attacks.linkage.sessions=["iid"]', "attacks.linkage.noise=[]",
     "attacks.linkage.noise_in_sds=[]", "attacks.membership.sizes=[40]", "attacks.membership.clients=20",
 )  # fmt: skip
 OUT = Path(tempfile.mkdtemp())
-torch.set_num_threads(1)  # on so few images more threads only wait for each other
+torch.set_num_threads(1)  # more threads are slower with so few images
 
 # %% [markdown]
 # ## FISC under its own noise
 #
-# The question of linkage: a client's style is seen today and again next week, with fresh noise. Whose was it? Thirty
-# clients, so a guess is right one time in thirty. The adversary knows $s$ and $p$, as anybody does who read the paper: it
-# divides $1 - p$ out, and compares styles in the directions in which clients differ by more than the noise.
+# Linkage asks: a client's style is seen today and again next week, with new noise. Which client sent it? There are
+# thirty clients, so a random guess is correct one time in thirty. The adversary knows $s$ and $p$ from the paper. It
+# divides by $1 - p$ and compares styles in the directions in which clients differ by more than the noise.
 
 # %%
 fisc = sweep(
@@ -58,8 +60,9 @@ fisc = sweep(
 Image(figures(fisc)["noise"])
 
 # %% [markdown]
-# The dash-dotted line is the paper's setting s = .05. The axis above says why it does little: it gives the noise in units of
-# how much clients differ anyway. Noise that is small beside that difference cannot hide which client it is.
+# The dash-dotted line is the paper's setting s = .05. The upper axis shows why it has little effect: it gives the noise
+# in units of the standard deviation between clients. Noise that is small compared with this difference cannot hide a
+# client.
 
 # %%
 for point in fisc["privacy"]:
@@ -67,12 +70,13 @@ for point in fisc["privacy"]:
 print(verdict(fisc))
 
 # %% [markdown]
-# ## The adversary has to know of the noise
+# ## The adversary must account for the noise
 #
-# A defense looks better than it is when the attack ignores it. Undefended styles are best compared after *whitening*:
-# directions in which images hardly differ count most, because there small differences mean something. Noise of one size in
-# all directions drowns exactly these. So every attack here passes styles of its own images through the defense, looks at
-# what that does to them, and weighs each direction by what is left in it. The defense's options are public; its coins are not.
+# A defense looks better than it is if the attack ignores it. Undefended styles are best compared after *whitening*,
+# which gives the largest weight to directions in which images hardly differ. Noise of the same size in all directions
+# dominates exactly there. Every attack here therefore passes styles of its own images through the defense, measures the
+# effect, and weights each direction by the remaining signal. The defense's options are public; its randomness is
+# secret.
 
 # %%
 followed = fisc["followed"]["linkage"]["slice"]
@@ -80,12 +84,12 @@ print("followed without the defense:", ", ".join(f"{key} {value}" for key, value
 print("failed controls:", fisc["controls"]["failed"], "of", fisc["controls"]["points"], "points")
 
 # %% [markdown]
-# ## Noise with a promise
+# ## Noise with a guarantee
 #
-# `private-styles` first clips what one image can do to a style, and then adds as much noise as $(\varepsilon, \delta)$ asks
-# for. FISC's clusters cannot be protected so (one image can regroup them all), CCST's pooled style can. Now there are two
-# questions: linkage as before, and membership: was this image in the average? The dotted line is what theory predicts for
-# membership under so much noise.
+# `private-styles` first clips the influence of one image on a style, and then adds the noise that
+# $(\varepsilon, \delta)$ requires. FISC's clusters cannot be protected in this way (one image can change all of them),
+# but CCST's pooled style can. There are now two attacks: linkage as before, and membership inference: was this image in
+# the average? The dotted line is the theoretical value for membership under this noise.
 
 # %%
 calibrated = sweep(
@@ -105,17 +109,17 @@ for point in calibrated["privacy"]:
 print(verdict(calibrated))
 
 # %% [markdown]
-# The promise is about one image. A client holds many, so to hide *which client* it is takes more than hiding which image is
-# in: `--defense private-styles:unit=client` is calibrated for that.
+# This guarantee is about one image. A client has many images, so hiding *which client* sent a style requires more noise
+# than hiding one image: `--defense private-styles:unit=client` is calibrated for that.
 #
 # ## And the accuracy?
 #
-# The same sweep trains at the values that you name, seed by seed, and draws accuracy below success and against it. That
-# takes minutes per point, so it is a command rather than a cell:
+# The same sweep trains at the values that you name, seed by seed, and plots accuracy below attack success and against
+# it. That takes minutes per point, so it is a command rather than a cell:
 #
 # ```sh
 # fdgsec sweep --target fisc --dataset pacs --defense style-noise:p=0.1 --over scale=log:0.01:100:13 \
 #     --accuracy-at 0.05,1,20 --seeds 3 --out runs/fisc-noise
 # ```
 #
-# It can be stopped at any time; the same command goes on where it was. How to read the figures is in `docs/sweep.md`.
+# It can be stopped at any time; the same command resumes. `docs/sweep.md` explains how to read the figures.

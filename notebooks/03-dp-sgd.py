@@ -9,14 +9,16 @@
 # ---
 
 # %% [markdown]
-# # What DP-SGD costs each method, and where it must refuse
+# # What DP-SGD costs each method, and which methods it refuses
 #
-# DP-SGD trains so that no single image can be read from a model: each image's gradient is cut to a length of at most $C$, and
-# every step adds Gaussian noise of deviation $zC$ to their sum. How much noise is *enough* is arithmetic. Whether the
-# arithmetic is about the training that took place is not: it holds only where an image's gradient is its own. Half of the
-# methods for domain generalization compare images with each other, and send more than a model.
+# This notebook shows how much noise DP-SGD needs, which methods it can train, and what it costs in time and accuracy.
 #
-# Everything runs on `shapes`, which is bundled. **Shapes prove that the machinery works; they are never a finding.**
+# DP-SGD trains so that no single image can be recovered from a model: each image's gradient is clipped to a length of
+# at most $C$, and every step adds Gaussian noise with standard deviation $zC$ to their sum. The amount of noise follows
+# from a formula. The formula applies only if each image's gradient depends on no other image. Half of the methods for
+# domain generalization compare images with each other, and send more than a model.
+#
+# Everything runs on the bundled `shapes`. **Results on shapes test the software; they say nothing about real data.**
 
 # %%
 import time
@@ -38,14 +40,14 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
 
-torch.set_num_threads(1)  # networks this small gain nothing by more
+torch.set_num_threads(1)  # more threads do not help such small networks
 
 # %% [markdown]
 # ## How much noise is enough
 #
-# A client with $n$ images that takes part in five rounds of one epoch, with batches of 64 expected. A step sees an image with
-# probability $64/n$: the more images, the less each of them is seen, and the smaller $\varepsilon$ at the same noise. A hundred
-# images are next to no crowd.
+# A client with $n$ images takes part in five rounds of one epoch, with an expected batch size of 64. A step samples an
+# image with probability $64/n$: the more images, the less often each one is sampled, and the smaller $\varepsilon$ at
+# the same noise. With a hundred images, sampling hardly helps.
 
 # %%
 plan = TrainingPlan(batch_size=64)
@@ -69,10 +71,10 @@ axis.legend(frameon=False)
 figure.tight_layout()
 
 # %% [markdown]
-# ## Where it must refuse
+# ## Which methods it refuses
 #
-# `dp-sgd` asks every method whether its clients take anything from their images but through the trainer, one record at a time.
-# Few do. The others are refused before anything runs, with the name of what to take instead.
+# `dp-sgd` asks every method whether its clients use their images only through the trainer, one record at a time. Few
+# methods do. The others are refused before anything runs, and the message names the variant to use instead.
 
 # %%
 defense = DPSGD(epsilon=8.0)
@@ -88,9 +90,10 @@ print()
 print(refusals["stablefdg"])
 
 # %% [markdown]
-# A method's word is not enough. Before each training the objective is *measured*: some records of a batch are replaced, and what
-# stayed must keep its losses and gradients. Here is a loss that is small and looks harmless: cross-entropy of logits from which
-# the batch's mean is taken. Opacus looks at layers and finds nothing; with its hooks this trains, and its $\varepsilon$ is false.
+# The method's declaration is not sufficient. Before each training, the objective is *tested*: some records of a batch
+# are replaced, and the losses and gradients of the others must not change. Here is a small loss that looks harmless:
+# cross-entropy of logits minus their mean over the batch. Opacus checks layers and finds nothing; with its hooks this
+# loss trains, and its $\varepsilon$ is wrong.
 
 # %%
 from opacus.validators import ModuleValidator
@@ -103,7 +106,7 @@ from fdgsec.privacy.record_independence import BatchCouplingError, check_indepen
 class Centered:
     """Cross-entropy of logits minus the batch's mean logits."""
 
-    couples_records = False  # it says so, and is wrong
+    couples_records = False  # a false declaration
 
     def __call__(self, batch: Batch, model: Classifier) -> torch.Tensor:
         """Give the losses, (B,)."""
@@ -114,18 +117,19 @@ class Centered:
 network = build_classifier("tiny", 7, norm="group", rng=stream(0, "world", "notebook"))
 data = shapes(image_size=32, per_domain=14)
 batch = Batch(images=as_float(data.pixels(torch.arange(8))), labels=data.labels[:8], records=torch.arange(8))
-print("Opacus finds fault:", bool(ModuleValidator.validate(network)))
+print("Opacus finds an error:", bool(ModuleValidator.validate(network)))
 try:
     check_independence(Centered(), network, batch, stream(0, "world", "check"), method="Centered")
 except BatchCouplingError as error:
-    print("fdgsec finds fault:", error)
+    print("fdgsec finds an error:", error)
 
 # %% [markdown]
-# ## What a run promises
+# ## The guarantee of a run
 #
-# CCST's training is sound: an image is stylized by other clients' styles, and its versions count as one record. So DP-SGD takes
-# it. But CCST also sends a style, and no noise on gradients touches that. The ledger composes all that a client released, and a
-# run with one open slot has no guarantee, however small the other numbers are.
+# CCST's training is compatible: an image is stylized with other clients' styles, and its versions count as one record,
+# so DP-SGD accepts it. But CCST also sends a style, and noise on gradients does not protect it. The ledger composes
+# everything that a client released, and a run with one unprotected release has no guarantee, however small the other
+# numbers are.
 
 # %%
 SMALL = {"per_domain": 42, "image_size": 32, "norm": "group"}
@@ -133,7 +137,7 @@ PLAN = ["method.plan.batch_size=16", "method.plan.steps=2", "method.plan.learnin
 
 
 def trained(method: str, *defenses: str, more: tuple[str, ...] = ()):
-    """Train for two rounds on shapes; the report and the CPU seconds that it took."""
+    """Train for two rounds on shapes; give the report and the CPU seconds."""
     started = time.process_time()
     assignments = [*PLAN, *more]
     report = fdgsec.train(method, rounds=2, settings={**SMALL, "defenses": defenses}, assignments=assignments)
@@ -145,11 +149,11 @@ for guarantee in alone.guarantees:
     print(spoken(guarantee))
 
 # %% [markdown]
-# The first line is the promise: none, and why. The second says what the model alone would cost. It is no promise about the
-# run, for who sees the style learns from the style.
+# The first line is the guarantee: none, and the reason. The second line gives the cost of the model alone. It is not a
+# guarantee for the run, because whoever sees the style learns from the style.
 #
-# Each method needs its own companions: noise on what it shares (`private-styles`), or on the scores that FedDAG's clients give each
-# other (`private-scores`). Then there is one number, and its split.
+# Methods that send more than a model need a second defense: noise on what they share (`private-styles`), or on the
+# scores that FedDAG's clients give each other (`private-scores`). Then there is one number for the run, and its parts.
 
 # %%
 STYLES = "private-styles:epsilon=4,neighbors=zero-out"
@@ -178,21 +182,21 @@ for row, (report, _) in enumerate(private.values()):
     axis.plot([float(str(run["epsilon"]))] * 2, [row - 0.4, row + 0.4], color="black")
 axis.set_yticks(range(len(private)), list(private))
 axis.invert_yaxis()
-axis.set_xlabel("$\\varepsilon$ of the parts, end to end; the line is the run's")
+axis.set_xlabel("$\\varepsilon$ of the parts (bars) and of the run (line)")
 handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in ("#4477aa", "#ccbb44")]
 axis.legend([*handles, plt.Line2D([], [], color="black")], ["model", "styles or scores", "run"], frameon=False, ncols=3,
             loc="lower center", bbox_to_anchor=(0.5, 1.0))  # fmt: skip
 figure.tight_layout()
 
 # %% [markdown]
-# Parts are not added: composition by privacy loss distributions is tighter than the sum. And an $\varepsilon$ of 9 is a promise of
-# little. It bounds what *any* attacker could do, who knows all images but one.
+# The parts are not added: composition by privacy loss distributions is tighter than the sum. An $\varepsilon$ of 9 is a
+# weak guarantee. It bounds the success of *any* attacker, even one who knows all images but one.
 #
-# ## What leads back
+# ## Indirect dependence on other images
 #
-# FISC's interpolation style is made of all clients' styles and comes back to each: an image is trained on in a style that its own
-# client's images have a part in. Where that style is not protected, the model is no safer than it. StableFDG's center comes back too.
-# Both are named.
+# FISC's interpolation style is computed from all clients' styles and returned to each of them. An image is therefore
+# trained on in a style that depends on its own client's images. If that style is not protected, neither is the model.
+# The same holds for StableFDG's center. The guarantee names both.
 
 # %%
 for name in ("fisc-dp", "stablefdg-dp"):
@@ -200,10 +204,10 @@ for name in ("fisc-dp", "stablefdg-dp"):
     print(f"{name:<13} {spoken(report.guarantees[0])}")
 
 # %% [markdown]
-# ## What it costs: time
+# ## The cost in time
 #
-# A gradient for each record, several views of a record, and before every call the measurement of independence (some dozens of
-# passes over eight records, which in two steps is most of the bill; over a real epoch it is little).
+# DP-SGD computes one gradient per record and several views of a record. Before every call it also tests independence
+# (some dozens of passes over eight records; in two steps this is most of the cost, over a real epoch it is little).
 
 # %%
 plain = {name: trained(name, more=more) for name, (_, more) in PRIVATE.items()}
@@ -222,12 +226,12 @@ axis.legend(frameon=False)
 figure.tight_layout()
 
 # %% [markdown]
-# ## What it costs: accuracy
+# ## The cost in accuracy
 #
-# The noise on each of $d$ parameters does not care how many there are; the cut gradient has length $C$ over all of them
-# together. A step's noise is $zC\sqrt{d}/(qn)$ long. For this network of 105,535 parameters and batches of 32 that is ten
-# times $C$ and more, and $C$ is the most that the signal can be. So a small client learns slowly, if at all. Here are images
-# that no client trained on, of the domains that clients have:
+# The noise on each of $d$ parameters does not depend on $d$, while the clipped gradient has length $C$ over all of them
+# together. The noise of a step has length $zC\sqrt{d}/(qn)$. For this network of 105,535 parameters and batches of 32,
+# that is ten times $C$ and more, and the signal is at most $C$. A small client therefore learns slowly, if at all. The
+# figure shows the accuracy on images of the clients' domains that no client trained on:
 
 # %%
 longer = ["method.plan.batch_size=32", 'method.plan.optimizer="adam"', "method.plan.learning_rate=0.005",
@@ -251,9 +255,13 @@ axis.set_title("14 images of each source domain; dashed: chance", fontsize=9)
 figure.tight_layout()
 
 # %% [markdown]
-# With 14 images a point the intervals are wide; that is the point of printing them. The measurement on photographs and paintings is
-# `python -m benchmarks.dp_runs --dataset pacs`: six methods, plain against private, accuracy, $\varepsilon$ and its split, seconds
-# per step, and two attacks.
+# With 14 images per point, the intervals are wide; this is why they are shown.
+# `python -m benchmarks.dp_runs --dataset pacs` measures the same on real images: six methods, without and with privacy,
+# accuracy, $\varepsilon$ and its parts, seconds per step, and two attacks.
 #
-# Three things to take along. *Ask which records meet* before any epsilon is printed. *Read the `run` line*, for "model only" is no
-# promise. And *few images per client make privacy expensive*: at a hundred, no choice of $z$ gives both.
+# Three conclusions:
+#
+# * *Check which records interact* before you trust an epsilon.
+# * *Read the `run` line*: "model only" is not a guarantee.
+# * *Few images per client make privacy expensive*: with a hundred images, no choice of $z$ gives both privacy and
+#   accuracy.
