@@ -1,7 +1,9 @@
-"""Positive control for what clients hold: clients with skewed shares whose releases tell them by construction.
+"""Positive controls of attribute inference: simulated clients whose releases reveal classes and domains by
+construction.
 
-Every image is a row of channel statistics (a color for its class, a far greater one for its domain) and of features of a
-small linear head. Pooled styles, prototypes and head gradients of the same clients are what a server might receive."""
+Images are rows of a table of channel statistics: a color per class, and a far larger offset per domain. For property
+inference they also have features of a small linear head. Pooled styles, prototypes and head gradients of the same
+clients are what a server might receive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,24 +14,25 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.mixture_shares import shadow_rows, skewed_shares
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.data.domains import DomainDataset, shares_of
-from fdgsec.federation.artifacts import Artifact, HeadGradient, Prototypes
+from fdgsec.federation.artifacts import Artifact, HeadGradient, ImageStyles, Prototypes
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments
+from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 CLASSES, CHANNELS, CLIENTS, IMAGES = 4, 16, 14, 20
 PER_CLASS = 40
-"""Images of each class and domain in the world; half of them are auxiliary."""
+"""Images of each class and domain; half of them are auxiliary."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlantedFederation:
-    """A public method that sends, of each client, its style, its prototypes and its head gradient.
+    """A public method in which each client sends its style, its prototypes and its head gradient.
 
-    `reading` decides what a style is: pooled (CCST eq. 8), or a distribution (StableFDG eq. 3). `head` (CLASSES, d) gives the logits of features (images, d), which are a table like the statistics."""
+    `released_statistic` decides the style: pooled (CCST eq. 8) or a distribution (StableFDG eq. 3). `head` (CLASSES, d)
+    gives the logits of `features` (images, d), a table like `statistics`."""
 
     statistics: PlantedStatistics
     released_statistic: ReleasedStatistic
@@ -37,7 +40,7 @@ class PlantedFederation:
     head: Tensor
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
-        """Show a server what "client:1", "client:2", ... send, who hold `data`; no round of it trains anything."""
+        """Return the server's view of "client:1", "client:2", ..., which hold `data`. Nothing is trained."""
         return View(
             messages=tuple(
                 Message(round=0, stage="share", sender=f"client:{number}", receiver=SERVER, artifact=artifact)
@@ -47,11 +50,11 @@ class PlantedFederation:
         )
 
     def style(self, data: DomainDataset) -> Artifact:
-        """What the reading reads as the mean over these images."""
+        """The pooled release of these images under the released statistic."""
         return pooled_release(self.statistics(data), self.released_statistic)
 
     def prototypes(self, data: DomainDataset) -> Prototypes:
-        """The mean feature of each class that is held."""
+        """The mean feature of each class that the client holds."""
         held = torch.unique(data.labels)
         means = [self.features[data.rows[data.labels == label]].mean(0) for label in held]
         return Prototypes(features=torch.stack(means).float(), classes=held)
@@ -66,10 +69,10 @@ class PlantedFederation:
 def planted_clients(
     knowledge: Knowledge, rng: torch.Generator, *, concentration: float, contrast: float = 1.0
 ) -> PositiveControl:
-    """Clients of each of two domains, and of both together, whose shares are Dirichlet(`concentration`).
+    """Simulate clients of each of two domains, and of both together, with shares drawn from Dirichlet(`concentration`).
 
-    Classes lie about 15 `contrast` standard deviations of an image apart, in both domains alike. What is asked is of
-    which classes and domains each client holds any; one image of 20 in another class moves the mean by .75."""
+    Classes lie about 15 `contrast` standard deviations of an image apart, in both domains. The attack must say which
+    classes and domains each client holds. One image of 20 in another class moves the mean by .75."""
     domains = ("planted ink", "planted oil")
     labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS).repeat(len(domains))
     domain = torch.arange(len(domains)).repeat_interleave(CLASSES * PER_CLASS)
@@ -130,3 +133,56 @@ def _case(question: QuestionKind, artifact: Artifact, *, domain: str) -> Case:
         question=question, views=(View(messages=(message,)),), victim="client:0", records=IMAGES, domain=domain,
         slice={"domain": domain, "n_per_client": IMAGES},
     )  # fmt: skip
+
+
+def planted_domains(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+    """Three domains two standard deviations apart in every channel: single images, and pooled clients of five."""
+    domains, channels, auxiliary, shown, size = 3, 16, 90, 60, 5
+    number = torch.arange(auxiliary + shown) % domains
+    palette = 1.5 * torch.randn(domains, channels, generator=rng, dtype=torch.float64)
+    mean = lifted(palette[number] + torch.randn(len(number), channels, generator=rng, dtype=torch.float64))
+    variance = torch.rand(len(number), channels, generator=rng, dtype=torch.float64) + 0.5
+    names = tuple(f"planted {letter}" for letter in "abc")
+    images = planted_images(torch.zeros_like(number), number, class_names=("any",), domain_names=names)
+    statistics = PlantedStatistics(moments=planted_moments(mean, variance))
+    cases, truths = [], []
+    for domain, name in enumerate(names):
+        rows = auxiliary + (number[auxiliary:] == domain).nonzero().flatten()
+        style = statistics.moments.rows(rows).style(unbiased=True)
+        view = upload(ImageStyles(mean=style[0].float(), std=style[1].float()))
+        cases.append(Case(question="as_if_released", views=(view,), victim="client:0", slice={"domain": name}))
+        truths.append(Truth(domains=number[rows]))
+        for part in rows.split(size):
+            view = upload(pooled_release(statistics.moments.rows(part), knowledge.released_statistic))
+            cases.append(Case(question="resampled_clients", views=(view,), victim="client:0", slice={"domain": name}))
+            truths.append(Truth(domains=number[part[:1]]))
+    planted = replace(
+        knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)), domain_names=names,
+        class_names=images.class_names,
+    )  # fmt: skip
+    return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="balanced_accuracy", at_least=0.9)
+
+
+def planted_classes(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+    """Four classes whose images differ in every channel's mean by two of its standard deviations."""
+    classes, channels, auxiliary, released = 4, 16, 80, 80
+    labels = torch.arange(auxiliary + released) % classes
+    colors = 1.5 * torch.randn(classes, channels, generator=rng, dtype=torch.float64)
+    mean = colors[labels] + torch.randn(len(labels), channels, generator=rng, dtype=torch.float64)
+    variance = torch.rand(len(labels), channels, generator=rng, dtype=torch.float64) + 0.5
+    images = planted_images(labels, torch.zeros_like(labels), class_names=tuple("abcd"), domain_names=("planted",))
+    statistics = PlantedStatistics(moments=planted_moments(mean, variance))
+    shown = images.subset(auxiliary + torch.randperm(released, generator=rng))
+    style = statistics(shown).style(unbiased=True)
+    case = Case(
+        question="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
+        views=(upload(ImageStyles(mean=style[0].float(), std=style[1].float())),),
+    )  # fmt: skip
+    planted = replace(
+        knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)),
+        class_names=images.class_names, domain_names=images.domain_names,
+    )  # fmt: skip
+    truth = Truth(labels=shown.labels, domains=shown.domains)
+    return PositiveControl(
+        cases=(case,), truths=(truth,), knowledge=planted, measurement="balanced_accuracy", at_least=0.9
+    )

@@ -1,9 +1,10 @@
-"""The domain of an image, or of a whole client, from the style that was shared.
+"""Domain inference: the domain of an image, or of a whole client, from its shared style.
 
-Styles are meant to carry the domain, so this is the baseline that every method must be expected to lose against; it
-matters where the domain is the secret (a hospital's scanner). A linear classifier on the statistic that averages
-(fdgsec.federation.released_statistics; t = (mu, sigma^2 + mu^2) for CCST's styles) reads pooled releases as well: its score of one is the mean of
-its images' scores. Single images get a choice of classifiers, made by cross-validation on auxiliary images."""
+Styles are meant to carry the domain, so every method is expected to be vulnerable. The attack matters where the domain
+is the secret, such as a hospital's scanner. A linear classifier on the statistic that averages
+(fdgsec.federation.released_statistics; t = (mu, sigma^2 + mu^2) for CCST's styles) also applies to pooled releases,
+because its score of a mean is the mean of its scores. For single images, the classifier is chosen by cross-validation
+on auxiliary images."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,13 @@ from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from fdgsec.attacks.attribute_inference.control import planted_domains
 from fdgsec.attacks.statistics.defense_noise import COPIES, defense_noise_of_mean, noisy_rows
-from fdgsec.attacks.statistics.populations import pooled_release
-from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics
+from fdgsec.federation.artifacts import Amplitudes, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts, Truth
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts
 
 FOLDS = 5
 
@@ -58,7 +58,7 @@ ANY: Mapping[str, Callable[[], _Classifier]] = {**LINEAR, "kernel": _kernel}
 
 @dataclass(frozen=True, kw_only=True)
 class _Model:
-    """A fitted classifier of domains with the standardization of its training images."""
+    """A fitted domain classifier, with the mean and scale that standardize its inputs."""
 
     center: Tensor
     scale: Tensor
@@ -81,7 +81,7 @@ class DomainInference:
     records: int = 40
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for what was released, and for enough rows or clients of the same kind to prove anything.
+        """Ask for the released styles, and for more rows or clients of the same kind to gain statistical power.
 
         Raises UsageError for spectra of single images."""
         if "Amplitudes" in facts.artifact_kinds:
@@ -93,7 +93,7 @@ class DomainInference:
         return [Question(kind="released"), more]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Predict the domain of every row; answers are numbers of `knowledge.domain_names`."""
+        """Predict the domain of every row, as an index into `knowledge.domain_names`."""
         if knowledge.auxiliary is None:
             raise UsageError(
                 "domain-inference needs auxiliary images of every domain; the adversary knows none (see --adversary)."
@@ -113,15 +113,13 @@ class DomainInference:
             if kind not in models:
                 models[kind] = _fitted(knowledge, child(rng, "folds"), pooled=pooled, records=kind[1])
             predicted = models[kind](_shown(case, knowledge, pooled=pooled))
-            together = {
-                "domain": "all",
-                "rows": case.question,
-            }  # within one domain there would be nothing to tell apart
-            answers.append(Labels(case=number, predicted=predicted, of="domains", classes=classes, slice=together))
+            where = {"domain": "all", "rows": case.question}  # all domains are judged together
+            answers.append(Labels(case=number, predicted=predicted, of="domains", classes=classes, slice=where))
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer for rows exchanged among all cases of a request: within one domain nothing would change."""
+        """Permute the predictions among all cases of a question. Within one domain a permutation would change
+        nothing."""
         answers = [answer for answer in self.run(cases, knowledge, rng) if isinstance(answer, Labels)]
         exchanged: list[Labels] = []
         for question in dict.fromkeys(cases[answer.case].question for answer in answers):
@@ -133,45 +131,19 @@ class DomainInference:
         return exchanged
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Three domains two standard deviations apart in every channel: single images, and pooled clients of five."""
-        domains, channels, auxiliary, shown, size = 3, 16, 90, 60, 5
-        number = torch.arange(auxiliary + shown) % domains
-        palette = 1.5 * torch.randn(domains, channels, generator=rng, dtype=torch.float64)
-        mean = lifted(palette[number] + torch.randn(len(number), channels, generator=rng, dtype=torch.float64))
-        variance = torch.rand(len(number), channels, generator=rng, dtype=torch.float64) + 0.5
-        names = tuple(f"planted {letter}" for letter in "abc")
-        images = planted_images(torch.zeros_like(number), number, class_names=("any",), domain_names=names)
-        statistics = PlantedStatistics(moments=planted_moments(mean, variance))
-        cases, truths = [], []
-        for domain, name in enumerate(names):
-            rows = auxiliary + (number[auxiliary:] == domain).nonzero().flatten()
-            style = statistics.moments.rows(rows).style(unbiased=True)
-            view = upload(ImageStyles(mean=style[0].float(), std=style[1].float()))
-            cases.append(Case(question="as_if_released", views=(view,), victim="client:0", slice={"domain": name}))
-            truths.append(Truth(domains=number[rows]))
-            for part in rows.split(size):
-                view = upload(pooled_release(statistics.moments.rows(part), knowledge.released_statistic))
-                cases.append(
-                    Case(question="resampled_clients", views=(view,), victim="client:0", slice={"domain": name})
-                )
-                truths.append(Truth(domains=number[part[:1]]))
-        planted = replace(
-            knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)), domain_names=names,
-            class_names=images.class_names,
-        )  # fmt: skip
-        return PositiveControl(
-            cases=cases, truths=truths, knowledge=planted, measurement="balanced_accuracy", at_least=0.9
-        )
+        """Three well-separated domains (fdgsec.attacks.attribute_inference.control)."""
+        return planted_domains(knowledge, rng)
 
 
 def _is_pooled(case: Case) -> bool:
-    """Whether the victim's rows are pooled over images: sent as one, or asked for as a client of several."""
+    """Whether the victim's release is pooled over images: sent as one style, or requested as a client of several
+    images."""
     sent = case.views[0].artifact(case.victim)
     return case.question == "resampled_clients" or isinstance(sent, StyleStatistics | Amplitudes)
 
 
 def _shown(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
-    """What is classified of a release, (R, D): the statistic that averages, or (mean, std) of single images."""
+    """The classifier's input (R, D): the statistic that averages for pooled releases, (mean, std) for single images."""
     if not pooled:
         return torch.cat(case.released(), dim=1)
     if case.views[0].styles(case.victim) is not None:
@@ -182,9 +154,10 @@ def _shown(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
 def _training(
     knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records: int | None
 ) -> tuple[Tensor, Tensor, int]:
-    """Rows (N, D) and domains (N,) of public images, and of how many copies of each they are, one set after the other.
+    """Training rows (N, D), domains (N,), and the number of noisy copies of each public image, one set after the other.
 
-    Where a defense acts, rows have its noise: that on the mean of n images counts as n times as much on each."""
+    Where a defense acts, its noise is added to the rows. Noise on a mean of n images has n times the variance per
+    image."""
     images = knowledge.public_images()
     found = knowledge.statistics(images)
     if not pooled:
@@ -201,7 +174,7 @@ def _training(
 
 
 def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records: int | None) -> _Model:
-    """Train on auxiliary images, by the kind of classifier that errs least on left-out ones."""
+    """Train on auxiliary images with the classifier that has the fewest cross-validation errors."""
     rows, domains, copies = _training(knowledge, rng, pooled=pooled, records=records)
     spread = rows.std(0, correction=0)
     scale = spread.clamp_min(1e-3 * float(spread[spread > 0].median()))  # a constant coordinate must not be blown up

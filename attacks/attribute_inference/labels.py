@@ -1,12 +1,13 @@
-"""The class of an image from the style that was shared for it, among images of one domain.
+"""Label inference: the class of an image from its shared style, among images of one domain.
 
-StableFDG (Remark 1) and CCST take a style to carry the domain and not the label. The test: multinomial logistic
-regression from one released style to the class, within a domain, against 1/K. labeled auxiliary images are the training
-set. They are few, so images of the other domains, standardized within theirs, may join with less weight; features,
-weight and regularization are chosen by cross-validation on auxiliary images of the victim's domain alone.
+StableFDG (Remark 1) and CCST assume that a style carries the domain and not the label. The test: multinomial logistic
+regression from one released style to the class, within a domain, against chance 1/K. The training set is labeled
+auxiliary images. These are few, so images of the other domains, standardized within their domain, may be added with a
+smaller weight. Features, weight and regularization are chosen by cross-validation on auxiliary images of the victim's
+domain alone.
 
-An adversary that is not told that domain takes every image for another domain's: nothing is left to choose by, and the
-released rows are standardized by themselves, which is right whatever domain they are of."""
+Where the adversary does not know that domain, every auxiliary image counts as foreign and the default setting is used.
+Released rows are then standardized by their own mean and spread, which is valid for any domain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +19,12 @@ from sklearn.linear_model import LogisticRegression
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from fdgsec.attacks.attribute_inference.control import planted_classes
 from fdgsec.attacks.statistics.defense_noise import noisy_rows
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts, Truth
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts
 
 Features = Literal["std", "log std"]
 SMALLEST_STD = 1e-6  # an undefended std has an eps inside its root, 1e-3 or more; rounding may leave 0
@@ -33,7 +33,8 @@ FEW_ROWS = 30  # released rows that estimate their own domain's mean and spread 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How to train: mean beside std or log std, the weight of another domain's image, and scikit-learn's C."""
+    """Training options: mean with std or with log std, the weight of an image from another domain, and scikit-learn's
+    C."""
 
     features: Features
     foreign: float
@@ -50,7 +51,8 @@ DEFAULT = Setting(features="log std", foreign=0.3, strength=0.1)
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """labeled images: styles (N, C) each, `labels` (N,), `domains` (N,), and which are of the victim's domain.
+    """Labeled images: styles (N, C) each, `labels` (N,), `domains` (N,), and whether each is of the victim's domain
+    (`own`).
 
     They are `copies` noisy versions of N / copies images, one set after the other."""
 
@@ -84,7 +86,7 @@ def _standardized(training: _Training, kind: Features) -> Tensor:
 
 
 def _fit(features: Tensor, labels: Tensor, weights: Tensor, strength: float) -> LogisticRegression:
-    """Fit with every class weighing the same in total, since balanced accuracy is what is judged."""
+    """Fit with equal total weight per class, because the measure is balanced accuracy."""
     kept = weights > 0
     features, labels, weights = features[kept], labels[kept], weights[kept]
     per_class = torch.zeros(int(labels.max()) + 1, dtype=torch.float64).index_add_(0, labels, weights)
@@ -99,7 +101,7 @@ def _predict(model: LogisticRegression, features: Tensor) -> Tensor:
 
 
 def _folds(labels: Tensor, folds: int, rng: torch.Generator) -> Tensor:
-    """Deal the images of every class to the folds in turn, in random order."""
+    """Assign the images of every class to the folds in turn, in random order."""
     fold = torch.empty_like(labels)
     dealt = 0
     for label in labels.unique():
@@ -119,7 +121,7 @@ def _recall(labels: Tensor, predicted: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelInference:
-    """Logistic regression from a single image's style to its class, one model per domain, or one where none is known."""
+    """Logistic regression from the style of a single image to its class, with one model per known domain."""
 
     name: ClassVar[str] = "label-inference"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank"})
@@ -128,16 +130,16 @@ class LabelInference:
     folds: int = 5
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for the released rows, and for more rows of the same kind; nothing where rows are pooled over images.
+        """Ask for the released rows and for more rows of the same kind; for nothing where rows are pooled over images.
 
-        Raises UsageError where no images are known."""
+        Raises UsageError where the adversary knows no images."""
         facts.check_images()
         if "StyleStatistics" in facts.artifact_kinds and "ImageStyles" not in facts.artifact_kinds:
             return []
         return [Question(kind="released"), Question(kind="as_if_released", per_class=self.per_class)]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Predict the class of every row, with one model per domain that the adversary was told."""
+        """Predict the class of every row, with one model per domain that the adversary knows."""
         public = knowledge.public_images()
         models: dict[str | None, tuple[_Training, Setting, LogisticRegression]] = {}
         answers = []
@@ -161,7 +163,8 @@ class LabelInference:
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer for rows that were exchanged within their case; a model reads one row at a time, so answers move along."""
+        """Permute the predictions within each case. The model reads one row at a time, so this equals permuting the
+        rows."""
         answers = []
         for answer in self.run(cases, knowledge, rng):
             if isinstance(answer, Labels):
@@ -170,28 +173,8 @@ class LabelInference:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Four classes whose images differ in every channel's mean by two of its standard deviations."""
-        classes, channels, auxiliary, released = 4, 16, 80, 80
-        labels = torch.arange(auxiliary + released) % classes
-        colors = 1.5 * torch.randn(classes, channels, generator=rng, dtype=torch.float64)
-        mean = colors[labels] + torch.randn(len(labels), channels, generator=rng, dtype=torch.float64)
-        variance = torch.rand(len(labels), channels, generator=rng, dtype=torch.float64) + 0.5
-        images = planted_images(labels, torch.zeros_like(labels), class_names=tuple("abcd"), domain_names=("planted",))
-        statistics = PlantedStatistics(moments=planted_moments(mean, variance))
-        shown = images.subset(auxiliary + torch.randperm(released, generator=rng))
-        style = statistics(shown).style(unbiased=True)
-        case = Case(
-            question="as_if_released", victim="client:0", domain="planted", slice={"domain": "planted"},
-            views=(upload(ImageStyles(mean=style[0].float(), std=style[1].float())),),
-        )  # fmt: skip
-        planted = replace(
-            knowledge, statistics=statistics, auxiliary=images.subset(torch.arange(auxiliary)),
-            class_names=images.class_names, domain_names=images.domain_names,
-        )  # fmt: skip
-        truth = Truth(labels=shown.labels, domains=shown.domains)
-        return PositiveControl(
-            cases=(case,), truths=(truth,), knowledge=planted, measurement="balanced_accuracy", at_least=0.9
-        )
+        """Four well-separated classes (fdgsec.attacks.attribute_inference.control)."""
+        return planted_classes(knowledge, rng)
 
     def _model(self, training: _Training, rng: torch.Generator) -> tuple[_Training, Setting, LogisticRegression]:
         if len(training.labels.unique()) < 2:
@@ -205,7 +188,8 @@ class LabelInference:
         )
 
     def _chosen(self, training: _Training, rng: torch.Generator) -> Setting:
-        """Choose by balanced accuracy over left-out images of the victim's domain; the first of equals."""
+        """Choose the setting with the best cross-validated balanced accuracy in the victim's domain; ties go to the
+        first."""
         own = training.own.nonzero().flatten()
         if len(own) < 2 * self.folds or len(training.labels[own].unique()) < 2:
             return DEFAULT
@@ -232,10 +216,10 @@ class LabelInference:
 
 
 def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, rng: torch.Generator) -> _Training:
-    """Public images as training data, and which of them are of the victim's `domain`: none where it is not known.
+    """Public images as training data, with `own` marking those of the victim's `domain`; none where it is unknown.
 
-    A victim of several domains has a name that is no domain's: all images then count as its own, as of one domain. Where
-    a defense acts on rows, these are learned from as it would release them (fdgsec.attacks.statistics.defense_noise)."""
+    A victim with several domains has a name that matches no domain: all images then count as its own, as of one domain.
+    Where a defense acts on rows, its noise is added to them (fdgsec.attacks.statistics.defense_noise)."""
     mean, std, copies = noisy_rows(knowledge, public, *knowledge.statistics(public).style(unbiased=True), rng)
     labels, domains = public.labels.repeat(copies), public.domains.repeat(copies)
     own = torch.zeros(len(labels), dtype=torch.bool)
@@ -249,12 +233,10 @@ def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, r
 def _rows_like(training: _Training, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:
     """Standardize released rows by the public images of their domain, or by themselves where there are none.
 
-    Rows too few for that are standardized by all public images, whatever their domain."""
+    Fewer than FEW_ROWS rows are then standardized by all public images, whatever their domain."""
     rows = _features(*released, kind)
     public = _features(training.mean, training.std, kind)
-    if bool(training.own.any()):
-        reference = public[training.own]
-    else:
-        reference = rows if len(rows) >= FEW_ROWS else public
+    own = public[training.own]
+    reference = own if len(own) else rows if len(rows) >= FEW_ROWS else public
     center, scale = _center_and_scale(reference)
     return (rows - center) / scale

@@ -1,9 +1,9 @@
-"""What a client's images are of, from a mean over them: scores of images, shadow clients, and shares read from both.
+"""Class or domain shares of a client from its pooled release: linear scores, shadow clients and share estimators.
 
-A linear score of a mean is the mean of its images' scores, so a ridge regression from images to their kinds (classes or
-domains) also reads a pooled release. What the scores of a whole client then say of its shares is learned on shadow clients
-(Ganju et al., CCS 2018, call them that) of known shares, as adjusted counting does (Forman, "Quantifying counts and costs
-via classification", 2008). float64 throughout."""
+A linear score of a mean is the mean of the images' scores, so a ridge regression from images to their kinds (classes or
+domains) also applies to a pooled release. The map from a client's scores to its shares is learned on shadow clients of
+known shares (Ganju et al., CCS 2018), as in adjusted counting (Forman, "Quantifying counts and costs via
+classification", 2008). float64 throughout."""
 
 from dataclasses import dataclass
 
@@ -14,13 +14,13 @@ from torch import Tensor
 from fdgsec.runtime.random_streams import integer_seed
 
 STRENGTHS = tuple(10.0**power for power in range(-4, 4))
-"""Ridge penalties that are tried, in units of the mean squared singular value."""
+"""Candidate ridge penalties, in units of the mean squared singular value."""
 SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: a constant coordinate must not be blown up
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scorer:
-    """A linear score per kind of a statistic (..., D): offset + ((t - center) / scale) weights, (..., K)."""
+    """Linear scores (..., K) of a statistic (..., D): offset + ((t - center) / scale) weights."""
 
     center: Tensor
     scale: Tensor
@@ -32,17 +32,17 @@ class Scorer:
         return self.offset + ((statistics.to(torch.float64) - self.center) / self.scale) @ self.weights
 
     def moved(self, by: Tensor) -> Tensor:
-        """By how much scores (..., K) move where statistics move `by` (..., D)."""
+        """The change of the scores (..., K) where the statistics change by `by` (..., D)."""
         moved: Tensor = (by / self.scale) @ self.weights
         return moved
 
 
 def fit_scorer(records: Tensor, kinds: Tensor, count: int) -> tuple[Scorer, Tensor]:
-    """Regress which of `count` kinds an image is of, (n,) int64, on its statistic (n, D) by ridge regression.
+    """Fit a ridge regression from the statistics (n, D) of images to their `kinds` (n,) int64, out of `count`.
 
-    Gives the scorer, and what it gives each image when that image is left out of the fit (n, count): y - (y - fit) /
-    (1 - h) with the leverage h. The penalty is the one whose left-out squared error is least. Raises ValueError for
-    fewer than three images, or where nothing varies."""
+    Returns the scorer and the leave-one-out scores (n, count): y - (y - fit) / (1 - h) with the leverage h. The penalty
+    has the least leave-one-out squared error. Raises ValueError for fewer than three images, or where nothing
+    varies."""
     x = records.to(torch.float64)
     spread = x.std(0, correction=0) if len(x) > 2 else torch.zeros(1)
     if not bool((spread > 0).any()):
@@ -67,7 +67,7 @@ def fit_scorer(records: Tensor, kinds: Tensor, count: int) -> tuple[Scorer, Tens
 
 
 def skewed_shares(clients: int, count: int, *, held: Tensor, concentration: float, rng: torch.Generator) -> Tensor:
-    """Draw shares (clients, count) from a symmetric Dirichlet distribution over the kinds `held`, 0 for all others."""
+    """Draw shares (clients, count) from a symmetric Dirichlet distribution over the kinds `held`; all others get 0."""
     generator = np.random.default_rng(integer_seed(rng))
     drawn = torch.from_numpy(generator.dirichlet([concentration] * len(held), size=clients))
     shares = torch.zeros(clients, count, dtype=torch.float64)
@@ -78,8 +78,8 @@ def skewed_shares(clients: int, count: int, *, held: Tensor, concentration: floa
 def shadow_rows(kinds: Tensor, shares: Tensor, images: int, *, distinct: bool, rng: torch.Generator) -> Tensor:
     """Draw the `images` of each shadow client by its `shares` (S, K) from records of `kinds` (n,): (S, images).
 
-    `distinct` ones are drawn without replacement. Otherwise each client draws from a resample of its own (Rubin's
-    Bayesian bootstrap, 1981), so that what so few records leave open about their kind counts as uncertain."""
+    With `distinct`, draw without replacement. Otherwise each client draws from its own Bayesian bootstrap resample
+    (Rubin, 1981), which accounts for the uncertainty of few records."""
     luck = torch.ones(len(shares), len(kinds), dtype=torch.float64)
     if not distinct:
         luck = -torch.rand(luck.shape, generator=rng, dtype=torch.float64).clamp_min(1e-300).log()
@@ -90,14 +90,14 @@ def shadow_rows(kinds: Tensor, shares: Tensor, images: int, *, distinct: bool, r
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SharesReader:
-    """The best linear guess of shares from the mean scores of a client: prior + (scores - center) slope."""
+    """The best linear estimate of shares from a client's mean scores: prior + (scores - center) slope."""
 
     prior: Tensor
     center: Tensor
     slope: Tensor
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Give shares (..., K) that sum to 1 but may be negative; `onto_simplex` makes shares of them."""
+        """Estimate shares (..., K) that sum to 1 but may be negative; `onto_simplex` projects them."""
         return self.prior + (scores - self.center) @ self.slope
 
 
@@ -109,7 +109,7 @@ def fit_reader(scores: Tensor, shares: Tensor) -> SharesReader:
 
 
 def onto_simplex(values: Tensor) -> Tensor:
-    """Project (..., K) onto the nearest shares: none negative, summing to 1 (Duchi et al., ICML 2008, figure 1)."""
+    """Project (..., K) onto the simplex: nonnegative, summing to 1 (Duchi et al., ICML 2008, figure 1)."""
     ordered = values.sort(-1, descending=True).values
     place = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype)
     above = ordered.cumsum(-1) - 1
@@ -118,11 +118,11 @@ def onto_simplex(values: Tensor) -> Tensor:
 
 
 def shares_in_gradient(bias: Tensor, pure: Tensor) -> Tensor:
-    """Read class shares (K,) off the `bias` gradient (K,) of a linear head under cross-entropy.
+    """Estimate class shares (K,) from the `bias` gradient (K,) of a linear head under cross-entropy.
 
-    It is the mean of softmax - onehot over the images, hence shares @ `pure`, whose row k (K, K) is the gradient of images
-    of class k alone: eye-deep, where all images get the same softmax p, p - onehot. Solved by least squares under the
-    shares' sum of 1; the result may be negative."""
+    The gradient is the mean of softmax - onehot over the images, hence shares @ `pure`. Row k of `pure` (K, K) is the
+    gradient of images of class k alone; where all images get the same softmax p, it is p - onehot. Solved by least
+    squares with the shares summing to 1; the result may be negative."""
     classes = len(bias)
     # softmax and onehot both sum to 1, so the rows sum to 0 and the sum of the shares is an equation of its own
     system = torch.cat([pure.to(torch.float64).T, torch.ones(1, classes, dtype=torch.float64)])

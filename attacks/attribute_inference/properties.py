@@ -1,13 +1,15 @@
-"""What a client holds, from its release: shares of classes, classes of which it has any, and of which domains it is.
+"""Property inference: a client's class shares, the classes that it holds, and its domains, from its release.
 
-StableFDG (Remark 1) and CCST take pooled styles to carry the domain and not the labels. The test: clients with skewed
-shares are re-drawn, and their shares are read off their releases as shadow clients teach (fdgsec.attacks.attribute_inference.shadow_clients,
-.mixtures). `same domain` learns on auxiliary images of the victim's domain, `all domains` on all, each domain about its own
-mean; `other domains` on those of all others, with releases taken about the mean of all clients of the victim's domain.
+StableFDG (Remark 1) and CCST assume that pooled styles carry the domain and not the labels. The test: clients with
+skewed shares are re-drawn, and their shares are estimated from their releases with shadow clients
+(fdgsec.attacks.attribute_inference.shadow_clients, .mixture_shares). `same domain` trains on auxiliary images of the
+victim's domain. `all domains` trains on all of them, each centered on its domain's mean. `other domains` trains on
+those of all other domains, with releases centered on the mean of all clients of the victim's domain.
 
-Two artifacts tell more plainly. Prototypes (FPL) come with their classes: what is never sent is not held. The bias row of
-a head gradient (FedIIR) is mean softmax - shares of classes: it is read under a uniform softmax, or with the gradients
-that auxiliary images of each class give under the initial public model, whose gradients a run sends first."""
+Two artifacts reveal more directly. Prototypes (FPL) come with their classes: a class that is never sent is not held.
+The bias row of a head gradient (FedIIR) is mean softmax - class shares. It is read under a uniform softmax, or with the
+gradients that auxiliary images of each class give under the initial public model, because a run sends that model's
+gradients first."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,12 +42,12 @@ Kinds = Literal["labels", "domains"]
 STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
 SHADOWS_NEED = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
 FEW_CLIENTS = 10
-"""Clients of a domain whose mean release stands for the domain's own center where no image of it is known."""
+"""Minimum number of clients whose mean release estimates the center of a domain without public images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Population:
-    """Clients that one reader reads: of one domain, of as many images, of which as many are in the release."""
+    """Clients that share one estimator: same domain, number of images, number of released images and artifact kind."""
 
     domain: str | None
     images: int
@@ -55,10 +57,11 @@ class _Population:
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyInference:
-    """Read shares of classes and domains off the releases of `clients` re-drawn clients, for each size in `sizes`.
+    """Estimate shares of classes and domains from the releases of `clients` re-drawn clients, for each size in `sizes`.
 
-    `concentration` is that of the Dirichlet distribution of their shares, `shadows` how many shadow clients are pooled,
-    and `simulated` how many are made by the target's own code where its releases are no means."""
+    `concentration` parameterizes the Dirichlet distribution of their shares. `shadows` is the number of pooled shadow
+    clients. `simulated` is the number of shadow clients that run the target's own code where its releases are not
+    means."""
 
     name: ClassVar[str] = "property-inference"
     reads: ClassVar[frozenset[str]] = STYLES | {"Prototypes", "HeadGradient"}
@@ -70,7 +73,7 @@ class PropertyInference:
     simulated: int = 200
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for re-drawn clients with skewed shares; prototypes need training, and are read in the run itself.
+        """Ask for re-drawn clients with skewed shares. Prototypes need training, so they are read from the run itself.
 
         Raises UsageError where styles are to be read by an adversary that cannot make shadow clients."""
         requests = []
@@ -89,7 +92,7 @@ class PropertyInference:
         return requests
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer what each client holds, once for every way to learn it."""
+        """Estimate each client's shares, once for every training set."""
         populations: dict[_Population, list[int]] = {}
         answers: list[Answer] = []
         gradients = _Gradients(knowledge=knowledge, pure={})
@@ -105,7 +108,7 @@ class PropertyInference:
         return [*answers, *self._in_styles(cases, populations, knowledge, rng)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer after every client took the release of another one of its slice, or of the run where it is one."""
+        """Answer with every client's release exchanged for that of another client of its slice, or of the run."""
         slices: dict[tuple[object, ...], list[int]] = {}
         for number, case in enumerate(cases):
             where = () if case.question == "released" else tuple(sorted(case.slice.items()))
@@ -119,7 +122,7 @@ class PropertyInference:
         return self.run(exchanged, knowledge, rng)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Colored classes in two domains far apart, prototypes of what is held, and gradients of a small head."""
+        """Simulated clients with skewed shares in two distant domains (fdgsec.attacks.attribute_inference.control)."""
         return planted_clients(knowledge, rng, concentration=self.concentration)
 
     def _mixtures(self, records: int, scheme: Kinds) -> Question:
@@ -155,13 +158,13 @@ class PropertyInference:
 
 @dataclass(frozen=True, kw_only=True)
 class _Gradients:
-    """Reads class shares off head gradients; `pure` remembers, per domain, what images of one class give."""
+    """Reads class shares from head gradients; `pure` caches, per domain, the gradients of images of one class."""
 
     knowledge: Knowledge
     pure: dict[str | None, Tensor]
 
     def read(self, number: int, case: Case, rng: torch.Generator) -> Iterator[Answer]:
-        """Answer for one client, from the first gradient that it sent: that of the initial model."""
+        """Answer for one client from the first gradient that it sent, which is that of the initial model."""
         classes = len(self.knowledge.class_names)
         bias = _first_gradient(case.views[0], case.victim).bias
         without = torch.full((classes,), 1 / classes, dtype=torch.float64)
@@ -178,7 +181,7 @@ class _Gradients:
             yield from _answers(number, shares_in_gradient(bias, pure), without, where)
 
     def _public(self, domain: str | None) -> DomainDataset | None:
-        """Auxiliary images of the victim's domain, of all where it is not known or none are."""
+        """Auxiliary images of the victim's domain, or all of them where the domain is unknown or has none."""
         images = self.knowledge.auxiliary
         if images is None or domain not in images.domain_names:
             return images
@@ -186,7 +189,8 @@ class _Gradients:
         return own if len(own) else images
 
     def _of_pure_classes(self, public: DomainDataset, rng: torch.Generator) -> Tensor:
-        """The bias gradients (K, K) of clients that hold images of one class each; of a mean softmax where none are."""
+        """The bias gradients (K, K) of clients with images of one class each; for absent classes from a mean
+        softmax."""
         assert self.knowledge.simulate is not None
         classes = len(self.knowledge.class_names)
         held = torch.unique(public.labels)
@@ -208,7 +212,7 @@ def _first_gradient(view: View, sender: str) -> HeadGradient:
 
 
 def _in_prototypes(number: int, case: Case, classes: int) -> Presence:
-    """Say of each class in how many rounds the client sent a prototype of it."""
+    """Score each class by the number of rounds in which the client sent its prototype."""
     times = torch.zeros(classes, dtype=torch.float64)
     for message in case.views[0].messages:
         if message.sender == case.victim and isinstance(message.artifact, Prototypes):
@@ -217,7 +221,7 @@ def _in_prototypes(number: int, case: Case, classes: int) -> Presence:
 
 
 def _together(case: Case) -> Mapping[str, str]:
-    """Clients of the run are judged together, whatever their domains: one client alone proves nothing."""
+    """Clients of the run share one slice across domains, because a single client gives no statistical power."""
     return {"domain": "all"} if case.question == "released" else {}
 
 

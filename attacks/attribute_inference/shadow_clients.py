@@ -1,7 +1,7 @@
-"""Shadow clients: what a release says of a client's images is learned on clients of one's own, whose images one knows.
+"""Shadow clients: simulated clients with known shares, from which the map from releases to shares is learned.
 
-They hold public images in shares drawn as the victims' are, and as many. Where a release is a mean over images (which is
-tried out, not believed), theirs are means of scores; else the target's own public code makes them."""
+They hold public images, with shares drawn as the victims' are, and as many images. Where a release is a mean over
+images (which is tested), theirs are means of scores. Otherwise they run the target's own public code."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,17 +32,18 @@ from fdgsec.threats.adversary import Knowledge, View
 
 Style = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 TRIED = 20
-"""Images of each client by which it is tried out whether a release is a mean over images, to ..."""
+"""Images of each client in the test whether a release is a mean over images."""
 TOLERANCE = 0.02
-"""... this share of an image's spread, in every coordinate."""
+"""Maximum deviation in that test, as a share of an image's spread, in every coordinate."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pool:
-    """Public images that shadow clients hold: statistics `records` (n, D), of `kinds` (n,) out of `count`.
+    """Public images of shadow clients: statistics `records` (n, D), of `kinds` (n,) out of `count`.
 
-    Records are about the center of their home (see `about`), of `homes` (n,). `center` (D,) is that of the victims' own
-    `home`, of which all shadow clients are; both are None where no image of it is here, and clients are of any one."""
+    `homes` (n,) is the group (domain) of each record, and records are centered within their group (see `about`). `home`
+    is the victims' group and `center` (D,) its center. All shadow clients then come from that group. Both are None
+    where no image of that group is available; shadow clients then come from any one group."""
 
     name: str
     images: DomainDataset
@@ -54,15 +55,16 @@ class Pool:
     center: Tensor | None
 
     def of_clients(self) -> list[int]:
-        """The homes that shadow clients are of."""
+        """The groups that shadow clients come from."""
         return [self.home] if self.home is not None else torch.unique(self.homes).tolist()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Learned:
-    """Reads shares off the releases of clients of one home: placed about its center, scored, and the scores read.
+    """Estimates shares from the releases of clients of one group: centers the statistic, scores it, maps scores to
+    shares.
 
-    Without a center (None) the releases' own mean must do."""
+    Where `center` is None, the mean of the releases is used."""
 
     scorer: Scorer
     reader: SharesReader
@@ -70,17 +72,17 @@ class Learned:
     released_statistic: ReleasedStatistic
 
     def __call__(self, releases: Tensor) -> Tensor:
-        """Give the shares (R, K) of clients from the statistics of their releases (R, D); some may be negative."""
+        """Estimate the shares (R, K) of clients from the statistics of their releases (R, D); some may be negative."""
         center = releases.mean(0) if self.center is None else self.center
         return self.reader(self.scorer(about(releases, center, self.released_statistic)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShadowClients:
-    """Clients of an adversary's own, made of its public `images` (n,), whose statistics are `records` (n, D).
+    """Shadow clients made of the adversary's public `images` (n,), whose statistics are `records` (n, D).
 
-    `concentration` is that of the symmetric Dirichlet distribution of shares; `pooled` clients are made where a release
-    is a mean, `simulated` ones where it is none."""
+    `concentration` parameterizes the symmetric Dirichlet distribution of shares. `pooled` clients are made where a
+    release is a mean, `simulated` ones otherwise."""
 
     knowledge: Knowledge
     images: DomainDataset
@@ -91,19 +93,20 @@ class ShadowClients:
 
     @classmethod
     def of(cls, knowledge: Knowledge, *, concentration: float, pooled: int, simulated: int) -> "ShadowClients":
-        """Take all public images. Raises UsageError where none are known."""
+        """Use all public images. Raises UsageError where none are known."""
         images = knowledge.public_images()
+        records = knowledge.released_statistic.records(knowledge.statistics(images))
         return cls(
-            knowledge=knowledge, images=images, records=knowledge.released_statistic.records(knowledge.statistics(images)),
+            knowledge=knowledge, images=images, records=records,
             concentration=concentration, pooled=pooled, simulated=simulated,
         )  # fmt: skip
 
     def release(self, artifact: Artifact, *, images: int) -> Tensor:
-        """The statistic of a release of a client of so many `images`, (D,); rows of single images are averaged."""
+        """The statistic (D,) of a release of a client with `images` images; rows of single images are averaged."""
         return self.knowledge.released_statistic.release(artifact, images=images).mean(0)
 
     def are_means(self, rng: torch.Generator) -> bool:
-        """Try out on two clients whether releases are means over images; without the method they are taken to be."""
+        """Test on two clients whether releases are means over images. Assumed true where the method cannot be run."""
         if self.knowledge.simulate is None:
             return True
         order = torch.randperm(len(self.images), generator=rng)
@@ -118,7 +121,7 @@ class ShadowClients:
         return True
 
     def pools(self, domain: str | None) -> Iterator[Pool]:
-        """The sets of images to learn a client of `domain` ("mixed": of several) from; none of a single kind.
+        """The sets of images to learn from for a client of `domain` ("mixed": several), skipping sets of a single kind.
 
         Where the domain is known: its own images, those of all others, and all together."""
         domains, labels = self.images.domains, self.images.labels
@@ -150,16 +153,15 @@ class ShadowClients:
         )  # fmt: skip
 
     def learned(self, pool: Pool, *, images: int, shown: int, means: bool, rng: torch.Generator) -> Learned:
-        """Fit scores on all images of `pool`, and what they say of shares on shadow clients that had no part in it.
+        """Fit scores on all images of `pool`, and the map from scores to shares on shadow clients with leave-one-out
+        scores.
 
-        Clients hold `images`, of which `shown` are in their release; `means` says that this is a mean over them."""
-        released_statistic, defense_noise = (
-            self.knowledge.released_statistic,
-            self._defense_noise(pool, images, shown, child(rng, "blur")),
-        )
-        drawn = _noise(
-            defense_noise, len(pool.records), child(rng, "noise"), times=shown
-        )  # on one record: on a mean of these, V
+        Clients hold `images`, of which `shown` are in their release; `means` says that the release is a mean over
+        them."""
+        released_statistic = self.knowledge.released_statistic
+        defense_noise = self._defense_noise(pool, images, shown, child(rng, "blur"))
+        # `shown` times the variance on one record, so that a mean of `shown` records has the variance of a release
+        drawn = _noise(defense_noise, len(pool.records), child(rng, "noise"), times=shown)
         scorer, left_out = fit_scorer(pool.records + drawn, pool.kinds, pool.count)
         left_out = left_out - scorer.moved(drawn)
         if not means:
@@ -171,18 +173,17 @@ class ShadowClients:
             count = self.pooled // len(homes)
             rows = mine[self._drawn(pool, mine, count, images, child(rng, home), distinct=False)]
             noise = _noise(defense_noise, count, child(rng, "noise", home))
-            shift = (
-                0.0 if defense_noise is None or pool.center is None else defense_noise.shift
-            )  # else the releases' mean has it
+            # without a center, releases are centered on their own mean, which contains the shift
+            shift = 0.0 if defense_noise is None or pool.center is None else defense_noise.shift
             scores.append(left_out[rows[:, :shown]].mean(1) + scorer.moved(noise + shift))
             shares.append(shares_of(pool.kinds[rows], pool.count))
         reader = fit_reader(torch.cat(scores), torch.cat(shares))
         return Learned(scorer=scorer, reader=reader, center=pool.center, released_statistic=released_statistic)
 
     def _defense_noise(self, pool: Pool, images: int, shown: int, rng: torch.Generator) -> DefenseNoise | None:
-        """What a defense does to a release of so many `images`; None where none acts.
+        """The effect of the defense on a release of a client with `images` images; None without a defense.
 
-        Of rows of single images, `shown` of which are averaged, the mean has that much less of the noise."""
+        Where `shown` rows of single images are averaged, the variance of the noise is divided by `shown`."""
         knowledge = self.knowledge
         if knowledge.defended is None:
             return None
@@ -199,9 +200,9 @@ class ShadowClients:
     def _simulated(
         self, pool: Pool, images: int, rng: torch.Generator, drawn: Tensor
     ) -> tuple[SharesReader, Tensor | None]:
-        """Learn from each half of the images, clients of one half being scored by a fit on the other.
+        """Learn from each half of the images; clients of one half are scored by a fit on the other half.
 
-        What such releases scatter about need not be the mean of images: it is the mean of these releases."""
+        Such releases need not be centered on the mean of images, so they are centered on their own mean."""
         homes, seen, scores, shares = pool.of_clients(), list[Tensor](), list[Tensor](), list[Tensor]()
         records = pool.records + drawn
         half = torch.randperm(len(pool.kinds), generator=child(rng, "halves")) % 2
@@ -230,7 +231,7 @@ class ShadowClients:
         return shadow_rows(kinds, shares, images, distinct=distinct, rng=child(rng, "rows"))
 
     def _bare(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> list[Style]:
-        """What they would release were there no defense."""
+        """What the clients would release without a defense."""
         if self.knowledge.defended is None or self.knowledge.shared is None:
             return self._made(clients, rng)
         found = [self.knowledge.shared(images, child(rng, number)) for number, images in enumerate(clients)]
@@ -244,7 +245,7 @@ class ShadowClients:
 
 
 def _noise(defense_noise: DefenseNoise | None, count: int, rng: torch.Generator, *, times: int = 1) -> Tensor:
-    """Draw (count, D) of a defense's noise with `times` its variance; zeros (count, 1) where none acts."""
+    """Draw (count, D) of a defense's noise with `times` its variance; zeros (count, 1) without a defense."""
     if defense_noise is None:
         return torch.zeros(count, 1, dtype=torch.float64)
     return (times * defense_noise.variance).sqrt() * torch.randn(
@@ -261,13 +262,13 @@ def _style(view: View, sender: str) -> Style:
 
 
 def about(statistics: Tensor, center: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
-    """Take statistics (n, D) about `center` (D,): first the squares in them (Reading.about), then all of it.
+    """Center statistics (n, D) on `center` (D,): first the squares (ReleasedStatistic.about), then all coordinates.
 
-    Both are linear in the statistic. A channel's square moves with its mean by twice where that lies, so about anything
-    else what a class does to it would differ from domain to domain."""
+    Both steps are linear in the statistic. A channel's square changes with its mean in proportion to twice that mean,
+    so without centering the effect of a class would differ between domains."""
     return released_statistic.about(statistics, center) - released_statistic.about(center, center)
 
 
 def _center(records: Tensor, kinds: Tensor) -> Tensor:
-    """The mean of the kinds' means, which clients of even shares scatter about."""
+    """The mean of the class means: the center of clients with even shares."""
     return torch.stack([records[kinds == kind].mean(0) for kind in torch.unique(kinds)]).mean(0)
