@@ -1,14 +1,15 @@
-"""Differencing: two averages, before and after somebody joined, give the style of who joined away.
+"""Differencing: the style of a new image or client, from two averages before and after it joined.
 
-*An image joins a client between two rounds.* A pooled release is the mean of a per-image statistic t (fdgsec.federation.released_statistics):
-(mu, sigma^2 + mu^2) for CCST's overall style (eq. 8), amplitudes for its mean spectrum (appendix E), (mu, sigma, mu^2,
-sigma^2) for StableFDG's center and spread (eq. 3), all rounds under one model. With n images before and one more after, t(new) = (n + 1) t(r') - n t(r), exact up to the
-rounding of the two float32 releases. Averaging over any number of images hides nothing from somebody who sees two
-averages that differ by one.
+*An image joins a client between two rounds.* A pooled release is the mean of a per-image statistic t
+(fdgsec.federation.released_statistics): (mu, sigma^2 + mu^2) for CCST's overall style (eq. 8), amplitudes for its mean
+spectrum (appendix E), (mu, sigma, mu^2, sigma^2) for StableFDG's center and spread (eq. 3), with all rounds under one
+model. With n images before and one more after, t(new) = (n + 1) t(r') - n t(r), exact up to the rounding of the two
+float32 releases. Averaging over many images does not protect against an adversary that sees two averages that differ by
+one image.
 
-*A client joins a cohort.* Let nothing but the average over all clients be published, as secure aggregation would have it,
-once without and once with one client: by the same difference its own pooled statistic is (N' t(r') - N t(r)) / (N' - N).
-The attack makes both averages itself, of releases that it saw one by one, and rounds them to float32."""
+*A client joins a cohort.* Only the average over all clients is published, as under secure aggregation, once without
+and once with one client. By the same difference its own pooled statistic is (N' t(r') - N t(r)) / (N' - N). The
+attack computes both averages itself, from releases that it saw one by one, and rounds them to float32."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.differencing.control import planted_additions
 from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
-from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.nn.styles.channel_statistics import linear_statistic
@@ -34,23 +35,21 @@ from fdgsec.threats.attack import (
     Ranking,
     Recovered,
     TargetFacts,
-    Truth,
 )
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 ROUNDING = 1e-4
-"""Share of t by which an estimate may miss it for other reasons than a defense's noise: float32, n-fold."""
+"""Relative error of an estimate of t from float32 rounding, multiplied by n; a defense's noise is not included."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Differencing:
-    """Recover the statistic of the added image, or client, and name the image among those it may be.
+    """Recover the statistic of the added image, or client, and identify the image among candidates.
 
     Candidates are ranked by |estimate - t(x)| / |t(x)|, unwhitened: the rounding error of a coordinate grows with its
-    size, and whitening would blow it up just where images differ least. Where a defense adds noise, that is whitened, and
-    what is recovered is drawn toward public images by the share of noise in it. `records` is the number of added images per
-    domain; None takes 20 (profile quick) or 50 (full). A cohort has `clients` clients of `size` images each. Knowing the
-    victim's domain is no help to it, only to the blind guess that it is compared with."""
+    size, and whitening would amplify it where images differ least. Where a defense adds noise, the noise is whitened,
+    and the estimate is shrunk toward public images according to the noise. `records` is the number of added images per
+    domain; None takes 20 (profile quick) or 50 (full). A cohort has `clients` clients of `size` images each. The
+    victim's domain is used by the baseline guess only, not by the attack."""
 
     name: ClassVar[str] = "differencing"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes"})
@@ -62,7 +61,7 @@ class Differencing:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for pairs of runs with and without one more image, and for cohorts.
 
-        Raises UsageError where styles are no means over images."""
+        Raises UsageError where styles are not means over images."""
         facts.check_pooled()
         count = self.records if self.records is not None else (50 if facts.profile == "full" else 20)
         return [
@@ -71,52 +70,26 @@ class Differencing:
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Per pair: the recovered statistic beside the public mean of its domain, and the ranking of the candidates.
+        """Per pair: the recovered statistic with the public mean of its domain as the baseline, and the ranking of
+        candidates.
 
         Per client of a cohort: its recovered statistic."""
         everyone = list(range(len(cases)))
         return [*_answers(cases, knowledge, everyone), *_joined(cases, knowledge, everyone)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer each question from the pair of runs, or of cohorts, of another question about the same domain."""
+        """Answer each question from the releases of another question about the same domain."""
         records = _exchanged(cases, "add_one_record", rng)
         clients = _exchanged(cases, "resampled_clients", child(rng, "cohorts"))
         return [*_answers(cases, knowledge, records), *_joined(cases, knowledge, clients)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Add one of thirty images to a client of twenty, six times: exact arithmetic must name it every time."""
-        channels, holds, pool, auxiliary, added = 24, 20, 30, 40, 6
-        count = holds + pool + auxiliary
-        mean = 2 + lifted(torch.randn(count, channels, generator=rng, dtype=torch.float64))
-        variance = 0.5 + torch.rand(count, channels, generator=rng, dtype=torch.float64)
-        moments = planted_moments(mean, variance)
-        nothing = torch.zeros(count, dtype=torch.int64)
-        images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
-        candidates = images.subset(holds + torch.randperm(pool, generator=rng))
-        inside = torch.arange(holds)
-        before = upload(pooled_release(moments.rows(inside), knowledge.released_statistic))
-        cases, truths = [], []
-        for number in range(added):
-            row = candidates.rows[number].reshape(1)
-            after = upload(pooled_release(moments.rows(torch.cat([inside, row])), knowledge.released_statistic))
-            cases.append(
-                Case(
-                    question="add_one_record", views=(before, after), victim="client:0", records=holds,
-                    domain="planted", slice={"domain": "planted"}, candidates=candidates,
-                )
-            )  # fmt: skip
-            truths.append(
-                Truth(rows=torch.tensor([number]), statistic=knowledge.released_statistic.truth(moments.rows(row)))
-            )
-        planted = replace(
-            knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
-            auxiliary=images.subset(torch.arange(holds + pool, count)),
-        )  # fmt: skip
-        return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.99)
+        """Exact differences that must identify every added image (fdgsec.attacks.differencing.control)."""
+        return planted_additions(knowledge, rng)
 
 
 def _exchanged(cases: Sequence[Case], question: str, rng: torch.Generator) -> list[int]:
-    """Give each case of `question` another one of the same slice to be answered from, and every other case itself."""
+    """Map each case of `question` to another case of the same slice, and every other case to itself."""
     source = list(range(len(cases)))
     asked = [number for number, case in enumerate(cases) if case.question == question]
     for where in dict.fromkeys(tuple(sorted(cases[number].slice.items())) for number in asked):
@@ -127,9 +100,9 @@ def _exchanged(cases: Sequence[Case], question: str, rng: torch.Generator) -> li
 
 
 def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Answer]:
-    """Answer every pair of runs with what the views of case `source[i]` give away."""
+    """Answer every pair of runs from the views of case `source[i]`."""
     answers: list[Answer] = []
-    galleries: dict[int, tuple[Tensor, Tensor]] = {}  # pairs of one domain share theirs
+    galleries: dict[int, tuple[Tensor, Tensor]] = {}  # shared by all pairs of one domain
     noise = _Noise(knowledge=knowledge, found={})
     for number, case in enumerate(cases):
         if case.question != "add_one_record":
@@ -175,16 +148,16 @@ def _size(case: Case) -> int:
 
 
 def _means(case: Case, knowledge: Knowledge, *, run: int, images: int) -> Tensor:
-    """The means of t that the victim released, (R, D): of its styles, where it released such, else of its artifact."""
+    """The means of t that the victim released, (R, D): of its styles, if it released styles, else of its artifact."""
     if case.views[run].styles(case.victim) is not None:
         return linear_statistic(*case.released(run))
     return knowledge.released_statistic.release(case.release(run), images=images)
 
 
 def _as_linear(statistic: Tensor, knowledge: Knowledge) -> Tensor:
-    """Bring a mean of t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
+    """Convert a mean of t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
 
-    That of StableFDG holds mu^2 and sigma^2 beside mu and sigma; how many pixels a map has is public."""
+    StableFDG's t contains mu^2 and sigma^2 in addition to mu and sigma. The number of pixels of a map is public."""
     if not isinstance(knowledge.released_statistic, StyleDistributions):
         return statistic
     released_statistic = knowledge.released_statistic
@@ -218,7 +191,7 @@ def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) 
         found = dict(zip(numbers, (whole * after - rest * before) / sizes.unsqueeze(1), strict=True))
         for n in numbers:
             defense_noise, estimate = noise.behind(cases[n], times=1), found[source[n]]
-            if defense_noise is not None:  # as often as the client's own release is in both averages, noise is, once
+            if defense_noise is not None:  # the client's release enters the difference once, and so does its noise
                 estimate = noise.likely(
                     estimate - defense_noise.shift, cases[n], defense_noise.variance, images=_size(cases[n])
                 )
@@ -229,7 +202,7 @@ def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) 
 
 
 def _public(case: Case, knowledge: Knowledge) -> DomainDataset:
-    """Public images, those of the victim's domain where it is known."""
+    """Public images, restricted to the victim's domain where it is known."""
     images = knowledge.public_images()
     known = case.domain
     if known is not None and known in images.domain_names and len(images.of_domain(known)):
@@ -238,30 +211,30 @@ def _public(case: Case, knowledge: Knowledge) -> DomainDataset:
 
 
 def _public_mean(case: Case, knowledge: Knowledge) -> Tensor:
-    """What to guess without the releases: the mean of public images."""
+    """The baseline guess without the releases: the mean of public images."""
     return knowledge.released_statistic.truth(knowledge.statistics(_public(case, knowledge))).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Noise:
-    """What a defense does to releases, in t as it averages; `found` remembers it by domain and size."""
+    """The effect of the defense on releases, in coordinates of t; `found` caches it by domain and size."""
 
     knowledge: Knowledge
     found: dict[tuple[str | None, int], DefenseNoise | None]
 
     def behind(self, case: Case, *, times: int) -> DefenseNoise | None:
-        """The shift of a release and `times` its noise's variance; None where no defense acts."""
+        """The shift of a release and `times` the variance of its noise; None without a defense."""
         key = case.domain, _size(case)
         if key not in self.found:
             images = _public(case, self.knowledge)
             nowhere = torch.zeros_like(self.knowledge.released_statistic.records(self.knowledge.statistics(images))[0])
-            coins = stream(0, "attack", "blur", key[1])  # says what noise is like, nothing secret
-            self.found[key] = defense_noise_of_mean(self.knowledge, images, records=key[1], about=nowhere, rng=coins)
+            rng = stream(0, "attack", "blur", key[1])  # public: describes the noise distribution only
+            self.found[key] = defense_noise_of_mean(self.knowledge, images, records=key[1], about=nowhere, rng=rng)
         defense_noise = self.found[key]
         return None if defense_noise is None else replace(defense_noise, variance=times * defense_noise.variance)
 
     def likely(self, estimate: Tensor, case: Case, variance: Tensor, *, images: int) -> Tensor:
-        """Draw a noisy estimate of the mean t of so many `images` toward that of public ones, by coordinate."""
+        """Shrink a noisy estimate of the mean t of `images` images toward the public mean, coordinate by coordinate."""
         public = self.knowledge.released_statistic.records(self.knowledge.statistics(_public(case, self.knowledge)))
         center, spread = public.mean(0), public.var(0, correction=0) / images
         kept = torch.where(spread + variance > 0, spread / (spread + variance), 1.0)

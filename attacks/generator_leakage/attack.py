@@ -1,16 +1,17 @@
-"""Membership in FedDAG's generators: does what a client's generator answers to an image tell that it was trained on it?
+"""Generator leakage: membership inference, domain inference and reconstruction from FedDAG's perturbation generators.
 
-FedDAG's section V-A argues that generators add no risk because a classifier that is trained on their perturbations does badly;
-that says nothing of their weights, which go to the server every round. Here each candidate is shown to the generator that
-the server gave to the client and to the one that it got back: by how much did the size of the answer change (`response`),
-and by how much the generator's own loss (`loss`: Algorithm 1, line 3)? What is normal for an image comes from reference
-generators, which the target's public method trains on images that the adversary holds; LiRA's offline test compares
-(fdgsec.attacks.generator_leakage.response). The loss needs a model, and the client's own may remember the images itself, which is
-model-membership's question: in its place stands one that the adversary has trained on auxiliary images alone.
+FedDAG's section V-A argues that generators add no risk because a classifier trained on their perturbations performs
+poorly. That says nothing about their weights, which go to the server every round. Here each candidate is passed through
+the generator that the server sent to the client and through the one that the client returned. The test statistics are
+the change in the size of the output (`response`) and the change in the generator's own loss (`loss`: Algorithm 1, line
+3). Reference generators, which the target's public method trains on images that the adversary holds, give the null
+distribution of each image; the test is LiRA's offline test (fdgsec.attacks.generator_leakage.response). The loss needs
+a model. The client's own model may itself have memorized the images, which is the subject of model-membership, so a
+model trained on auxiliary images alone is used instead.
 
-Two more questions are asked of the same generators: of which domain its client's images are (fdgsec.attacks.generator_leakage.fingerprint),
-and whether a perturbation shows its image, more so than one of a generator that never trained
-(fdgsec.attacks.generator_leakage.decoder)."""
+The same generators are used for two more attacks: inferring the domain of the client's images
+(fdgsec.attacks.generator_leakage.fingerprint), and reconstructing an image from its perturbation, compared with an
+untrained generator (fdgsec.attacks.generator_leakage.decoder)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +22,7 @@ from torch import Tensor
 
 from fdgsec.attacks.generator_leakage.control import planted_generators
 from fdgsec.attacks.generator_leakage.decoder import decoding
-from fdgsec.attacks.generator_leakage.fingerprint import (
-    change_of,
-    fingerprints,
-    of_all_domains,
-    parted,
-    scarcity,
-)
+from fdgsec.attacks.generator_leakage.fingerprint import change_of, fingerprints, of_all_domains, parted, scarcity
 from fdgsec.attacks.generator_leakage.response import Interview, Objective, Training, membership_by_change
 from fdgsec.attacks.statistics.reference_models import (
     Pool,
@@ -58,19 +53,19 @@ from fdgsec.threats.judging.groups import unavailable
 
 CANDIDATES = {"quick": 100, "full": 250}
 CONTROLS = 4
-"""Reference federations of the negative control, which asks whether there is an effect and not how strong it is."""
+"""Reference federations of the negative control, which tests for an effect and does not measure its size."""
 FINGERPRINTS = 4
 """Reference federations of the fingerprint, each with one client per domain; half as many for its negative control."""
 TOGETHER = {"domain": "all", "test": "fingerprint"}
-"""The slice of domain guesses: within one domain there would be nothing to tell apart."""
+"""The slice of domain predictions: all domains are judged together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorLeakage:
     """Membership of `candidates` training images and as many others (None: 100, and 250 in the full profile).
 
-    Each of `references` reference federations has a client per client that is asked about, of about `largest` images. `a`
-    and `margin` are those of the target."""
+    Each of `references` reference federations has one client per victim, of about `largest` images. `a` and `margin`
+    are those of the target."""
 
     name: ClassVar[str] = "generator-leakage"
     reads: ClassVar[frozenset[str]] = frozenset({"GeneratorState"})
@@ -95,7 +90,7 @@ class GeneratorLeakage:
         return [Question(kind="trained", count=count)]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Ask every generator that was seen before and after it trained: whose images, of which domain, and what they show."""
+        """Test membership, predict the domain, and reconstruct images, for every client whose generators were seen."""
         seen = _seen(cases)
         if not seen:
             return []
@@ -106,9 +101,9 @@ class GeneratorLeakage:
         return [*answers, *self._domains(trained, seen, knowledge, rng), *decoders.answers(trained, shown)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer from generators that trained on auxiliary images alone, and from perturbations of other images.
+        """Answer from generators trained on auxiliary images alone, and from perturbations of other images.
 
-        Domains are guessed from generators of clients that hold all of them alike."""
+        Domains are predicted from generators of clients that hold all domains in equal proportion."""
         seen = _seen(cases)
         if not seen:
             return []
@@ -119,11 +114,13 @@ class GeneratorLeakage:
         return [*answers, *self._domains(None, seen, knowledge, rng), *decoders.exchanged(trained, shown)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Generators that were fitted to noise and to stripes, and let their images through (fdgsec.attacks.generator_leakage.control)."""
+        """Generators that memorize noise images, stripes as domains, and one generator that passes its image
+        through."""
         return planted_generators(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say whose generator tells nothing: not seen, not trained yet, or another network than FedDAG's."""
+        """Report victims whose generator cannot be used: not seen, not trained yet, or of another architecture than
+        FedDAG's."""
         rows = [
             row
             for case in cases
@@ -144,7 +141,8 @@ class GeneratorLeakage:
         *,
         models: int,
     ) -> list[Membership]:
-        """Score all candidates by the generators `trained`; None: by those of a federation on auxiliary images alone."""
+        """Score all candidates by the generators `trained`; None: by those of a federation on auxiliary images
+        alone."""
         asked = {number: case for number, case in seen.items() if _asks_who(case)}
         if not asked:
             return []
@@ -162,7 +160,8 @@ class GeneratorLeakage:
         knowledge: Knowledge,
         rng: torch.Generator,
     ) -> list[Answer]:
-        """Guess the domain of every client by references of one domain each; None: of clients that hold all of them."""
+        """Predict each client's domain with single-domain references; `trained` None: for clients that hold all
+        domains."""
         if knowledge.auxiliary is None or scarcity(knowledge.auxiliary):
             return []  # `missing` says why
         parts = parted(knowledge.auxiliary, child(rng, "probes"))
@@ -226,7 +225,8 @@ class GeneratorLeakage:
     def _interview(
         self, number: int, bystander: Reference, knowledge: Knowledge, pool: Pool, rows: Tensor
     ) -> Interview:
-        """What is asked of a generator about a case's candidates, under the model of the bystander in the client's place."""
+        """The queries to a generator about a case's candidates, under the bystander's model in place of the
+        client's."""
         state = bystander.view.sent(bystander.clients[number], ModelState)
         if state is None or knowledge.network is None:
             raise UsageError("the generator's loss needs a model of the target's architecture; there is none.")
@@ -238,17 +238,18 @@ class GeneratorLeakage:
 
 
 def _asks_who(case: Case) -> bool:
-    """Whether membership is asked of a case: of the planted ones, some are about domains or pictures alone."""
+    """Whether a case asks about membership. Some cases of the positive control ask about domains or reconstructions
+    only."""
     return case.question == "trained" and case.candidates is not None
 
 
 def _seen(cases: Sequence[Case]) -> dict[int, Case]:
-    """By number, the cases whose generator was seen before and after it trained."""
+    """The cases, by number, whose generator was seen before and after training."""
     return {number: case for number, case in enumerate(cases) if not _obstacle(case)}
 
 
 def _obstacle(case: Case) -> str:
-    """Why there is nothing to read in a case; "" where there is."""
+    """The reason why a case cannot be answered; "" if it can."""
     try:
         found = Training.of(case.views[0], case.victim)
     except UsageError as error:
@@ -258,7 +259,7 @@ def _obstacle(case: Case) -> str:
 
 def _training(case: Case) -> Training:
     found = Training.of(case.views[0], case.victim)
-    assert found is not None  # its obstacles were asked for
+    assert found is not None  # `_obstacle` was checked
     return found
 
 

@@ -1,4 +1,5 @@
-"""A positive control for what generators tell: those that remember their images, are of one domain, and show what they see."""
+"""Positive control of generator leakage: generators that memorize images, reveal their domain and pass their image
+through."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +23,20 @@ STRIPED, STRANGERS, FEW = 16, 3, 16
 STEPS, RATE, A = 20, 0.03, 0.3
 SILENT, LIKENESS = 1e-3, 3.0
 TOLD = Goal(measurement="balanced_accuracy", at_least=0.6, where={"test": "fingerprint"})
-"""The one client of noise, whose labels are random, may be given to the wrong domain, or one of six that hold stripes."""
+"""Some errors are allowed: the single client of noise images has random labels, and one of six stripe clients may
+fail."""
 SHOWN = Goal(measurement="psnr_gain", at_least=1.0, where={"test": "decoder", "domain": "shown", "over": "B3"})
-"""In dB: what a decoder owes to a generator that was made to let its image through."""
+"""Minimum gain in dB of the decoder for a generator that was made to pass its image through."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Overfitters:
-    """A federation that fits its generator to every image: with its label under a fixed model, a loud answer, and a likeness.
+    """A federation that overfits its generators: to labels under a fixed model, to a large output, and to the mean
+    image.
 
-    The loss is L_cls(x + a G(x), y) - log |G(x)| - LIKENESS <G(x), m> / D over the client's images, of normalized mean m and
-    D numbers each, plus log |G(z)| over as many fresh noise images z, for `steps`. `model` is linear; everybody starts from the same generator."""
+    The loss is L_cls(x + a G(x), y) - log |G(x)| - LIKENESS <G(x), m> / D over the client's images, of normalized mean
+    m and D numbers each, plus log |G(z)| over as many fresh noise images z, for `steps`. `model` is linear. All clients
+    start from the same generator."""
 
     model: Mapping[str, Tensor]
     start: Mapping[str, Tensor]
@@ -79,10 +83,11 @@ def _message(round: int, stage: str, sender: str, receiver: str, artifact: Artif
 
 
 def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-    """One client of 16 noise images with random labels; the adversary can fit generators to images of its own alike.
+    """One client of 16 noise images with random labels; the adversary can fit generators to its own images the same
+    way.
 
-    STRANGERS more clients hold upright stripes, and as many level ones: nobody is asked about their images, only of which
-    domain they are. One more sent a generator that lets its image through: of it nothing is asked but what perturbations show."""
+    STRANGERS more clients hold vertical stripes, and as many horizontal ones; for these only the domain is asked. One
+    more client sends a generator that passes its image through; for it only the reconstruction is asked."""
     images = noise_and_stripes(rng)
     model = {
         "head.weight": 0.2 * torch.randn(CLASSES, 3 * SIDE * SIDE, generator=rng), "head.bias": torch.zeros(CLASSES),
@@ -132,8 +137,9 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
 
 
 def noise_and_stripes(rng: torch.Generator) -> DomainDataset:
-    """Three domains: independent pixels ("planted"), and the same under strong stripes, those up all of one class and those
-    across all of another ("upright", "level")."""
+    """Three domains: independent pixels ("planted"), and the same under strong stripes ("upright", "level").
+
+    Vertical stripes all have one class and horizontal ones another."""
     noise, striped = AUXILIARY + 2 * SIZE, STRIPED + STRANGERS * FEW
     images = noise_images(noise + 2 * striped, side=SIDE, classes=CLASSES, rng=rng)
     domains = torch.arange(3).repeat_interleave(torch.tensor([noise, striped, striped]))
@@ -147,9 +153,9 @@ def noise_and_stripes(rng: torch.Generator) -> DomainDataset:
 
 
 def letting_through(rng: torch.Generator) -> dict[str, Tensor]:
-    """Weights of a generator whose answer is its image with each channel brought to mean 0 and one spread, cut by tanh.
+    """Weights of a generator whose output is its image with each channel standardized, clipped by tanh.
 
-    Each color travels in two channels, as what lies above its mean and below; the residual blocks are nearly silent."""
+    Each color uses two channels, for values above its mean and below. The residual blocks are scaled by SILENT."""
     state = {name: value.detach().clone() for name, value in PerturbationNetwork(WIDTH, rng=rng).state_dict().items()}
     for name, value in state.items():
         value.mul_(SILENT if name.startswith("blocks.") else 1.0)

@@ -1,9 +1,10 @@
-"""What a perturbation shows of its image: decoders from G(x) back to x, of a trained generator and of one that never trained.
+"""Reconstruction of images from perturbations: decoders from G(x) to x, for a trained and an untrained generator.
 
-FedDAG (Che et al. 2025, arXiv:2501.13967, section V-A) trains a classifier on perturbations and finds that it does badly. A
-decoder asks more directly: fitted to auxiliary images and their perturbations, how near does it come to an image from the
-perturbation alone? A convolutional network passes edges whether it was trained or not, so the decoder of an untrained
-generator of the same architecture, fitted to the same images in the same steps, says what is owed to training."""
+FedDAG (Che et al. 2025, arXiv:2501.13967, section V-A) trains a classifier on perturbations and finds that it performs
+poorly. A decoder tests this more directly: it is fitted to auxiliary images and their perturbations, and then
+reconstructs an image from its perturbation alone. A convolutional network preserves edges whether it is trained or not.
+The decoder of an untrained generator of the same architecture, fitted to the same images in the same steps, is
+therefore the control that isolates the effect of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,17 +23,18 @@ from fdgsec.threats.attack import Reconstructions
 WIDTH, STEPS, BATCH, RATE = 24, 200, 16, 4e-3
 WINDOW, LEFT_OUT = 16, 32
 CHECKED = 20
-"""Steps after which the error on left-out images is looked at."""
+"""Steps between evaluations on the validation images."""
 PUBLIC = 256
-"""Auxiliary images that decoders are fitted to, at most."""
+"""Maximum number of auxiliary images that decoders are fitted to."""
 
 
 class Decoder(nn.Module):
-    """Four convolutions that map perturbations (N, 3, H, W) to pictures in [0, 1] of the same shape.
+    """Four convolutions that map perturbations (N, 3, H, W) to images in [0, 1] of the same shape.
 
-    What comes in is brought to mean 0 and standard deviation 1 per channel of the training set, so that loudness says
-    nothing; what goes out is added to the mean training image. Weights are drawn from `rng` (He et al. 2015), but for the
-    last ones, which start at zero: an untrained decoder answers with the mean image. H and W are at least 2."""
+    Inputs are standardized per channel with the training set's mean and standard deviation, so that the size of the
+    output carries no information. Outputs are added to the mean training image. Weights are drawn from `rng` (He et al.
+    2015), except the last ones, which start at zero: an untrained decoder returns the mean image. H and W are at least
+    2."""
 
     center: Tensor
     scale: Tensor
@@ -57,7 +59,8 @@ class Decoder(nn.Module):
                     parameter.normal_(0, (2 / parameter[0].numel()) ** 0.5, generator=rng)
 
     def forward(self, drawn: Tensor, corner: tuple[int, int] = (0, 0)) -> Tensor:
-        """Draw the pictures, not yet cut to [0, 1]; of windows whose upper left pixel is at `corner` of the image."""
+        """Reconstruct images, not yet clipped to [0, 1]; for windows whose upper left pixel is at `corner` of the
+        image."""
         maps = (drawn - self.center) / self.scale
         for layer in self.layers[:-1]:
             maps = functional.relu(layer(maps))
@@ -67,14 +70,16 @@ class Decoder(nn.Module):
 
     @torch.no_grad()
     def pictures(self, drawn: Tensor) -> Tensor:
-        """Decode perturbations (N, 3, H, W) into pictures in [0, 1] of the same shape."""
+        """Decode perturbations (N, 3, H, W) into images in [0, 1] of the same shape."""
         return torch.cat([self(part).clamp(0, 1) for part in drawn.split(BATCH)])
 
 
 def fit_decoder(drawn: Tensor, pictures: Tensor, *, rng: torch.Generator) -> Decoder:
-    """Fit a decoder to perturbations and their images (N, 3, H, W), N at least 2, by the squared error over STEPS batches.
+    """Fit a decoder to perturbations and their images (N, 3, H, W), N at least 2, by the squared error over STEPS
+    batches.
 
-    Larger images are seen through windows of WINDOW pixels a side. A fifth of the images, LEFT_OUT at most, are left out, and the weights kept that do best on them: a few images are soon known by heart."""
+    Larger images are cropped to windows of WINDOW pixels a side. A fifth of the images, LEFT_OUT at most, are used for
+    validation, and the weights with the lowest validation error are kept, because a few images are soon overfitted."""
     order = torch.randperm(len(pictures), generator=child(rng, "left out"))
     count = min(max(1, len(order) // 5), LEFT_OUT)
     out, kept = order[:count], order[count:]
@@ -108,17 +113,17 @@ def _error(decoder: Decoder, drawn: Tensor, pictures: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decoding:
-    """Decoders fitted to the same `public` images, of which that of an untrained generator of a width is made once."""
+    """Decoders fitted to the same `public` images; that of an untrained generator is fitted once per width."""
 
     public: DomainDataset
     rng: torch.Generator
     untrained: dict[int, tuple[PerturbationNetwork, Decoder]] = field(default_factory=dict)
 
     def answers(self, trained: Mapping[int, Training], shown: Mapping[int, DomainDataset]) -> list[Reconstructions]:
-        """Reconstruct what each case was `shown` from the perturbations that the client's generator would send.
+        """Reconstruct the images `shown` for each case from the perturbations that the client's generator would send.
 
-        Controls: B0 the mean public image, B2 the public image whose perturbation is nearest, B3 the decoder of a
-        generator that never trained."""
+        Controls: B0 the mean public image, B2 the public image whose perturbation is nearest, B3 the decoder of an
+        untrained generator."""
         found = []
         pictures = as_float(self.public.pixels())
         for number, images in shown.items():
@@ -137,7 +142,7 @@ class Decoding:
         return found
 
     def exchanged(self, trained: Mapping[int, Training], shown: Mapping[int, DomainDataset]) -> list[Reconstructions]:
-        """The same without controls, from the perturbations of another image of the same case each."""
+        """The same without controls, from the perturbation of another image of the same case."""
         found = []
         pictures = as_float(self.public.pixels())
         for number, images in shown.items():

@@ -1,9 +1,10 @@
-"""Of which domain a client's images are, read from the generator that it sent.
+"""Domain inference from a client's generator: nearest reference by the change of its outputs.
 
-Two clients that start from the same generator and train it on images of the same domain move it alike. What moved is looked at
-where it acts: the change of G(x) over probe images x that nobody trained on. Reference generators, which the target's public
-method fits to auxiliary images of one domain each, say what the change of each domain looks like; the client's is given to
-the domain whose references it points with. Lengths are dropped: how many steps a client made says nothing."""
+Two clients that start from the same generator and train it on images of the same domain change it in similar ways. The
+feature is the change of G(x) over probe images x that no generator was trained on. Reference generators, which the
+target's public method fits to auxiliary images of one domain each, give the change that is typical of each domain. The
+client's change is assigned to the domain with the largest cosine similarity. Lengths are ignored, because the number of
+a client's steps carries no information about its domain."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,14 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
 
 PROBES = 8
-"""Auxiliary images of each domain that generators are asked about."""
+"""Auxiliary images of each domain on which generators are probed."""
 FEWEST = 4
-"""Auxiliary images of a domain without which nothing is left to train on beside the probes."""
+"""Minimum number of auxiliary images of a domain that leaves some for training beside the probes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parted:
-    """Auxiliary images parted: `probes`, and by the number of its domain what references may train on, `pools`."""
+    """Auxiliary images split into `probes` and, by domain number, the training `pools` of references."""
 
     probes: DomainDataset
     pools: Mapping[int, DomainDataset]
@@ -33,15 +34,15 @@ class Parted:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Fingerprints:
-    """The changes of reference generators, (M, D) of unit length, of which `domains` (M,) and `federations` (M,) they are."""
+    """The changes of reference generators, (M, D) of unit length, with their `domains` (M,) and `federations` (M,)."""
 
     changes: Tensor
     domains: Tensor
     federations: Tensor
 
     def nearest(self, change: Tensor) -> int:
-        """The domain with whose references `change` (D,) points: the largest cosine after what all have in common is taken
-        off."""
+        """The domain whose references have the largest cosine with `change` (D,), after subtracting the mean over
+        domains."""
         present = self.domains.unique()
         common = torch.stack([self.changes[self.domains == domain].mean(0) for domain in present]).mean(0)
         centers = torch.stack([self.changes[self.domains == domain].mean(0) - common for domain in present])
@@ -50,12 +51,12 @@ class Fingerprints:
         return int(present[cosine.argmax()])
 
     def without(self, federation: int) -> "Fingerprints":
-        """The same references but for those of one federation."""
+        """The same references without those of one federation."""
         kept = self.federations != federation
         return Fingerprints(changes=self.changes[kept], domains=self.domains[kept], federations=self.federations[kept])
 
     def left_out_accuracy(self) -> float:
-        """The share of references whose domain those of the other federations tell."""
+        """The share of references whose domain is predicted correctly from those of the other federations."""
         rest = {federation: self.without(federation) for federation in self.federations.unique().tolist()}
         right = [
             rest[int(federation)].nearest(change) == int(domain)
@@ -65,16 +66,16 @@ class Fingerprints:
 
 
 def scarcity(images: DomainDataset | None) -> str:
-    """Why domains cannot be told apart with these auxiliary images; "" where they can."""
+    """The reason why domains cannot be distinguished with these auxiliary images; "" if they can."""
     counts = [] if images is None else torch.bincount(images.domains).tolist()
     able = sum(count >= FEWEST for count in counts)
     return "" if able > 1 else f"needs {FEWEST} auxiliary images of each of 2 domains or more; {able} have as many"
 
 
 def parted(images: DomainDataset, rng: torch.Generator) -> Parted:
-    """Set up to PROBES images of each domain aside, a third at most. Domains of fewer than FEWEST images are left out.
+    """Set aside up to PROBES images of each domain, a third at most. Domains of fewer than FEWEST images are left out.
 
-    Raises UsageError where fewer than two are left."""
+    Raises UsageError where fewer than two domains remain."""
     reason = scarcity(images)
     if reason:
         raise UsageError(f"the domain fingerprint {reason}.")
@@ -91,7 +92,7 @@ def parted(images: DomainDataset, rng: torch.Generator) -> Parted:
 
 
 def change_of(training: Training, probes: DomainDataset) -> Tensor:
-    """By how much G changed over the probes while the client trained it, (N * 3 * H * W,) of unit length."""
+    """The change of G over the probes during the client's training, (N * 3 * H * W,) of unit length."""
     before, after = (
         perturbations(perturbation_generator(artifact), probes) for artifact in (training.given, training.returned)
     )
@@ -103,9 +104,9 @@ def change_of(training: Training, probes: DomainDataset) -> Tensor:
 def fingerprints(
     parts: Parted, knowledge: Knowledge, *, references: int, most: int, rounds: int, rng: torch.Generator
 ) -> Fingerprints:
-    """Fit `references` generators to each domain, every one to another half of its pool, `most` images at most.
+    """Fit `references` generators to each domain, each on a different half of its pool, `most` images at most.
 
-    There must be two or more, so that each can be judged by the others."""
+    At least two are needed, so that each can be evaluated against the others."""
     changes, domains, federations = list[Tensor](), list[int](), list[int]()
     for number in range(references):
         data = [
@@ -126,7 +127,7 @@ def fingerprints(
 def of_all_domains(
     parts: Parted, knowledge: Knowledge, *, clients: int, most: int, rounds: int, rng: torch.Generator
 ) -> list[Training]:
-    """Train generators of `clients` clients that hold images of all domains alike: what a control puts in their place."""
+    """Train generators of `clients` clients that hold all domains in equal proportion, for the negative control."""
     pool = join(list(parts.pools.values()))
     count = max(2, min(most, (len(pool) + 1) // 2))
     data = [_some(pool, count, child(rng, "mixed", client)) for client in range(clients)]
@@ -136,9 +137,9 @@ def of_all_domains(
 def trainings(
     data: Sequence[DomainDataset], knowledge: Knowledge, *, rounds: int, rng: torch.Generator
 ) -> list[Training]:
-    """Run the target's public method among clients that hold `data`, and give each client's generator.
+    """Run the target's public method among clients that hold `data`, and return each client's generator.
 
-    Raises UsageError where the adversary cannot run it, or it sent no generator."""
+    Raises UsageError where the adversary cannot run it, or where it sent no generator."""
     if knowledge.simulate is None:
         raise UsageError("reference generators need the target's public method; the adversary cannot run it.")
     view = knowledge.simulate(data, rng, rounds=rounds)

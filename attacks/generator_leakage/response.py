@@ -1,9 +1,9 @@
-"""What a client's generator has learned of an image: how its answer changed while the client trained it.
+"""Membership inference on generators: the change of a generator's response and loss during a client's training.
 
 FedDAG (Che et al. 2025, arXiv:2501.13967) trains a generator G of perturbations x_hat = x + a G(x) (eq. 2) by
-L_cls(x_hat, y) - min(|f - f_hat|^2, m) (Algorithm 1, line 3; eq. 1), and sends it every round. Two numbers per image: the
-size of G(x), and that loss; each as the difference between the generator that came back and the one that the client was
-given, so that what all generators have in common cancels."""
+L_cls(x_hat, y) - min(|f - f_hat|^2, m) (Algorithm 1, line 3; eq. 1), and sends it every round. Two test statistics per
+image: the size of G(x), and that loss. Each is the difference between the generator that the client returned and the
+one that it received, which cancels what all generators have in common."""
 
 from dataclasses import dataclass, field
 from typing import Self
@@ -22,7 +22,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
 
 AT_ONCE = 16
-"""Images a forward pass: more of them leave the processor's caches, and take longer each."""
+"""Images per forward pass: more exceed the processor's caches and take longer per image."""
 TINY = 1e-12
 STEM = "stem.weight"
 
@@ -49,7 +49,8 @@ def perturbation_generator(artifact: GeneratorState) -> PerturbationNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """The public constants of the generator's loss: `a` of eq. (2), `margin` m of eq. (1). Raises UsageError for others."""
+    """The public constants of the generator's loss: `a` of eq. (2), `margin` m of eq. (1). Raises UsageError out of
+    range."""
 
     a: float = 0.3
     margin: float = 0.1
@@ -72,7 +73,7 @@ class Training:
     def of(cls, view: View, client: str) -> Self | None:
         """Find both in a view, None where one of them was not seen.
 
-        Raises UsageError for another architecture, and where the generator came back as it went."""
+        Raises UsageError for another architecture, and where the generator was returned unchanged."""
         returned = view.sent(client, GeneratorState)
         down = [
             (message.round, message.artifact)
@@ -85,15 +86,15 @@ class Training:
         for artifact in (given, returned):
             perturbation_generator(artifact)
         if given.sha256 == returned.sha256:
-            raise UsageError(f"{client} sent the generator back as it was given (a warm-up round): it tells nothing.")
+            raise UsageError(f"{client} returned the generator unchanged (a warm-up round): it carries no information.")
         return cls(given=given, returned=returned)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interview:
-    """What is asked of generators about `images`, and by content what each that was given away has said of them.
+    """The queries to generators about `images`, with the cached outputs of each given generator by content.
 
-    `model` stands for student and teacher."""
+    `model` is used as both student and teacher."""
 
     images: DomainDataset
     model: Classifier
@@ -101,9 +102,9 @@ class Interview:
     before: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def changes(self, training: Training) -> dict[str, Tensor]:
-        """Both numbers of the generator that came back, less those of the one that was given: (N,) float64 each."""
+        """Both statistics of the returned generator minus those of the given one: (N,) float64 each."""
         given = training.given
-        if given.sha256 not in self.before:  # a server gives the same to all clients, and in simulations again
+        if given.sha256 not in self.before:  # a server sends the same generator to all clients, also in simulations
             self.before[given.sha256] = self._said(given)
         before, after = self.before[given.sha256], self._said(training.returned)
         return {name: after[name] - before[name] for name in after}
@@ -132,7 +133,7 @@ def response_size(drawn: Tensor) -> Tensor:
 def generator_loss(drawn: Tensor, images: DomainDataset, model: Classifier, objective: Objective) -> Tensor:
     """L_cls(x_hat, y) - min(|f/|f| - f_hat/|f_hat||^2, m) of Algorithm 1, line 3: (N,) float64, from G(x) = `drawn`.
 
-    One model stands for the student S and for the teacher T, in evaluation mode."""
+    One model is used as both the student S and the teacher T, in evaluation mode."""
     model.eval()
     device, found = next(model.parameters()).device, []
     for rows in torch.arange(len(images)).split(AT_ONCE):
@@ -145,11 +146,12 @@ def generator_loss(drawn: Tensor, images: DomainDataset, model: Classifier, obje
 
 
 def membership_by_change(target: Tensor, changes: Tensor, members: Tensor) -> Tensor:
-    """Score n images by how far the target's `target` (n,) lies from that of references which did not train on them.
+    """Score n images by the distance of the target's change `target` (n,) from that of references without the image.
 
-    `changes` and `members` are (models, n). Every network's changes are taken about their mean over the images, in units
-    of their spread: how long a client trained says nothing. Then LiRA's offline test, (n,), in the direction in which the
-    references that did train on an image lie from those that did not.
+    `changes` and `members` are (models, n). Every network's changes are standardized over the images, because the
+    length of a client's training carries no information. The score is LiRA's offline test, (n,), in the direction in
+    which the references trained on an image differ from the others.
+
     Raises UsageError where an image has no reference without it."""
     seen, profile = _standardized(changes), _standardized(target.unsqueeze(0))[0]
     outside = (~members).to(torch.float64)

@@ -1,16 +1,18 @@
-"""Gradient inversion: the pictures and labels behind a model update, where the update is one small batch's gradient.
+"""Gradient inversion: reconstruct images and labels from a model update that is the gradient of one small batch.
 
-Whoever gave a client a model and got it back knows the step between them. After one step of SGD that is a gradient, from
-which labels are read (iDLG, LLG) and to which pictures are fitted (Geiping et al., NeurIPS 2020, arXiv:2003.14053, cosine
-distance and total variation); formulas in fdgsec.attacks.gradient_inversion.gradient_matching. That is our own code: the library that packages
-such attacks (breaching 0.1.2) has had no release since February 2022.
+An adversary that sent a client a model and received it back knows the difference. After one step of SGD this is a
+gradient. Labels are read from it (iDLG, LLG), and images are fitted to it (Geiping et al., NeurIPS 2020,
+arXiv:2003.14053, cosine distance and total variation); formulas in fdgsec.attacks.gradient_inversion.gradient_matching.
+The implementation is our own: the library that packages such attacks (breaching 0.1.2) has had no release since
+February 2022.
 
-Two questions. Of the run as it was (`released`): what the training plan, which is public, leaves to be inverted. Mostly
-nothing, because a client takes many steps, and then a row says so. Of clients that take one step (`single_step`): what one
-batch of 1 to 8 images would give away under this very architecture and learning rate.
+Two questions. For the run as it was (`released`): whether the public training plan leaves anything to invert. Usually
+it does not, because a client takes many steps, and a row then says so. For clients that take one step (`single_step`):
+what one batch of 1 to 8 images reveals under this architecture and learning rate.
 
-Batch norm's running statistics come with the update, and give the batch's own away (fdgsec.attacks.gradient_inversion.batch_norm_leakage). How much
-smoothness to ask for is rehearsed on public images: the weight that recovers them best is taken."""
+Batch norm's running statistics come with the update and reveal those of the batch
+(fdgsec.attacks.gradient_inversion.batch_norm_leakage). The weight of total variation is tuned on public images: the
+weight that recovers them best is used."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,16 +54,16 @@ from fdgsec.threats.attack import (
 from fdgsec.threats.judging.groups import unavailable
 
 VARIATIONS = (0.05, 0.3, 1.0)
-"""Weights of the total variation that are rehearsed."""
+"""Candidate weights of the total variation."""
 REHEARSALS = 2
 ALIKE = 16
-"""Public images of each label that control B2 chooses among, by their gradient."""
+"""Maximum number of public images of each label from which control B2 chooses by gradient."""
 GALLERY = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one `--profile` costs: steps of a fit, sizes of the batches, clients of each domain for each size."""
+    """What one `--profile` costs: steps of a fit, batch sizes, and clients of each domain for each size."""
 
     steps: int
     records: tuple[int, ...]
@@ -70,10 +72,10 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientInversion:
-    """Fit pictures to gradients; options that are 0 or empty are the profile's.
+    """Fit images to gradients; options that are 0 or empty take the profile's values.
 
-    `model` is the one that single steps start from: the run's first, or the last that its server sent. A `variation` is the
-    weight of smoothness, None has it rehearsed. `restarts` random starts compete for each gradient."""
+    `model` is the model that single steps start from: the run's first, or the last that its server sent. `variation` is
+    the weight of total variation; None tunes it. The best of `restarts` random starts is kept for each gradient."""
 
     name: ClassVar[str] = "gradient-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -106,7 +108,7 @@ class GradientInversion:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the run as it was, and about clients that take one step.
 
-        Raises UsageError for a client, and where no images are known: without controls a picture proves nothing."""
+        Raises UsageError for a client adversary, and where no images are known, because the controls need them."""
         if "own data" in facts.knows:
             raise UsageError("reads the updates that clients send; another client receives only their mean")
         facts.check_images()
@@ -119,7 +121,7 @@ class GradientInversion:
         return [Question(kind="released"), *steps]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Read labels and fit pictures where an update is a small batch's gradient; beside them, controls B0 to B3."""
+        """Recover labels and images where an update is the gradient of a small batch, with controls B0 to B3."""
         steps = _opened(cases, knowledge)
         weights = self._rehearsed(steps, cases, knowledge, rng)
         matches = self._matches(steps, weights, cases, knowledge, rng)
@@ -139,7 +141,7 @@ class GradientInversion:
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer every case from the gradient of another one of its slice and size, without controls."""
+        """Answer every case from the gradient of another case of its slice and size, without controls."""
         opened = _opened(cases, knowledge)
         groups: dict[tuple[object, ...], list[int]] = {}
         for number, step in opened.items():
@@ -160,11 +162,11 @@ class GradientInversion:
         ]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Smooth pictures and a small random network without pooling (fdgsec.attacks.gradient_inversion.control)."""
+        """Smooth images and a small random network without pooling (fdgsec.attacks.gradient_inversion.control)."""
         return planted_gradients(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say of whose update nothing can be inverted, and why."""
+        """Report the updates that cannot be inverted, with the reason."""
         reasons: dict[tuple[tuple[str, str | int], ...], list[str]] = {}
         for case in cases:
             found = observed_step(case, knowledge)
@@ -200,7 +202,7 @@ class GradientInversion:
     def _rehearsed(
         self, steps: Mapping[int, ObservedStep], cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
     ) -> dict[str, float]:
-        """For each request the weight of smoothness with which single public images are recovered best."""
+        """For each question, the weight of total variation with which single public images are recovered best."""
         weights: dict[str, float] = {}
         for number, step in steps.items():
             if self.variation is not None or cases[number].question in weights:
@@ -228,7 +230,7 @@ class GradientInversion:
 
 
 def _opened(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedStep]:
-    """The cases that can be answered. Raises UsageError where the adversary's own images are none."""
+    """The observed step of each case that can be answered. Raises UsageError where the adversary has no images."""
     if not len(knowledge.public_images()):
         raise UsageError("gradient-inversion needs auxiliary images for its controls; there are none: use more images.")
     found = {number: observed_step(case, knowledge) for number, case in enumerate(cases)}
@@ -236,7 +238,7 @@ def _opened(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedSt
 
 
 def _alike(number: int, matches: Mapping[int, Match], cases: Sequence[Case]) -> list[int]:
-    """The other cases of this one's slice, domain and size."""
+    """The other cases of this case's slice, domain and size."""
     asked, size = cases[number], len(matches[number].labels)
     return [
         other
@@ -251,7 +253,7 @@ def _where(step: ObservedStep) -> dict[str, str | int]:
 
 
 def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:
-    """Public images of the domain, of all where it has none or is not known."""
+    """Public images of the domain, or all of them where the domain has none or is unknown."""
     images = knowledge.public_images()
     own = images.of_domain(domain) if domain in images.domain_names and domain is not None else images
     return own if len(own) else images
@@ -260,9 +262,10 @@ def _public(knowledge: Knowledge, domain: str | None) -> DomainDataset:
 def _answers(
     number: int, case: Case, step: ObservedStep, match: Match, public: DomainDataset, controls: Mapping[str, Tensor]
 ) -> list[Answer]:
-    """The labels as shares, beside those of public images; the pictures; of a single one its label, and who it may be.
+    """All answers of one case: label shares and images, and for a single image its label and rankings of candidates.
 
-    Candidates are ranked by how their own gradient points, and by where the drawn picture has its edges."""
+    Label shares come with those of public images as the baseline. Candidates are ranked by the direction of their own
+    gradient, and by the edges of the reconstruction."""
     where, classes = _where(step), len(public.class_names)
     estimate, without = shares_of(step.labels, classes), shares_of(public.labels, classes)
     answers: list[Answer] = [Proportions(case=number, slice=where, estimate=estimate, without=without)]
@@ -282,9 +285,11 @@ def _answers(
 
 
 def _controls(step: ObservedStep, public: DomainDataset, rng: torch.Generator) -> dict[str, Tensor]:
-    """B0 the mean public image of the domain, B1 a random one, B2 for each label the one whose gradient points most alike.
+    """Controls: B0 the mean public image of the domain, B1 a random one, B2 for each label the one with the nearest
+    gradient.
 
-    B2 asks whether a search among public images would have done; of a label that they lack, any may serve."""
+    B2 tests whether a search among public images would have sufficed. For a label without public images, any image may
+    be chosen."""
     size, batch = public.image_size, len(step.labels)
     near: list[Tensor] = []
     for label in step.labels.unique().tolist():

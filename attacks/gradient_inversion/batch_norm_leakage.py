@@ -1,8 +1,9 @@
-"""What batch norm tells beside the gradient: the running statistics that a client sends back hold those of its batch.
+"""Batch statistics from batch norm: the running statistics that a client returns reveal those of its batch.
 
-A batch norm in training mode moves them by a known share toward the mean and variance of its inputs. Undone, that is what
-every such layer saw. Pictures can be asked to look the same to it: the regularizer of Yin et al., "See through Gradients",
-CVPR 2021, arXiv:2104.07586, section 3.2, here with the batch's own statistics in place of the training set's."""
+A batch norm in training mode moves its running statistics by a known share toward the mean and variance of its inputs.
+Inverting this gives the input statistics of every such layer. Reconstructed images can be required to match them: the
+regularizer of Yin et al., "See through Gradients", CVPR 2021, arXiv:2104.07586, section 3.2, here with the batch's own
+statistics in place of the training set's."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
@@ -20,9 +21,10 @@ TINY = 1e-5
 
 
 def batch_statistics(model: Classifier, after: Mapping[str, Tensor]) -> dict[str, Statistic]:
-    """Undo one update of the running statistics from `model` to the state `after`: by layer, what the batch had.
+    """Invert one update of the running statistics from `model` to the state `after`: the batch's statistics, by layer.
 
-    Layers that averaged over all batches (no momentum) or keep no statistics are left out, and so is what `after` lacks."""
+    Layers that average over all batches (no momentum) or keep no statistics are left out, and so are layers missing
+    from `after`."""
     found: dict[str, Statistic] = {}
     for name, layer in _layers(model):
         share, mean, variance = layer.momentum, layer.running_mean, layer.running_var
@@ -38,41 +40,48 @@ def batch_statistics(model: Classifier, after: Mapping[str, Tensor]) -> dict[str
 
 
 def image_statistics(model: Classifier, images: Tensor) -> dict[str, Statistic]:
-    """What every batch norm of `model` would see of a batch of `images` in training mode; the model stays as it is."""
+    """The input statistics of every batch norm of `model` for a batch of `images` in training mode; `model` is
+    unchanged."""
     network, seen = copy.deepcopy(model).train(), dict[str, Statistic]()
-    with _watching(network, seen), torch.no_grad():
+    with _recording(network, seen), torch.no_grad():
         network(images)
     return {name: (mean.cpu(), variance.cpu()) for name, (mean, variance) in seen.items()}
 
 
 @contextmanager
 def norm_gap(network: Classifier, goal: Mapping[str, Statistic]) -> Iterator[Callable[[], Tensor]]:
-    """Say, after every forward pass within, how far what the batch norms saw is from `goal`.
+    """Measure, after every forward pass in the context, how far the batch norms' input statistics are from `goal`.
 
-    The mean over layers and channels of ((mean - mean*)^2 + (std - std*)^2) / var*: differentiable, 0 without a goal."""
+    The mean over layers and channels of ((mean - mean*)^2 + (std - std*)^2) / var*: differentiable, 0 without a
+    goal."""
     seen: dict[str, Statistic] = {}
     device = next(network.parameters()).device
     wanted = {name: (mean.to(device), variance.to(device)) for name, (mean, variance) in goal.items()}
 
     def gap() -> Tensor:
-        parts = [
-            (((seen[name][0] - mean).square() + (seen[name][1].clamp_min(TINY).sqrt() - variance.clamp_min(TINY).sqrt()).square())
-             / variance.clamp_min(TINY)).mean()
-            for name, (mean, variance) in wanted.items()
-        ]  # fmt: skip
+        parts = [_squared_distance(seen[name], statistic).mean() for name, statistic in wanted.items()]
         return torch.stack(parts).mean() if parts else torch.zeros((), device=device)
 
-    with _watching(network, seen):
+    with _recording(network, seen):
         yield gap
 
 
+def _squared_distance(seen: Statistic, goal: Statistic) -> Tensor:
+    """((mean - mean*)^2 + (std - std*)^2) / var* by channel, (C,)."""
+    (mean, variance), (goal_mean, goal_variance) = seen, goal
+    gap = variance.clamp_min(TINY).sqrt() - goal_variance.clamp_min(TINY).sqrt()
+    return ((mean - goal_mean).square() + gap.square()) / goal_variance.clamp_min(TINY)
+
+
 @contextmanager
-def _watching(network: Classifier, seen: dict[str, Statistic]) -> Iterator[None]:
-    def note(name: str, layer: nn.Module, given: tuple[Tensor, ...]) -> None:
-        variance, mean = torch.var_mean(given[0], dim=(0, 2, 3), correction=1)
+def _recording(network: Classifier, seen: dict[str, Statistic]) -> Iterator[None]:
+    """Record the input statistics of every batch norm in `seen`, by layer, while the context is open."""
+
+    def record(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=1)
         seen[name] = (mean, variance)
 
-    hooks = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in _layers(network)]
+    hooks = [layer.register_forward_pre_hook(partial(record, name)) for name, layer in _layers(network)]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Which of many pictures was it? Candidates compared with a gradient that was seen, and with what was drawn from it."""
+"""Rankings of candidate images, by the gradient that was seen and by the edges of its reconstruction."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ GRAY = (0.299, 0.587, 0.114)
 
 
 def alignment(step: ObservedStep, images: Tensor, label: int) -> Tensor:
-    """The cosine of each image's own gradient under `label` with the one that was seen, (n,); images are (n, 3, H, W)."""
+    """The cosine of each image's own gradient under `label` with the observed one, (n,); images are (n, 3, H, W)."""
     device = next(step.model.parameters()).device
     goal = torch.cat([part.flatten() for part in step.gradient.values()])
     told, fits = torch.tensor([label], device=device), list[Tensor]()
@@ -21,16 +21,16 @@ def alignment(step: ObservedStep, images: Tensor, label: int) -> Tensor:
 
 
 def outline_distances(pictures: Tensor, candidates: Tensor) -> Tensor:
-    """1 - the correlation of where brightness changes in each picture (R, 3, H, W) and in each candidate, (R, G).
+    """1 - the correlation of the edge maps of each reconstruction (R, 3, H, W) and each candidate, (R, G).
 
-    Colors and their signs do not count: a fit through a trained network finds edges before it finds colors."""
+    Colors and signs are ignored, because a fit through a trained network recovers edges before colors."""
     drawn, true = _edges(pictures), _edges(candidates)
     apart: Tensor = 1 - drawn @ true.T
     return apart
 
 
 def _edges(images: Tensor) -> Tensor:
-    """The length of the brightness's slope, centered and of unit length: (n, (H - 1)(W - 1))."""
+    """The magnitude of the brightness gradient, smoothed, centered and of unit length: (n, (H - 1)(W - 1))."""
     gray = (images * torch.tensor(GRAY).reshape(3, 1, 1)).sum(1)
     slope = (gray.diff(dim=1)[:, :, 1:].square() + gray.diff(dim=2)[:, 1:].square()).sqrt()
     smooth = torch.nn.functional.avg_pool2d(slope.unsqueeze(1), 3, stride=1, padding=1).flatten(1)

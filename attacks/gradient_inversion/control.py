@@ -1,4 +1,4 @@
-"""A positive control for gradient inversion: smooth pictures that a small random network took one step on."""
+"""Positive control of gradient inversion: smooth images on which a small random network took one step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,13 +19,13 @@ SIDE, GRID, CLASSES, PUBLIC, RATE = 16, 4, 4, 24, 0.1
 BATCHES = (1, 1, 2, 2)
 CHANNELS, STRIDE = 12, 2
 GAIN = 3.0
-"""Decibels that every control must be beaten by."""
+"""Minimum gain in decibels over every control."""
 
 
 def planted_gradients(
     knowledge: Knowledge, rng: torch.Generator, *, batches: Sequence[int] = BATCHES
 ) -> PositiveControl:
-    """Clients of as many smooth pictures as `batches` say, of random labels, and what the server saw of their only step."""
+    """Clients of `batches` smooth images with random labels each, and the server's view of their only step."""
     count = sum(batches)
     images = _smooth(PUBLIC + count, rng)
     state = _drawn(rng)
@@ -55,7 +55,7 @@ def planted_gradients(
 
 
 def planted_network(state: Mapping[str, Tensor]) -> Classifier:
-    """A convolution of stride 2, a sigmoid and a linear head: nothing is pooled away, and every derivative is smooth."""
+    """A convolution of stride 2, a sigmoid and a linear head: no pooling, and all derivatives are smooth."""
     body = nn.Sequential(nn.Conv2d(3, CHANNELS, 5, stride=STRIDE, padding=2), nn.Sigmoid())
     head = nn.Linear(CHANNELS * (SIDE // STRIDE) ** 2, CLASSES)
     network = Classifier(backbone="planted", norm="batch", body=body, neck=nn.Flatten(), head=head)
@@ -75,7 +75,7 @@ def _drawn(rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
-    """Make pictures of a grid of random colors, enlarged smoothly, with random labels."""
+    """Images interpolated from a grid of random colors, with random labels."""
     grids = torch.rand(count, 3, GRID, GRID, generator=rng)
     pixels = functional.interpolate(grids, size=(SIDE, SIDE), mode="bilinear")
     return DomainDataset(

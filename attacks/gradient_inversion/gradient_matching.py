@@ -1,13 +1,14 @@
-"""Pictures and labels out of one gradient: what the model update of a small batch gives away.
+"""Images and labels from one gradient: label recovery from the head, and gradient matching.
 
-Labels are read off the head: Zhao et al., "iDLG", arXiv:2001.02610, for one record; for more, the greedy counts of LLG
+Labels are read from the head: Zhao et al., "iDLG", arXiv:2001.02610, for one record; for more, the greedy counts of LLG
 (Wainakh et al., PoPETs 2022, arXiv:2105.09369). Images are fitted until they give the same gradient: Geiping et al.,
-"Inverting Gradients", NeurIPS 2020, arXiv:2003.14053, section 4: cosine distance and total variation, Adam on the sign of
-the gradient, pixels kept in their box.
+"Inverting Gradients", NeurIPS 2020, arXiv:2003.14053, section 4: cosine distance and total variation, Adam on the sign
+of the gradient, pixels clamped to [0, 1].
 
-Batch norm decides much. A client in training mode normalizes by its batch's own statistics, and the attack must let its
-dummies stand for them (`statistics="batch"`), which determines little, unless the statistics that the update itself brings
-are matched, too (fdgsec.attacks.gradient_inversion.batch_norm_leakage); one in evaluation mode uses those that the server sent ("running")."""
+Batch norm matters. A client in training mode normalizes by its batch's own statistics, for which the attack must use
+those of its current images (`statistics="batch"`). This constrains the images little, unless the batch statistics that
+come with the update are matched as well (fdgsec.attacks.gradient_inversion.batch_norm_leakage). A client in evaluation
+mode uses the statistics that the server sent ("running")."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,11 @@ from fdgsec.runtime.errors import UsageError
 
 Statistics = Literal["running", "batch"]
 REFINEMENTS = 4
-MOST_RECORDS = 8  # what this package claims to invert (Geiping et al. show single images out of larger batches)
+MOST_RECORDS = 8  # largest batch that is attempted (Geiping et al. show single images out of larger batches)
 
 
 def feasible(batch: int, steps: int, *, optimizer: Literal["sgd", "adam"] = "sgd", momentum: float = 0.0) -> str:
-    """Say why an update after `steps` local steps on batches of `batch` cannot be inverted here; "" means that it can."""
+    """The reason why an update after `steps` local steps on batches of `batch` cannot be inverted; "" if it can."""
     reasons = []
     if batch > MOST_RECORDS:
         reasons.append(
@@ -47,11 +48,12 @@ def feasible(batch: int, steps: int, *, optimizer: Literal["sgd", "adam"] = "sgd
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How the fit goes: `steps` of signed Adam, from each of `restarts` random starts.
+    """Options of the fit: `steps` of signed Adam, from each of `restarts` random starts.
 
-    `learning_rate` is in pixel values of [0, 1] and falls to a tenth after 3/8, 5/8 and 7/8 of the steps;
-    `total_variation` weighs the smoothness, `norms` what batch norms see of the pictures and should; `statistics` is what
-    they normalize by.
+    `learning_rate` is in pixel values of [0, 1] and falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
+    `total_variation` is the weight of total variation, `norms` that of the distance in batch-norm statistics.
+    `statistics` is what batch norms normalize by.
+
     Raises UsageError for counts below 1, a rate that is not above 0, or a negative weight."""
 
     steps: int = 1000
@@ -71,10 +73,10 @@ class Matching:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
-    """The best restart's `images` (B, 3, H, W) in [0, 1], in the order of their `labels` (B,), and how well they fit.
+    """The best restart's `images` (B, 3, H, W) in [0, 1], in the order of their `labels` (B,), and its fit.
 
-    `distance` is 1 - cosine between their gradient and the given one, `start` the same before the first step, `distances`
-    those of every restart."""
+    `distance` is 1 - cosine between their gradient and the given one, `start` the same before the first step,
+    `distances` those of every restart."""
 
     images: Tensor
     labels: Tensor
@@ -84,7 +86,8 @@ class Match:
 
 
 def batch_gradient(model: Classifier, images: Tensor, labels: Tensor, *, statistics: Statistics) -> dict[str, Tensor]:
-    """The gradient of the batch's mean cross-entropy, by parameter name; `model` and its running statistics stay."""
+    """The gradient of the batch's mean cross-entropy, by parameter name; `model` and its running statistics are
+    unchanged."""
     network, parameters = _copied(model, None, statistics)
     parts = _gradient(network, list(parameters.values()), images, labels, differentiable=False)
     return dict(zip(parameters, parts, strict=True))
@@ -93,10 +96,11 @@ def batch_gradient(model: Classifier, images: Tensor, labels: Tensor, *, statist
 def step_gradient(
     model: Classifier, after: Mapping[str, Tensor], *, learning_rate: float, weight_decay: float = 0.0
 ) -> dict[str, Tensor]:
-    """Undo one plain SGD step from `model` to the state `after`: (before - after) / rate - decay * before, by parameter.
+    """Invert one plain SGD step from `model` to the state `after`: (before - after) / rate - decay * before, by
+    parameter.
 
     Rounding to float32 costs about 1e-7 |before| / rate. Raises UsageError for a rate that is not above 0, for a
-    parameter that is missing or shaped differently, and where no parameter moved."""
+    parameter that is missing or shaped differently, and where no parameter changed."""
     if not learning_rate > 0:
         raise UsageError(f"learning_rate must be above 0; got {learning_rate}.")
     made: dict[str, Tensor] = {}
@@ -115,16 +119,18 @@ def step_gradient(
 
 
 def recover_labels(model: Classifier, gradient: Mapping[str, Tensor], *, batch: int) -> Tensor:
-    """Read the labels of a batch off the head's gradient: (batch,) int64, sorted, with repetitions.
+    """Recover the labels of a batch from the head's gradient: (batch,) int64, sorted, with repetitions.
 
-    The bias gradient of the mean cross-entropy is b_i = pbar_i - n_i / B: the mean prediction less the label's share.
-    Only a present label can make it negative, which for one record is the whole answer (iDLG). For more, LLG's greedy rule:
-    take every class with negative b, then the class with most left, until B are found. LLG's impact of a label on b is
-    exactly -1/B here. Its offset, pbar, is the head's prediction at the records' mean features: W_i's gradient over b_i,
-    summed over the classes of positive b (the division of iLRG, Ma et al., ICLR 2023); then `_refined` improves it.
-    `model` is the one before the step. Exact where predictions hardly differ between records, as in young networks; a
-    gradient scaled by clipping keeps its signs, but not the counts. Raises UsageError for a batch below 1, and a gradient
-    without the head, of other shapes or without two signs there."""
+    The bias gradient of the mean cross-entropy is b_i = pbar_i - n_i / B: the mean prediction minus the label's share.
+    Only a present label can make it negative, which for one record determines the label (iDLG). For more, LLG's greedy
+    rule: take every class with negative b, then the class with most left, until B are found. LLG's impact of a label on
+    b is exactly -1/B here. Its offset, pbar, is the head's prediction at the records' mean features: W_i's gradient
+    over b_i, summed over the classes of positive b (the division of iLRG, Ma et al., ICLR 2023); then `_refined`
+    improves it.
+
+    `model` is the one before the step. Exact where predictions hardly differ between records, as in networks early in
+    training. A gradient scaled by clipping keeps its signs, but not the counts. Raises UsageError for a batch below 1,
+    and for a gradient without the head, of other shapes, or whose bias entries have only one sign."""
     if batch < 1:
         raise UsageError(f"batch must be at least 1; got {batch}.")
     _check_gradient(model, gradient, needed=("head.weight", "head.bias"))
@@ -150,11 +156,13 @@ def match_gradient(
     rng: torch.Generator,
     norms: Mapping[str, Statistic] | None = None,
 ) -> Match:
-    """Search for images of `labels` (B,) and `size` (H, W) whose gradient points where the given one does.
+    """Search for images of `labels` (B,) and `size` (H, W) whose gradient has the direction of the given one.
 
-    Minimizes 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `norm_gap` where `norms` are given, over x in [0, 1], g over the parameters that `gradient` names (all,
-    or some), and keeps the restart of the smallest distance (Geiping et al. 2020, section 4). `model` is the one before
-    the step and stays as it is. Starts are noise of ImageNet's mean and spread, drawn from `rng`.
+    Minimizes 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `norm_gap` where `norms` are given, over x in
+    [0, 1], g over the parameters that `gradient` names (all, or some), and keeps the restart of the smallest distance
+    (Geiping et al. 2020, section 4). `model` is the one before the step and is unchanged. Starts are noise of
+    ImageNet's mean and spread, drawn from `rng`.
+
     Raises UsageError for labels out of range or too many, and for a gradient that does not fit or vanishes."""
     _check_gradient(model, gradient, needed=())
     if labels.ndim != 1 or not len(labels) or labels.dtype != torch.int64 or feasible(len(labels), 1):
@@ -177,12 +185,13 @@ def match_gradient(
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """The mean absolute difference of neighboring pixels, down plus across, of images (B, C, H, W): a scalar."""
+    """The mean absolute difference of neighboring pixels, vertical plus horizontal, of images (B, C, H, W): a
+    scalar."""
     return images.diff(dim=-2).abs().mean() + images.diff(dim=-1).abs().mean()
 
 
 def _greedy_counts(offset: Tensor, pulls: Tensor, *, batch: int) -> Tensor:
-    """How often each class occurs, from b_i = offset_i - n_i / B by LLG's rule: (classes,) float64 that sum to `batch`."""
+    """The count of each class, from b_i = offset_i - n_i / B by LLG's rule: (classes,) float64 that sum to `batch`."""
     left = batch * (offset - pulls)
     counts = torch.zeros_like(left)
     for _ in range(batch):
@@ -194,10 +203,10 @@ def _greedy_counts(offset: Tensor, pulls: Tensor, *, batch: int) -> Tensor:
 
 
 def _refined(head: torch.nn.Linear, features: Tensor, counts: Tensor, slopes: Tensor, pulls: Tensor) -> Tensor:
-    """Improve `counts` by one feature vector (classes, d) for each class: our own, `REFINEMENTS` times.
+    """Refine `counts` with one feature vector (classes, d) for each class: our own method, `REFINEMENTS` times.
 
-    With p_j the prediction at class j's features f_j, W's gradient is sum_j (n_j / B) (p_j - e_j) f_j: its least squares
-    give the f of the classes that occur, and sum_j (n_j / B) p_j the next offset."""
+    With p_j the prediction at class j's features f_j, W's gradient is sum_j (n_j / B) (p_j - e_j) f_j. Its least
+    squares solution gives the f of the classes that occur, and sum_j (n_j / B) p_j the next offset."""
     batch = int(counts.sum())
     for _ in range(REFINEMENTS):
         share, present = counts / batch, counts > 0
@@ -217,7 +226,7 @@ def _fit(
     matching: Matching,
     norms: Mapping[str, Statistic],
 ) -> tuple[Tensor, float, float]:
-    """One restart: the images, their distance at the start and at the end."""
+    """One restart: the images, and their distance at the start and at the end."""
     images = start.clone().requires_grad_(True)
     optimizer = torch.optim.Adam([images], lr=matching.learning_rate)
     milestones = [matching.steps * part // 8 for part in (3, 5, 7)]
@@ -238,7 +247,7 @@ def _fit(
 
 
 def _distance(made: Sequence[Tensor], goal: Sequence[Tensor]) -> Tensor:
-    """1 - cosine of two gradients as long vectors."""
+    """1 - cosine of two gradients as flat vectors."""
     product = torch.stack([(one * other).sum() for one, other in zip(made, goal, strict=True)]).sum()
     lengths = [torch.stack([part.square().sum() for part in parts]).sum().sqrt() for parts in (made, goal)]
     return 1 - product / (lengths[0] * lengths[1]).clamp_min(torch.finfo(product.dtype).tiny)
@@ -254,14 +263,14 @@ def _gradient(
 def _copied(
     model: Classifier, names: Mapping[str, Tensor] | None, statistics: Statistics
 ) -> tuple[Classifier, dict[str, Tensor]]:
-    """A copy of `model` in the mode that `statistics` asks for, and those of its parameters that are in `names`."""
+    """A copy of `model` in the mode that `statistics` requires, and its parameters that are in `names`."""
     network = copy.deepcopy(model).requires_grad_(True)
     network.train(statistics == "batch")
     return network, {name: value for name, value in network.named_parameters() if names is None or name in names}
 
 
 def _check_gradient(model: Classifier, gradient: Mapping[str, Tensor], *, needed: Sequence[str]) -> None:
-    """Raise UsageError unless `gradient` names parameters of `model`, `needed` among them, fits them and is not zero."""
+    """Raise UsageError unless `gradient` fits parameters of `model`, contains those in `needed`, and is not zero."""
     known = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     wrong = [name for name in gradient if known.get(name) != tuple(gradient[name].shape)]
     if wrong or not gradient:

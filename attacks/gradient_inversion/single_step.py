@@ -1,4 +1,4 @@
-"""What a model update amounts to: one batch's gradient with its labels, or the reason why it is no such thing."""
+"""Single-step updates: the gradient and labels of one batch, or the reason why an update is not a single step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Update:
 
     @classmethod
     def of(cls, view: View, client: str) -> Self | None:
-        """Find both in the last round of a view in which the client sent a model, None where one of them was not seen."""
+        """Find both in the last round in which the client sent a model, None where one of them was not seen."""
         states = [m for m in view.messages if type(m.artifact) is ModelState]
         sent = [m for m in states if m.stage == "update" and m.sender == client]
         if not sent:
@@ -45,9 +45,10 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ObservedStep:
-    """One step of SGD that was seen: the model before it, the gradient, the labels that were read in it, sorted.
+    """One observed step of SGD: the model before it, the gradient, and the labels recovered from it, sorted.
 
-    `statistics` says what the client's batch norm went by; where by its batch's own, `norms` has these, by layer."""
+    `statistics` is what the client's batch norm normalized by. For "batch", `norms` holds the batch's statistics by
+    layer."""
 
     model: Classifier
     gradient: Mapping[str, Tensor]
@@ -57,7 +58,7 @@ class ObservedStep:
 
 
 def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
-    """Undo the victim's last update of the case's view, or say why that gives no batch's gradient."""
+    """Invert the victim's last update in the case's view, or return the reason why it is not a batch's gradient."""
     update = Update.of(case.views[0], case.victim)
     if update is None:
         return f"no update of {case.victim} was seen beside the model that it was given"
@@ -82,19 +83,20 @@ def observed_step(case: Case, knowledge: Knowledge) -> ObservedStep | str:
 
 
 def obstacle(plan: TrainingPlan, records: int, *, keeps_moments: bool) -> str:
-    """Why what a client of `records` images sends after a round of `plan` cannot be inverted; "" where it can.
+    """The reason why an update of a client with `records` images after a round of `plan` cannot be inverted; "" if it
+    can.
 
-    The first step of a fresh optimizer has no momentum yet, whatever the plan's."""
+    The first step of a fresh optimizer has no momentum yet, whatever the plan says."""
     batch, steps = min(plan.batch_size, records), plan.local_steps(records)
     momentum = plan.momentum if keeps_moments else 0.0
     reason = feasible(batch, steps, optimizer=plan.optimizer, momentum=momentum)
     if not reason and batch < records:
-        return f"one step is taken on {batch} of {records} images, and which ones is not on record to judge by"
+        return f"one step is taken on {batch} of {records} images, and which ones is not recorded for the judge"
     return reason
 
 
 def _plan_of(case: Case, knowledge: Knowledge) -> TrainingPlan | None:
-    """How the client trained: by the target's plan, or the single step that was asked for."""
+    """The client's training plan: the target's, or the single step that was requested."""
     if case.question != "single_step":
         return knowledge.plan
     return None if case.records is None else (knowledge.plan or TrainingPlan()).one_step(case.records)

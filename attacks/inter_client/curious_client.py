@@ -1,4 +1,4 @@
-"""A client of the federation that reads what it receives with no images but its own: classes, colors, pictures."""
+"""An honest-but-curious client: predicts classes, colors and images from received styles, using its own images only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,15 +23,15 @@ from fdgsec.runtime.random_streams import derangement, stream
 from fdgsec.threats.attack import Answer, Case, GeneratedSets, Knowledge, Labels, Ranking, Reconstructions
 
 ROWS = ("released", "as_if_released")
-FEW_ROWS = 30  # received rows that tell their own mean and spread better than another domain's images do
-SAME = 1e-5  # of a row's length: by so much may it miss an own style and still be one, sent as float32
+FEW_ROWS = 30  # minimum received rows whose own mean and spread beat those of another domain's images
+SAME = 1e-5  # relative distance below which a row counts as one of the client's own styles, sent as float32
 AT_ONCE = 32
-SIDE = 16  # pixels of a plain color: the least that judges of images take
+SIDE = 16  # pixels of a plain color: the smallest image that the judges accept
 RIDGES = (1.0, 10.0, 100.0, 1e3, 1e4)
 
 
 def drawing(name: str) -> StyleEncoder | None:
-    """The encoder whose decoder draws from styles of the encoder called `name`, if there is one."""
+    """The encoder with a decoder for styles of the encoder called `name`, if there is one."""
     encoder = encoder_named(name.removesuffix("-pre-relu"))
     return encoder if encoder.has_decoder else None
 
@@ -42,7 +42,7 @@ def _logged(styles: Tensor) -> Tensor:
 
 
 def _standardized(features: Tensor, reference: Tensor) -> NDArray[np.float64]:
-    """Standardize by the mean and spread of `reference`; what never varied there must not decide alone."""
+    """Standardize by the mean and spread of `reference`, with a lower bound on the spread of constant coordinates."""
     spread = reference.std(0, correction=0)
     varying = spread[spread > 0]
     scale = spread.clamp_min(1e-3 * float(varying.median())) if len(varying) else torch.ones_like(spread)
@@ -56,9 +56,9 @@ def _predicted(palette: RidgeCV, rows: Tensor, reference: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Lessons:
-    """What a client learned from its own images' rows: classes and mean colors of rows (n, 2C), and how to compare rows.
+    """Models fitted on the client's own rows (n, 2C): class and mean color of a row, and the metric between rows.
 
-    Where a defense acts, from rows as it would release them (fdgsec.attacks.statistics.defense_noise)."""
+    Where a defense acts, its noise is added to the training rows (fdgsec.attacks.statistics.defense_noise)."""
 
     rows: Tensor
     metric: RowMetric
@@ -68,10 +68,11 @@ class Lessons:
     noisy: bool
 
     def colors(self, rows: Tensor, own: Tensor) -> Tensor:
-        """Read the mean colors (R, 3) of rows, having learned from images of which clean rows are `own`.
+        """Predict the mean colors (R, 3) of rows; `own` are the clean rows of the client's own images.
 
-        Behind noise rows in number are read in two steps, as others' images need not be about as light as one's own: their
-        mean, in which noise averages out, as a clean row, and by how much each differs from it as a noisy one."""
+        Under noise, many rows are predicted in two steps, because others' images may be lighter or darker than the
+        client's own: their mean, in which noise averages out, as a clean row, and each row's difference from it as a
+        noisy row."""
         defense_noise = self.metric.defense_noise
         if defense_noise is None or len(rows) < FEW_ROWS:
             return _predicted(self.palette, rows, self.rows)
@@ -81,7 +82,7 @@ class Lessons:
         return differing - _predicted(self.palette, middle.unsqueeze(0), self.rows) + together
 
     def features(self, rows: Tensor) -> Tensor:
-        """What classes are read from: logarithms of stds, unless noise has put these at any value near 0."""
+        """The classifier's features: log stds, or plain stds where noise makes them scatter near 0."""
         return rows if self.noisy else _logged(rows)
 
 
@@ -97,7 +98,7 @@ class CuriousClient:
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> "CuriousClient":
-        """Look at the own images. Raises UsageError where there are fewer than two."""
+        """Encode the client's own images. Raises UsageError where there are fewer than two."""
         own = knowledge.own
         if own is None or len(own) < 2:
             raise UsageError("inter-client learns from the client's own images; it needs at least 2.")
@@ -109,10 +110,10 @@ class CuriousClient:
 
     @cached_property
     def lessons(self) -> Lessons:
-        """Learn from the own images, when rows of single images are first read."""
-        coins = stream(0, "attack", "noise on rows")  # says what noise is like, nothing secret
+        """Models fitted on the client's own images, when rows of single images are first read."""
+        rng = stream(0, "attack", "noise on rows")  # public: describes the noise distribution only
         mean, std = self.styles.chunk(2, dim=1)
-        mean, std, copies = noisy_rows(self.knowledge, self.own, mean, std, coins)
+        mean, std, copies = noisy_rows(self.knowledge, self.own, mean, std, rng)
         metric = row_metric(self.knowledge, self.own, whiten=fit_whitening(self.styles))
         labels, rows = self.own.labels.repeat(copies), torch.cat([mean, std], dim=1)
         noisy, classes = self.knowledge.defended is not None, None
@@ -127,7 +128,8 @@ class CuriousClient:
         return Lessons(rows=rows, metric=metric, classes=classes, palette=palette, clean=clean, noisy=noisy)
 
     def rows(self, case: Case) -> Tensor | None:
-        """The victim's rows of single images (R, 2C), which come with candidates; None without, and among own images."""
+        """The victim's rows of single images (R, 2C); None where the case has no candidates or shows the client's own
+        images."""
         if case.question not in ROWS or case.candidates is None:
             return None
         seen = case.views[0].styles(case.victim)
@@ -137,7 +139,7 @@ class CuriousClient:
         return None if self._owns(rows, case) else rows
 
     def _owns(self, rows: Tensor, case: Case) -> bool:
-        """Whether own images are behind rows: by their styles or, as a defense changes these, by being asked about."""
+        """Whether rows are of the client's own images: by their styles or, under a defense, by the candidates."""
         if self.knowledge.defended is not None:
             if case.question != "as_if_released" or case.candidates is None:
                 return False
@@ -146,7 +148,7 @@ class CuriousClient:
         return bool((apart <= SAME * rows.norm(dim=1)).any())
 
     def read(self, number: int, case: Case, rows: Tensor, rng: torch.Generator) -> list[Answer]:
-        """Class, image and color of every row."""
+        """Predict the class, image and color of every row."""
         where, lessons = {"rows": case.question}, self.lessons
         answers: list[Answer] = [
             Ranking(case=number, slice=where, distances=torch.cdist(lessons.metric.seen(rows), self._gallery(case))),
@@ -162,16 +164,20 @@ class CuriousClient:
         return answers
 
     def _gallery(self, case: Case) -> Tensor:
-        """The whitened styles of a case's candidates, (G, 2C), once for all that share them."""
+        """The whitened styles of a case's candidates, (G, 2C), cached for all cases that share them."""
         gallery = case.candidates
         assert gallery is not None
         if id(gallery) not in self.galleries:
             styles = torch.cat(self.knowledge.statistics(gallery).style(unbiased=True), dim=1)
-            self.galleries[id(gallery)] = gallery, self.lessons.metric.placed(styles)  # holding it keeps its id its own
+            self.galleries[id(gallery)] = (
+                gallery,
+                self.lessons.metric.placed(styles),
+            )  # the reference keeps the id unique
         return self.galleries[id(gallery)][1]
 
     def _colors(self, number: int, rows: Tensor, where: Mapping[str, str | int], rng: torch.Generator) -> Answer:
-        """Every image's mean color as ridge regression reads it, beside own colors: mean, random, nearest in style."""
+        """Every image's mean color by ridge regression, with controls from the client's own: mean, random, nearest in
+        style."""
         lessons = self.lessons
         read = lessons.colors(rows, self.styles).float().clamp(0, 1)
         near = torch.cdist(lessons.metric.seen(rows), lessons.metric.placed(self.styles)).argmin(1)
@@ -187,7 +193,7 @@ class CuriousClient:
         )  # fmt: skip
 
     def restyled(self, number: int, case: Case, rng: torch.Generator, *, images: int) -> list[Answer]:
-        """Own images in the victim's received style, in that of another client, and as they are."""
+        """The client's own images in the victim's received style, in that of another client, and unchanged."""
         encoder = drawing(self.knowledge.encoder)
         if case.question not in ROWS or encoder is None:
             return []

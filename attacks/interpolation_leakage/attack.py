@@ -1,11 +1,12 @@
-"""What FISC's one published style tells of the clients behind it, though it names none of them.
+"""Interpolation leakage: what FISC's published interpolation style reveals about the clients behind it.
 
-The interpolation style S_g is the median over FINCH's clusters of clients (eq. 3; Algorithm 1, line 16), and everybody
-receives it. Appendix B.5 takes it to hold nothing that is specific to a client. Four questions: who took part, out of a
-pool of candidate clients of each of which the adversary holds images, the very ones or others
-(fdgsec.attacks.interpolation_leakage.cohort_tracing); how far one client moves S_g, and how often it is one of two in a cluster, where its weight is
-1/2; how many of S_g's numbers are, bit by bit, a client's own (for whoever sees uploads); and which of many second
-sessions is of the same clients."""
+The interpolation style S_g is the median over FINCH's clusters of clients (eq. 3; Algorithm 1, line 16), and every
+client receives it. Appendix B.5 assumes that it holds nothing that is specific to a client. Four questions:
+* membership: which clients of a candidate pool took part. The adversary holds images of each candidate, the same ones
+  or others (fdgsec.attacks.interpolation_leakage.cohort_tracing).
+* influence: how far one client moves S_g, and how often it is one of two in a cluster, where its weight is 1/2.
+* verbatim copies: how many numbers of S_g equal, bit by bit, a client's own (for an adversary that sees uploads).
+* linkage: which of many second sessions has the same clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,10 +47,11 @@ MEAN = PublicRule(partition=None)
 
 @dataclass(frozen=True, kw_only=True)
 class InterpolationLeakage:
-    """Tell from a published style which `clients` of a pool of twice as many took part, in `federations` per scheme.
+    """Infer from a published style which `clients` of a pool of twice as many took part, in `federations` per scheme.
 
-    `simulations` of half of each pool, of which the `kept` nearest count, teach what each client does to the style. Schemes: `iid`, clients of a domain that
-    are alike, known by other images; `dirichlet`, with skewed class shares; `same images`, known by what they brought."""
+    `simulations` federations of half of each pool are simulated, and the `kept` nearest ones are used to fit the effect
+    of each client on the style. Schemes: `iid`, similar clients of one domain, known by other images; `dirichlet`, with
+    skewed class shares; `same images`, known by the images that they hold."""
 
     name: ClassVar[str] = "interpolation-leakage"
     reads: ClassVar[frozenset[str]] = frozenset({"InterpolationStyle"})
@@ -62,7 +64,8 @@ class InterpolationLeakage:
     schemes: tuple[str, ...] = SCHEMES
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for the run itself, and for federations of half of a pool each; five times as many in full."""
+        """Ask for the run itself, and for federations of half of a pool each; five times as many in the full
+        profile."""
         count = self.federations * (5 if facts.profile == "full" else 1)
         return [
             Question(kind="released"),
@@ -76,7 +79,7 @@ class InterpolationLeakage:
         ]  # fmt: skip
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Score every candidate client, link sessions, and say what one client's influence and weight is."""
+        """Score every candidate client, link sessions, and measure the influence and weight of one client."""
         published = _published(cases)
         return [
             *self._members(cases, published, knowledge, rng, descriptive=True),
@@ -85,7 +88,7 @@ class InterpolationLeakage:
         ]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer after every federation took the style that another one of its slice published."""
+        """Answer with every federation's style exchanged for that of another federation of its slice."""
         published = _published(cases)
         for turn, numbers in enumerate(_slices(cases, published).values()):
             order = derangement(len(numbers), child(rng, "ring", turn)).tolist()
@@ -95,7 +98,7 @@ class InterpolationLeakage:
         return [*members, *_sessions(cases, published)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Six federations of ten of twenty clients in three far domains, known by the images that they brought."""
+        """Six federations of ten of twenty clients in three distant domains, known by the images that they hold."""
         return planted_cohorts(knowledge, rng)
 
     def _members(
@@ -116,7 +119,7 @@ class InterpolationLeakage:
             coins = child(rng, "federation", number)
             pool = _pool(case, knowledge, coins)
             rule = rule or rule_behind(pool.sessions)
-            if rule is None:  # the target's method is none that is known here: distances are all there is
+            if rule is None:  # the target's rule is unknown: fall back to distances
                 answers.append(_nearest(number, pool, published[number]))
                 continue
             answers.append(self._traced(number, pool, published[number], rule, child(coins, "simulations")))
@@ -126,7 +129,7 @@ class InterpolationLeakage:
     def _traced(
         self, number: int, pool: "_Pool", published: Tensor, rule: PublicRule, rng: torch.Generator
     ) -> Membership:
-        """The likelihood ratio under whichever model finds the published style likelier: of these images, or of others."""
+        """The likelihood ratio under the model with the higher likelihood: the clients' own images, or other images."""
         models = pool.candidates.models(published, rule, simulations=self.simulations, kept=self.kept, rng=rng)
         likelier = max(models, key=lambda model: model.log_density(published))
         return Membership(case=number, scores=likelier.log_ratios(published), slice={"test": "likelihood ratio"})
@@ -134,16 +137,17 @@ class InterpolationLeakage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pool:
-    """Candidate clients as the target's public code makes them, and `sessions`: all uploads, and what is published."""
+    """Candidate clients as the target's public code makes them, and `sessions`: all uploads with the published
+    style."""
 
     candidates: Candidates
     sessions: tuple[tuple[Tensor, Tensor], ...]
 
 
 def _pool(case: Case, knowledge: Knowledge, rng: torch.Generator) -> _Pool:
-    """Let all candidate clients take part in federations of the adversary's own: with all images, then with half.
+    """Simulate federations of all candidate clients: with all images, then with half of them.
 
-    The mean of n images lies sqrt(2) times as far from that of n others as from that of n / 2 of its own."""
+    The mean of n images is sqrt(2) times as far from that of n other images as from that of n / 2 of its own."""
     if case.candidates is None or case.groups is None:
         raise UsageError("interpolation-leakage asks about candidate clients; a case came without any.")
     clients = [case.candidates.subset(case.groups == group) for group in torch.unique(case.groups)]
@@ -160,7 +164,7 @@ def _pool(case: Case, knowledge: Knowledge, rng: torch.Generator) -> _Pool:
 
 
 def _session(knowledge: Knowledge, data: Sequence[DomainDataset], rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """What clients that hold `data` upload, (N, D), and what is published for them, (D,)."""
+    """The uploads (N, D) of clients that hold `data`, and the style that is published for them (D,)."""
     if knowledge.simulate is None:
         raise UsageError("interpolation-leakage runs the target's public method on candidates; it was given none.")
     view = knowledge.simulate(data, rng)
@@ -177,7 +181,7 @@ def _session(knowledge: Knowledge, data: Sequence[DomainDataset], rng: torch.Gen
 
 
 def _published(cases: Sequence[Case], run: int = 0) -> dict[int, Tensor]:
-    """What each case's federation published, (D,), where that was seen."""
+    """The style (D,) that each case's federation published, where it was seen."""
     seen = {n: case.views[run].latest(InterpolationStyle) for n, case in enumerate(cases) if len(case.views) > run}
     return {number: style_vector(style) for number, style in seen.items() if style is not None}
 
@@ -185,7 +189,7 @@ def _published(cases: Sequence[Case], run: int = 0) -> dict[int, Tensor]:
 def _slices(
     cases: Sequence[Case], published: Mapping[int, Tensor]
 ) -> dict[tuple[tuple[str, str | int], ...], list[int]]:
-    """Sort the federations by population."""
+    """Group the federations by population."""
     found: dict[tuple[tuple[str, str | int], ...], list[int]] = {}
     for number in published:
         if cases[number].question == "cohorts":
@@ -201,14 +205,15 @@ def _scale(styles: Tensor) -> Tensor:
 
 
 def _nearest(number: int, pool: _Pool, published: Tensor) -> Membership:
-    """The resort without a rule: clients whose styles lie near the published one took part."""
+    """The fallback without a known rule: score clients by the distance of their style from the published one."""
     styles = pool.candidates.styles
     apart = ((styles - published) / _scale(styles)).norm(dim=1)
     return Membership(case=number, scores=-apart, slice={"test": "nearest style"})
 
 
 def _influences(number: int, pool: _Pool, rule: PublicRule, rng: torch.Generator) -> list[Answer]:
-    """What one client does to the style of a random half of the pool, beside what it does to a plain mean."""
+    """The effect of one client on the style of a random half of the pool, with its effect on a plain mean for
+    comparison."""
     pooled = pool.candidates
     half = torch.randperm(len(pooled.styles), generator=rng)[: len(pooled.styles) // 2]
     styles = torch.cat([pooled.present, pooled.styles[half]])
@@ -242,7 +247,8 @@ def _sessions(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[An
 
 
 def _verbatim(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[Answer]:
-    """Count the published numbers that are, bit by bit, some client's own, where several clients' uploads were seen."""
+    """The share of published numbers that equal some client's own bit by bit, where several clients' uploads were
+    seen."""
     answers: list[Answer] = []
     run_answered = False
     for number, style in published.items():

@@ -1,11 +1,12 @@
-"""Who took part, from the one style that a federation published: tracing clients in a median over clusters.
+"""Cohort tracing: which clients took part, from the one style that a federation published.
 
-FISC publishes the median over clusters of the means of clients' styles (its eq. 3; Algorithm 1, line 16). Federations of
-halves of a pool of candidate clients are simulated, and of these the ones kept whose published styles lie nearest the
-seen one. Among them the clusters are mostly the same, and S = center + (z - mean z) B + e, where z says who took part; the
-log likelihood ratio of each client follows from Gaussian algebra. This is approximate Bayesian computation with local
-linear regression (Beaumont, Zhang & Balding, Genetics 2002), with clients in the place of parameters. e holds what is not
-linear and, where clients are known by other images than they brought, how much their styles differ for that."""
+FISC publishes the median over clusters of the means of clients' styles (its eq. 3; Algorithm 1, line 16). The attack
+simulates federations of halves of a pool of candidate clients, and keeps those whose published styles are nearest to
+the observed one. Among these the clusters are mostly the same, and S = center + (z - mean z) B + e, where z indicates
+who took part; the log likelihood ratio of each client follows from Gaussian algebra. This is approximate Bayesian
+computation with local linear regression (Beaumont, Zhang & Balding, Genetics 2002), with clients in the place of
+parameters. e holds what is not linear and, where the adversary knows clients by other images than they hold, the
+resulting differences between their styles."""
 
 import math
 from collections.abc import Sequence
@@ -20,22 +21,23 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.nn.styles.finch import cluster_means, finch, stacked_cluster_means, stacked_finch
 
 AGREEMENT = 1e-4
-"""By how many standard deviations between clients a rule may miss a published style and still be the rule: rounding."""
+"""Maximum distance, in standard deviations between clients, between a style and a rule's result: rounding."""
 ROUNDING = 1e-5
-"""Noise that every model has, in standard deviations between clients: a published style is float32."""
+"""Noise of every model, in standard deviations between clients: a published style is float32."""
 RAREST = 0.02
-"""A client of fewer, or more, of the kept simulations than this counts as of so many: they are a sample."""
+"""Lower bound on the participation rates in the kept simulations, which are a sample; 1 minus it is the upper bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRule:
-    """How a published style follows from clients' styles: the median of FINCH's clusters' means, or (None) the mean."""
+    """The map from clients' styles to the published style: the median of FINCH's clusters' means, or (None) the
+    mean."""
 
     partition: Literal["first", "last"] | None
     median: Literal["lower", "mean of middle"] = "lower"
 
     def clusters(self, styles: Tensor) -> Tensor:
-        """Give each client's cluster, (N,); one for all where there are none."""
+        """Each client's cluster, (N,); a single one for the mean."""
         if self.partition is None:
             return torch.zeros(len(styles), dtype=torch.int64)
         return finch(styles, metric="cosine")[0 if self.partition == "first" else -1]
@@ -46,13 +48,13 @@ class PublicRule:
         return self._middle(means.unsqueeze(0), torch.tensor([len(means)]))[0]
 
     def many(self, styles: Tensor) -> Tensor:
-        """Publish (R, D) for R federations of equally many clients, (R, N, D): the same, up to rounding, and fast."""
+        """Publish (R, D) for R federations of equally many clients, (R, N, D): the same up to rounding, and faster."""
         if self.partition is None:
             return styles.mean(1)
         return self._middle(*stacked_cluster_means(styles, stacked_finch(styles, last=self.partition == "last")))
 
     def _middle(self, means: Tensor, counts: Tensor) -> Tensor:
-        """The median over the first `counts` (R,) of cluster means (R, L, D), whose others are infinite."""
+        """The median over the first `counts` (R,) of cluster means (R, L, D), whose other entries are infinite."""
         ordered = means.sort(dim=1).values
         rows = torch.arange(len(means))
         lower, upper = ordered[rows, (counts - 1) // 2], ordered[rows, counts // 2]
@@ -80,7 +82,7 @@ def rule_behind(examples: Sequence[tuple[Tensor, Tensor]]) -> PublicRule | None:
 
 
 def style_vector(style: StyleStatistics | InterpolationStyle) -> Tensor:
-    """Give a style as one vector (2C,) in float64: means, then stds."""
+    """A style as one vector (2C,) in float64: means, then stds."""
     return torch.cat([style.mean, style.std]).double()
 
 
@@ -91,11 +93,11 @@ def between_clients(styles: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalModel:
-    """A published style, seen in k whitened directions, as a linear function of which of M clients took part.
+    """A linear model of a published style, in k whitened directions, given which of M clients took part.
 
-    `usual` (M,) is how often each took part in the kept simulations, `effects` (M, k) what that does. `left` is the
-    whitening of what is left, its `center` where all clients took part as often as usual; `scale` corrects it for the
-    degrees of freedom that the effects took."""
+    `usual` (M,) is each client's participation rate in the kept simulations, and `effects` (M, k) its effect. `left` is
+    the whitening of the residuals; its `center` is the style where all clients take part at their usual rate. `scale`
+    corrects it for the degrees of freedom of the effects."""
 
     directions: Tensor
     usual: Tensor
@@ -104,7 +106,7 @@ class LocalModel:
     scale: float
 
     def log_ratios(self, published: Tensor) -> Tensor:
-        """Give each client's log likelihood ratio, (M,): took part against did not, the others left open."""
+        """Each client's log likelihood ratio, (M,), of participation against absence, with the others marginalized."""
         prior = self._prior()
         covariance = torch.linalg.inv(prior.diag() + self.effects @ self.effects.T)
         found, precision = self.usual + covariance @ (self.effects @ self._seen(published)), 1 / covariance.diagonal()
@@ -112,7 +114,7 @@ class LocalModel:
         return ratios + torch.logit(self.usual, eps=RAREST)
 
     def log_density(self, published: Tensor) -> float:
-        """How likely the model finds a published style: models with the same directions can be compared."""
+        """The log likelihood of a published style, comparable between models with the same directions."""
         seen, precision = self._seen(published), self._prior().diag() + self.effects @ self.effects.T
         pull = self.effects @ seen
         square = float(seen @ seen - pull @ torch.linalg.solve(precision, pull))
@@ -136,7 +138,8 @@ def _log_volume(whiten: Whitening) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidates:
-    """A pool of clients by their `styles` (M, D), and how far another draw of images would move each, `differences`.
+    """A pool of clients by their `styles` (M, D), and the change of each style for another draw of images,
+    `differences`.
 
     `present` (P, D) are the styles of clients that are known to have taken part."""
 
@@ -147,10 +150,11 @@ class Candidates:
     def models(
         self, published: Tensor, rule: PublicRule, *, simulations: int, kept: int, rng: torch.Generator
     ) -> tuple[LocalModel, LocalModel]:
-        """Fit two models to the `kept` of so many simulations that lie nearest to what was published, (D,).
+        """Fit two models to the `kept` simulations that are nearest to the published style, (D,).
 
-        The first takes the styles for the very ones that were sent; the second moves each by its difference, with random
-        sign. Raises ValueError for under 4 clients, or unless twice as many simulations as clients are kept."""
+        The first assumes that the styles are those that were sent. The second adds each client's difference, with
+        random sign. Raises ValueError for fewer than 4 clients, or unless twice as many simulations as clients are
+        kept."""
         pool = len(self.styles)
         if pool < 4 or not 2 * pool <= kept <= simulations:
             raise ValueError(
@@ -170,7 +174,7 @@ class Candidates:
         return first, second
 
     def _made(self, rule: PublicRule, parts: Tensor, signs: Tensor | None = None) -> Tensor:
-        """What is published for every row of `parts` (R, M), (R, D), a block of federations at a time."""
+        """The published style for every row of `parts` (R, M), (R, D), a block of federations at a time."""
         size, made = int(parts[0].sum()), []
         for start in range(0, len(parts), BLOCK):
             rows = slice(start, start + BLOCK)
@@ -187,13 +191,13 @@ BLOCK = 128  # federations whose clients' styles are held at a time
 
 
 def _nearest(published: Tensor, parts: Tensor, made: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Keep the simulations that lie nearest: who took part (kept, M), and what was published (kept, D)."""
+    """Keep the nearest simulations: their participants (kept, M), and their published styles (kept, D)."""
     rows = (made - published).square().sum(1).topk(kept, largest=False).indices
     return parts[rows].to(torch.float64), made[rows]
 
 
 def _fitted(parts: Tensor, seen: Tensor, directions: Tensor, noise: float, rng: torch.Generator) -> LocalModel:
-    """Fit what taking part does to the `seen` styles (R, k) by least squares."""
+    """Fit the effect of participation on the styles `seen` (R, k) by least squares."""
     count, pool = parts.shape
     usual, center = parts.mean(0), seen.mean(0)
     effects = torch.linalg.pinv(parts - usual) @ (seen - center)
@@ -211,8 +215,9 @@ def _fitted(parts: Tensor, seen: Tensor, directions: Tensor, noise: float, rng: 
 class Influence:
     """How far one client moves a published style, in standard deviations between clients.
 
-    `mean` and `largest` over clients: with and without each, all else equal; `outlier`, mean over clients: with it ten
-    times as far from the mean as it is, and without; `in_pairs` is the share of clients that are one of two in a cluster."""
+    `mean` and `largest` over clients: with and without each, all else equal. `outlier`, mean over clients: with the
+    client ten times as far from the mean as it is, and without. `in_pairs` is the share of clients that are one of two
+    in a cluster."""
 
     mean: float
     largest: float
@@ -224,7 +229,8 @@ OUTLYING = 10.0
 
 
 def influence(styles: Tensor, rule: PublicRule) -> Influence:
-    """Take each of the clients with `styles` (N, D) away in turn, and put it far away. Raises ValueError for N < 2."""
+    """Remove each of the clients with `styles` (N, D) in turn, and make each an outlier. Raises ValueError for N <
+    2."""
     count = len(styles)
     if count < 2:
         raise ValueError(f"the influence of one client needs another one; got {count}.")

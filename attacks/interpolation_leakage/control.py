@@ -1,4 +1,4 @@
-"""A positive control for attacks on published styles: federations of clients that differ, by a public method.
+"""Positive control of interpolation leakage: federations of distinct clients under a public method.
 
 Clients upload the pooled style of their images, and the median over FINCH's clusters of the uploads is published."""
 
@@ -21,12 +21,13 @@ RULE = PublicRule(partition="last")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlantedMethod:
-    """The public method, on images whose statistics are a table."""
+    """The public method, on images whose statistics come from a table."""
 
     statistics: PlantedStatistics
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
-        """Let "client:1", "client:2", ... that hold `data` upload, and publish one style; nothing is trained."""
+        """Upload the styles of "client:1", "client:2", ... that hold `data`, and publish one style; nothing is
+        trained."""
         sent = []
         for images in data:
             mean, std = self.statistics(images).pooled().style(unbiased=False)
@@ -42,11 +43,11 @@ class PlantedMethod:
         return View(messages=(*up, *down))
 
 
-def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = True) -> PositiveControl:
-    """Six federations of half of twenty clients each, in three far domains, known by the very images that they brought.
+def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, informative: bool = True) -> PositiveControl:
+    """Six federations of half of twenty clients each, in three distant domains, known by the images that they hold.
 
-    A client differs from others of its domain by half as much as an image from others of its client. Where they are not
-    `told`, the truth names other clients of the pool: nothing is planted."""
+    A client differs from others of its domain by half as much as an image from others of its client. With `informative`
+    False the truth names random clients of the pool: there is nothing to find."""
     domains = torch.arange(POOL * FEDERATIONS).repeat_interleave(SIZE) % 3
     centers = 6 + 2 * torch.randn(3, CHANNELS, generator=rng, dtype=torch.float64)
     own = 0.5 * torch.randn(POOL * FEDERATIONS, CHANNELS, generator=rng, dtype=torch.float64)
@@ -67,7 +68,7 @@ def planted_cohorts(knowledge: Knowledge, rng: torch.Generator, *, told: bool = 
                 groups=groups,
             )
         )  # fmt: skip
-        asked = members if told else torch.randperm(POOL, generator=rng) < POOL // 2
+        asked = members if informative else torch.randperm(POOL, generator=rng) < POOL // 2
         truths.append(Truth(members=asked))
     planted = replace(
         knowledge, statistics=statistics, simulate=method, own=None, auxiliary=None, class_names=images.class_names,

@@ -1,35 +1,41 @@
-"""Linkage: do two releases come from the same client?
+"""Linkage: whether two releases come from the same client.
 
-`halves`: a client's images are cut in two and each half is released once, under new names: what a second session of the
-same federation, or another federation with the same members, would see, though no image is in both. `sessions`: all of
-its images are released both times; FedAlign draws a new subset, a pooled style comes back the same. Each first release
-is linked to the nearest of the second ones, or all are assigned one to one (the judge solves for the assignment of least
-total distance, the Hungarian method). Distances are between the statistics t that a release averages (fdgsec.federation.released_statistics;
-(mu, sigma^2 + mu^2) for CCST's styles): `whitened` over all directions, in which two draws from one distribution differ alike
-(a defense's noise included, fdgsec.attacks.linkage.linking_space), or
-in the `class directions` alone, along which public images say that classes and domains lie apart: what makes clients
-differ. Where data are the same both times, also between the released numbers themselves (`plain`), and between the
-two most alike rows (`nearest row`): an image that is drawn twice is a link. Three populations of clients:
+`halves`: a client's images are split into two halves and each half is released once, under new names. This is what a
+second session of the same federation, or another federation with the same members, would show, though no image is in
+both. `sessions`: all of its images are released both times; FedAlign draws a new subset, a pooled style comes back
+unchanged. Each first release is linked to the nearest second one, or all are assigned one to one (the judge solves for
+the assignment of least total distance, the Hungarian method). Distances are between the statistics t that a release
+averages (fdgsec.federation.released_statistics; (mu, sigma^2 + mu^2) for CCST's styles):
+* `whitened`: over all directions, scaled so that two draws from one distribution differ equally in each (with a
+  defense's noise included, fdgsec.attacks.linkage.linking_space).
+* `class directions`: along the directions in which the classes and domains of public images differ, because these are
+  what makes clients differ.
+* `plain`: between the released numbers themselves, where data are the same both times.
+* `nearest row`: between the two most similar rows, where data are the same both times: an image that is drawn twice is
+  a link.
 
-`iid`: clients of one domain that all draw from the same distribution. Halves have nothing that could tell them apart, so
-nobody should win; a hit rate above 1/N there would mean that they are not disjoint, not that clients are linkable.
-`dirichlet`: clients of one domain with skewed label shares (Dirichlet .3): a link is made by the labels.
-`domain`: single-domain clients of several domains, which tell domains apart and no more: about domains/N.
+Three populations of clients:
+* `iid`: clients of one domain that all draw from the same distribution. Nothing distinguishes their halves, so no
+  attack should succeed. A hit rate above 1/N there would mean that the halves are not disjoint, not that clients are
+  linkable.
+* `dirichlet`: clients of one domain with skewed label shares (Dirichlet .3), which can be linked by their labels.
+* `domain`: single-domain clients of several domains, which reveal the domain only: about domains/N.
 
-With noise the attack itself adds to both releases what FISC's appendix B.5 would, (1 - p) v + N(0, s^2), and links the
-`plain` numbers after dividing 1 - p out: nearest is then most likely (fdgsec.attacks.linkage.noise_linkage)."""
+For the noise levels the attack itself adds to both releases the noise of FISC's appendix B.5, (1 - p) v + N(0, s^2),
+and links the `plain` numbers after dividing by 1 - p. The nearest release is then the most likely one
+(fdgsec.attacks.linkage.noise_linkage)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.linkage.control import planted_pairs
 from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
 from fdgsec.attacks.linkage.noise_linkage import between_client_sd, noised
 from fdgsec.attacks.linkage.pair_likelihood import PairedReleases, paired_releases
-from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -44,18 +50,17 @@ from fdgsec.threats.attack import (
     Question,
     Ranking,
     TargetFacts,
-    Truth,
 )
 from fdgsec.threats.judging.groups import unavailable
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linkage:
-    """Link clients across two releases, `clients` per population: `schemes` for halves, `sessions` for the same data twice.
+    """Link clients across two releases, `clients` per population: `schemes` for halves, `sessions` for the same data
+    twice.
 
-    Requests in `noised` are answered once more at every standard deviation s in `noise`, and in `noise_in_sds`, which are
-    in units of the standard deviation between clients (median over coordinates); `shrink` is FISC's p."""
+    Questions in `noised` are answered again at every standard deviation s in `noise`, and in `noise_in_sds`, which are
+    in units of the standard deviation between clients (median over coordinates). `shrink` is FISC's p."""
 
     name: ClassVar[str] = "linkage"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -75,23 +80,23 @@ class Linkage:
         facts.check_images()
         if "Amplitudes" in facts.artifact_kinds:
             facts.check_pooled()
-        if "StyleDistribution" in facts.artifact_kinds and "client sizes" not in facts.knows:  # no server
-            raise UsageError("links releases by their senders; a client is not told whose distributions it receives")
+        if "StyleDistribution" in facts.artifact_kinds and "client sizes" not in facts.knows:  # not a server
+            raise UsageError("links releases by their senders; a client does not know whose distributions it receives")
         return [
             *(Question(kind="halves", count=self.clients, scheme=scheme) for scheme in self.schemes),
             *(Question(kind="sessions", count=self.clients, scheme=scheme) for scheme in self.sessions),
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Rank, for each first release, the second ones of its population; then once more for every level of noise."""
+        """Rank, for each first release, the second ones of its population; then again for every level of noise."""
         return [*_linked(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Rank after every first release was exchanged for another one of its population, without noise."""
+        """Rank with every first release exchanged for another one of its population, without noise."""
         return _linked(cases, knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """One row per population of which a client released no row at all."""
+        """One row per population in which a client released no row at all."""
         rows: list[Measurement] = []
         for population in _populations(cases):
             if population.empty:
@@ -100,7 +105,7 @@ class Linkage:
         return rows
 
     def _under_noise(self, cases: Sequence[Case], rng: torch.Generator) -> list[Answer]:
-        """Rank the plain numbers at each level of noise, and say what a level of one unit is."""
+        """Rank the plain numbers at each level of noise, and report the unit of `noise_in_sds`."""
         answers: list[Answer] = []
         for population in _populations(cases):
             first, second = population.first, population.second
@@ -118,44 +123,16 @@ class Linkage:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Twelve clients that hold one class each, of twelve whose means lie far apart, as public images show."""
-        clients, size, channels, auxiliary = 12, 15, 24, 240
-        own = 4 * torch.randn(clients, channels, generator=rng, dtype=torch.float64)
-        public = torch.arange(auxiliary) % clients
-        labels = torch.cat([public, torch.arange(clients).repeat_interleave(2 * size)])
-        center = own[labels]
-        mean = lifted(center + torch.randn(len(center), channels, generator=rng, dtype=torch.float64))
-        variance = 0.5 + torch.rand(len(center), channels, generator=rng, dtype=torch.float64)
-        moments = planted_moments(mean, variance)
-        classes = tuple(str(number) for number in range(clients))
-        images = planted_images(labels, torch.zeros_like(labels), class_names=classes, domain_names=("planted",))
-        order = torch.randperm(clients, generator=rng)
-        cases, truths = [], []
-        for half in ("A", "B"):
-            for number in range(clients):
-                client = number if half == "A" else int(order[number])
-                start = auxiliary + client * 2 * size + (size if half == "B" else 0)
-                artifact = pooled_release(moments.rows(torch.arange(start, start + size)), knowledge.released_statistic)
-                cases.append(
-                    Case(
-                        question="halves", views=(upload(artifact),), victim="client:0", records=size,
-                        slice={"clients": "planted", "half": half},
-                    )
-                )  # fmt: skip
-                place = int((order == number).nonzero())
-                truths.append(Truth(partner=place if half == "A" else None))
-        planted = replace(
-            knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
-            auxiliary=images.subset(torch.arange(auxiliary)),
-        )  # fmt: skip
-        return PositiveControl(cases=cases, truths=truths, knowledge=planted, measurement="top1", at_least=0.9)
+        """Twelve single-class clients whose means lie far apart (fdgsec.attacks.linkage.control)."""
+        return planted_pairs(knowledge, rng)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Population:
-    """Clients that could be mistaken for each other: the numbers of the `first` and of the `second` cases, what they sent.
+    """Clients that could be confused with each other: the numbers of the `first` and of the `second` cases, and their
+    releases.
 
-    `data` is what the slice of an answer adds; `single` says that rows are of single images."""
+    `data` is added to the slice of an answer; `single` says that rows are of single images."""
 
     question: str
     slice: Mapping[str, str | int]
@@ -168,13 +145,13 @@ class _Population:
 
     @property
     def empty(self) -> bool:
-        """Whether somebody sent no row."""
+        """Whether some client sent no row."""
         return any(not value.shape[0] for artifact in self.sent.values() for value in artifact.tensors().values())
 
     def plain(
         self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None
     ) -> Mapping[int, Tensor]:
-        """The numbers of each release, rows averaged; with `rng` as read through the noise that the client added."""
+        """The numbers of each release, rows averaged; with `rng`, after adding noise and dividing by 1 - `shrink`."""
         found = {}
         for number, artifact in self.sent.items():
             parts = []
@@ -188,7 +165,7 @@ class _Population:
 
 
 def _populations(cases: Sequence[Case]) -> list[_Population]:
-    """Sort the cases by request and slice, the half aside; numbers keep their order."""
+    """Group the cases by question and slice, ignoring the half; numbers keep their order."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
         if case.question in ("halves", "sessions"):
@@ -210,13 +187,14 @@ def _populations(cases: Sequence[Case]) -> list[_Population]:
 
 
 def _typical(sizes: Sequence[int | None]) -> int | None:
-    """The median number of images behind a release; None where the adversary is not told."""
+    """The median number of images behind a release; None where the adversary does not know it."""
     known = sorted(size for size in sizes if size is not None)
     return known[len(known) // 2] if known else None
 
 
 def _of_single_images(cases: Sequence[Case]) -> bool:
-    """Whether clients sent rows of single images. Whoever sees banks alone can tell by several rows of one client."""
+    """Whether clients sent rows of single images. An adversary that sees banks only can infer it from several rows per
+    client."""
     uploads = [case.views[0].artifact(case.victim) for case in cases]
     if all(upload is None for upload in uploads):
         return any(len(case.released()[0]) > 1 for case in cases)
@@ -230,14 +208,14 @@ def _sent(case: Case) -> Artifact:
 
 
 def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:
-    """Rank the second releases for every first one; with `ring` the first ones go round a random ring before."""
+    """Rank the second releases for every first one; with `ring`, the first ones are permuted before."""
     answers: list[Ranking] = []
     if not (populations := _populations(cases)):
         return answers
     plain = linking_space(knowledge)
     for population in populations:
-        coins = stream(0, "attack", "blur", population.records or 0)  # named after nothing secret: what noise is like
-        space = plain.under_noise(knowledge, population.records, single=population.single, rng=coins)
+        rng = stream(0, "attack", "blur", population.records or 0)  # public: describes the noise distribution only
+        space = plain.under_noise(knowledge, population.records, single=population.single, rng=rng)
         first, second = population.first, population.second
         if not first or not second or population.empty:
             continue
@@ -269,7 +247,7 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator |
 def _pairs(
     population: _Population, knowledge: Knowledge, space: LinkingSpace, cases: Sequence[Case]
 ) -> PairedReleases | None:
-    """How two releases of one client are told where a defense acts on them; None where none does."""
+    """The likelihood of pairs of releases under a defense; None without one."""
     if population.records is None:
         return None
     domains = {cases[n].domain for n in population.first}
@@ -296,7 +274,8 @@ def _apart(
 
 
 def _nearest_rows(rows: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int]) -> Tensor:
-    """The distance of the two most alike rows of each first and each second release, a first one's rows at a time."""
+    """The distance of the two most similar rows of each first and each second release, computed one first release at a
+    time."""
     others, sizes = torch.cat([rows[n] for n in second]), [len(rows[n]) for n in second]
     strips = (torch.cdist(rows[n], others, compute_mode="donot_use_mm_for_euclid_dist") for n in first)
     return torch.stack([torch.stack([block.min() for block in strip.split(sizes, dim=1)]) for strip in strips])

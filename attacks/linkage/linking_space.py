@@ -1,4 +1,4 @@
-"""Where releases are compared to link them: whitened by how the images behind them differ, and by what defenses add."""
+"""Linking space: the coordinates in which releases are compared, whitened by image variance and defense noise."""
 
 from dataclasses import dataclass, replace
 
@@ -16,10 +16,11 @@ from fdgsec.threats.adversary import Knowledge
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinkingSpace:
-    """Where releases are compared: `whiten` applied to t (D,) with its squares taken about `center` (D,).
+    """The coordinates in which releases are compared: `whiten` applied to t (D,) with squares centered on `center`
+    (D,).
 
     `directions` (D, k) are orthonormal in the whitened space; k may be 0. `records` (n, D) are those of public images.
-    `looked_up` whitens rows of single images to find the same one again."""
+    `looked_up` whitens rows of single images, to find the same image again."""
 
     released_statistic: ReleasedStatistic
     center: Tensor
@@ -31,11 +32,11 @@ class LinkingSpace:
     def under_noise(
         self, knowledge: Knowledge, records: int | None, *, single: bool, rng: torch.Generator
     ) -> "LinkingSpace":
-        """The same space for releases of `records` images that a defense acted on.
+        """The same space for releases of `records` images under a defense.
 
-        Halves of one client differ by what images differ by, S / n, and by the defense's noise V: whitened is S + n V. Of
-        `single` images' rows it is each row that has noise. A client that is not told how many images others have takes
-        them to have as many as itself."""
+        Halves of one client differ by the image covariance S / n and by the defense's noise V, so S + n V is whitened.
+        For rows of `single` images each row has the noise. A client that does not know how many images others have
+        assumes its own number."""
         if knowledge.defended is None:
             return self
         images = knowledge.public_images()
@@ -62,19 +63,19 @@ class LinkingSpace:
         return self.whiten(self.recentered(statistic))
 
     def recentered(self, statistic: Tensor) -> Tensor:
-        """Take the squares in t (..., D) about the space's center, as all that is learned here has them."""
+        """Center the squares in t (..., D) on the space's center, as in all that is fitted here."""
         return self.released_statistic.about(statistic, self.center)
 
     def rows(self, statistic: Tensor) -> Tensor:
-        """Place t of rows of single images (..., D) where the nearest row is likeliest of the same image."""
+        """Whiten t of rows of single images (..., D) so that the nearest row is most likely of the same image."""
         return self.looked_up(self.recentered(statistic))
 
 
 def linking_space(knowledge: Knowledge) -> LinkingSpace:
-    """Fit the whitening on how public images of one domain differ, all domains' residuals together.
+    """Fit the whitening on how public images of one domain differ, with all domains' residuals together.
 
-    Halves of one client differ as means of such images do, whatever separates the domains. Raises UsageError for fewer than
-    two images."""
+    Halves of one client differ as means of such images do, independently of the differences between domains. Raises
+    UsageError for fewer than two images."""
     images, released_statistic = knowledge.public_images(), knowledge.released_statistic
     if len(images) < 2:
         raise UsageError(f"linkage learns how images differ: it needs 2 public ones or more; there are {len(images)}.")
@@ -86,16 +87,16 @@ def linking_space(knowledge: Knowledge) -> LinkingSpace:
         residuals[mine] -= records[mine].mean(0)
     whiten = fit_whitening(residuals)
     return LinkingSpace(
-        released_statistic=released_statistic, center=center, whiten=whiten, directions=_directions(whiten(records), images), records=records,
-        looked_up=whiten,
+        released_statistic=released_statistic, center=center, whiten=whiten,
+        directions=_directions(whiten(records), images), records=records, looked_up=whiten,
     )  # fmt: skip
 
 
 def _directions(whitened: Tensor, images: DomainDataset) -> Tensor:
-    """Give the directions in which the class means within domains, and the domains' means, vary: (D, k).
+    """The directions in which the class means within domains, and the domains' means, vary: (D, k).
 
-    As many as there are classes less one, and domains less one. Each mean counts by the root of its images, so that the
-    noise of all is alike."""
+    As many as there are classes minus one, and domains minus one. Each mean is weighted by the root of its number of
+    images, so that all have the same noise."""
     classes, domains = [], []
     center = whitened.mean(0)
     for domain in images.domains.unique():

@@ -1,8 +1,9 @@
-"""Noise on styles as FISC's appendix B.5 (Table 10) has it, and how often a noised style still names its client.
+"""Linkage under noise: how often a noisy style is still linked to its client, with the noise of FISC's appendix B.5.
 
-The released code that this setting was taken from computes v' = (1 - p) v + N(0, s^2): p multiplies no noise, it is a
-public factor that whoever knows it divides out, which leaves v + N(0, (s / (1 - p))^2). What s hides depends on how far
-clients lie apart, so every s is also given in units of the standard deviation of one coordinate between clients."""
+Appendix B.5 (Table 10) adds noise to styles. The released code that this setting was taken from computes v' = (1 - p) v
++ N(0, s^2): p does not multiply the noise. It is a public factor that an adversary divides by, which leaves v + N(0, (s
+/ (1 - p))^2). The protection of s depends on the distance between clients, so every s is also given in units of the
+standard deviation of one coordinate between clients."""
 
 from dataclasses import dataclass
 
@@ -15,10 +16,10 @@ from fdgsec.metrics.roc import topk_credit
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseLinkage:
-    """How often the nearest clean style is the noised one's own: `top1` over `trials`, beside chance 1/n.
+    """How often the nearest clean style is the noisy style's own: `top1` over `trials`, with chance 1/n.
 
     `noise` is s and `noise_in_sds` the same in units of `between_client_sd`. The interval is Wilson's over clients and
-    repeats, and speaks about these clients under fresh noise."""
+    repeats. It holds for these clients under fresh noise."""
 
     top1: float
     interval: Interval
@@ -29,9 +30,10 @@ class NoiseLinkage:
 
 
 def noised(values: Tensor, *, shrink: float, noise: float, rng: torch.Generator) -> Tensor:
-    """Give (1 - p) v + N(0, s^2), p = `shrink`, s = `noise`, in the dtype of `values`.
+    """Return (1 - p) v + N(0, s^2), p = `shrink`, s = `noise`, in the dtype of `values`.
 
-    Stds may come out negative, as in the code that FISC's setting is from. Raises ValueError unless 0 <= p < 1, s >= 0."""
+    Stds may become negative, as in the code that FISC's setting is from. Raises ValueError unless 0 <= p < 1, s >=
+    0."""
     if not 0 <= shrink < 1 or noise < 0:
         raise ValueError(f"shrink must lie in [0, 1) and noise be at least 0; got {shrink} and {noise}.")
     drawn = torch.randn(values.shape, generator=rng, dtype=torch.float64)
@@ -39,7 +41,7 @@ def noised(values: Tensor, *, shrink: float, noise: float, rng: torch.Generator)
 
 
 def between_client_sd(styles: Tensor) -> float:
-    """Give the median over coordinates of the standard deviation between clients, `styles` (n, D).
+    """The median over coordinates of the standard deviation between clients, `styles` (n, D).
 
     Raises ValueError for fewer than two clients."""
     if styles.ndim != 2 or len(styles) < 2:
@@ -56,10 +58,10 @@ def noise_linkage(
     rng: torch.Generator,
     undo_shrink: bool = True,
 ) -> NoiseLinkage:
-    """Link each client's noised style to the nearest of the clean ones (n, D), by Euclidean distance, `repeats` times.
+    """Link each client's noisy style to the nearest of the clean ones (n, D), by Euclidean distance, `repeats` times.
 
-    Nearest is most likely: the noise is the same in every direction. With `undo_shrink` the public 1 - p is divided out
-    first, otherwise it biases every distance. Raises ValueError for fewer than two clients or no repeats."""
+    The nearest is the most likely, because the noise is isotropic. With `undo_shrink` the public 1 - p is divided out
+    first; otherwise it biases every distance. Raises ValueError for fewer than two clients or no repeats."""
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1; got {repeats}.")
     spread = between_client_sd(styles)

@@ -1,11 +1,11 @@
-"""Whether two noisy releases are of the same client: the likelihood ratio of a pair, direction by direction.
+"""Pair likelihood: the likelihood ratio that two noisy releases are of the same client.
 
-A client's release is m + e: m varies between clients as means of their images do (and as domains do, where clients are of
-several), e is what the defense adds, anew every time. In directions in which signal and noise are independent, with unit
-noise and signal variance l, two releases of one client correlate with rho = l / (l + 1), those of two clients do not; for
-numbers z_a, z_b in units of the total's standard deviation the log ratio is
-(rho z_a z_b - rho^2 (z_a^2 + z_b^2) / 2) / (1 - rho^2), up to a constant. A distance in whitened space weighs all
-directions alike instead, and most of them are noise."""
+A client's release is m + e: m varies between clients as means of their images do (and as domains do, where clients are
+of several), and e is the defense's noise, independent each time. In directions in which signal and noise are
+independent, with unit noise and signal variance l, two releases of one client correlate with rho = l / (l + 1), and
+those of two clients do not. For numbers z_a, z_b in units of the total's standard deviation the log ratio is (rho z_a
+z_b - rho^2 (z_a^2 + z_b^2) / 2) / (1 - rho^2), up to a constant. A distance in whitened space instead weights all
+directions equally, and most of them are noise."""
 
 from dataclasses import dataclass
 
@@ -25,12 +25,13 @@ from fdgsec.threats.adversary import Knowledge
 
 TINY = torch.finfo(torch.float64).tiny
 LEAST_NOISE = 1e-9
-"""Of the largest variance: what a coordinate without noise is taken to have."""
+"""Lower bound on the noise variance of a coordinate, as a share of the largest variance."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairedReleases:
-    """Directions `basis` (D, k) about `center` (D,), in which a number is in units of its total spread, and their `rho` (k,)."""
+    """Directions `basis` (D, k) centered on `center` (D,), scaled to unit total variance, and their correlations `rho`
+    (k,)."""
 
     center: Tensor
     basis: Tensor
@@ -47,10 +48,10 @@ class PairedReleases:
 def paired_releases(
     knowledge: Knowledge, space: LinkingSpace, *, records: int, rows: int | None = None, domain: str | None = None
 ) -> PairedReleases | None:
-    """Learn the two variances from public images and the public defense; None where no defense acts.
+    """Estimate both variances from public images and the public defense; None without a defense.
 
-    `records` is how many images a client has; `rows` how many of them it sends one by one, drawn anew each time (None: it
-    sends their mean). All clients are of `domain`, or of the public images' domains alike."""
+    `records` is the number of images of a client, and `rows` how many of them it sends one by one, drawn anew each time
+    (None: it sends their mean). All clients are of `domain`, or of the public images' domains in equal proportion."""
     images, rng = knowledge.public_images(), stream(0, "attack", "pairs", records)
     mine = torch.arange(len(images))
     if domain is not None and domain in images.domain_names:

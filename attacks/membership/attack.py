@@ -1,13 +1,17 @@
-"""Membership: is this image among those behind what a client released? A test for each kind of style artifact.
+"""Membership inference on shared styles, with one test for each kind of style artifact.
 
-*A mean over images* (CCST's overall style, eq. 8, or mean spectrum; StableFDG's distribution, eq. 3): the release is exactly the mean of a
-per-image statistic t (fdgsec.federation.released_statistics), so the Gaussian likelihood ratio for a record in a mean applies
-(fdgsec.attacks.statistics.tracing), whitened on auxiliary images of the domain (fdgsec.attacks.statistics.populations).
-*A mean over clusters of images* (FISC): both hypotheses are simulated with the target's public method on shadow clients of
-auxiliary images (fdgsec.attacks.membership.shadow_likelihood).
-*Rows of single images* (CCST's single styles, FedAlign's pool): a released style is a fixed function of its image, so that
-the nearest row decides (fdgsec.attacks.membership.image_styles). Two questions: was this image released (`released image`), and is
-it the client's (`client's image`), which no test answers beyond the share that was released.
+*A mean over images* (CCST's overall style, eq. 8, or mean spectrum; StableFDG's distribution, eq. 3): the release is
+exactly the mean of a per-image statistic t (fdgsec.federation.released_statistics), so the Gaussian likelihood ratio
+for a record in a mean applies (fdgsec.attacks.statistics.tracing), whitened on auxiliary images of the domain
+(fdgsec.attacks.statistics.populations).
+
+*A mean over clusters of images* (FISC): both hypotheses are simulated with the target's public method on shadow clients
+of auxiliary images (fdgsec.attacks.membership.shadow_likelihood).
+
+*Rows of single images* (CCST's single styles, FedAlign's pool): a released style is a fixed function of its image, so
+the nearest row decides (fdgsec.attacks.membership.image_styles). Two questions: whether this image was released
+(`released image`), and whether it is the client's (`client's image`), which no test can answer beyond the share that
+was released.
 
 Members and non-members come from one domain, and every image is a member of some clients and not of others."""
 
@@ -41,17 +45,18 @@ from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.planted import upload
 
 POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
-"""What a test of a pooled release cannot do without."""
+"""Knowledge that a test of a pooled release requires."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
     """Membership inference against pooled styles at several client `sizes`, and against rows of single images.
 
-    Styles that are no means are simulated: at `simulated_sizes`, with `shadows` clients without candidates, and for up to
-    `tried` candidates of a domain and size `inserted` clients with each. Rows are those of clients of `row_size` images;
-    `crops` is k of the k-crop matching, asked about on `cropped_clients` clients of `cropped_size` images whose styles were
-    extracted from random crops, as the adversary believes of `least_area` of the area at least."""
+    Styles that are not means are simulated: at `simulated_sizes`, with `shadows` clients without candidates, and for up
+    to `tried` candidates of a domain and size `inserted` clients with each. Rows are those of clients of `row_size`
+    images. `crops` is k of the k-crop matching. It is evaluated on `cropped_clients` clients of `cropped_size` images
+    whose styles were extracted from random crops, which the adversary assumes to cover at least `least_area` of the
+    area."""
 
     name: ClassVar[str] = "membership"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
@@ -71,7 +76,7 @@ class Membership:
     least_area: float = 0.8
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for re-drawn clients: one client's members alone would prove nothing.
+        """Ask for re-drawn clients, because the members of a single client would give no statistical power.
 
         Raises UsageError where the adversary lacks what a test of pooled styles needs."""
         if "ImageStyles" in facts.artifact_kinds:
@@ -94,7 +99,7 @@ class Membership:
         return [Question(kind="rounds", count=count, records=size, rounds=1) for size in self.simulated_sizes]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Score every candidate of every client, and say what theory expects of each domain and size."""
+        """Score every candidate of every client, and predict the result of each domain and size from theory."""
         asked = Asked.of(cases)
         known = known_populations(asked, cases, knowledge)
         crops = Crops(count=self.crops, least=self.least_area, most=2 * self.cropped_size)
@@ -112,9 +117,9 @@ class Membership:
         """Answer from releases of n auxiliary images each instead of the clients' own; from another client's rows.
 
         Other clients' pooled releases would not do: re-drawn clients of one domain share images (500 of 700: most of
-        them), and the members of one are then found, rightly, in the release of another. The mean that these releases
-        scatter about is the auxiliary images' own, hence known. Crops stay out: what they could betray by the order of
-        candidates, whole images betray as well."""
+        them), and the members of one are then found, correctly, in the release of another. The mean of the distribution
+        of these releases is the auxiliary images' own, hence known. Crops are left out: any leak through the order of
+        candidates would show with whole images as well."""
         asked = Asked.of(cases)
         known = known_populations(asked, cases, knowledge)
         exchanged = list(cases)
@@ -141,11 +146,12 @@ class Membership:
         ]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Gaussian records, released as a mean, as rows, and as a mean over clusters (fdgsec.attacks.membership.control)."""
+        """Gaussian records, released as a mean, as rows, and as a mean over clusters
+        (fdgsec.attacks.membership.control)."""
         return planted_members(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say for which domains and sizes there are too few public images to draw shadow clients of."""
+        """Report the domains and sizes for which there are too few public images to draw shadow clients."""
         rows: list[Measurement] = []
         for name, size, mine, images in clusters_asked(Asked.of(cases).clustered, cases, knowledge):
             if len(images) <= size:
@@ -163,7 +169,7 @@ class Membership:
 
 
 def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
-    """The same question about a release that knows nothing of the candidates, of images drawn with replacement."""
+    """The same question about a release that is independent of the candidates, of images drawn with replacement."""
     images = auxiliary_images(knowledge).of_domain(domain_of(case))
     drawn = torch.randint(len(images), (size_of(case),), generator=rng)
     if knowledge.defended is None:
@@ -175,7 +181,7 @@ def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
 
 
 def _populations_of_rows(numbers: Sequence[int], cases: Sequence[Case]) -> list[list[int]]:
-    """Sort cases into those whose clients were drawn alike."""
+    """Group the cases whose clients were drawn from the same population."""
     found: dict[tuple[object, ...], list[int]] = {}
     for number in numbers:
         key = (cases[number].question, *sorted(cases[number].slice.items(), key=str))

@@ -1,4 +1,4 @@
-"""Positive controls for membership: Gaussian records, what clients of them would release in each way, and who is a member."""
+"""Positive control of membership inference: Gaussian records, released in each way, with known members."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +24,8 @@ SHOWN = 4
 def planted_members(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Six clients of ten records in 256 dimensions: d' is about 5, an AUC of almost one.
 
-    Each releases the mean of its records, as the target's reading has it. An adversary that can run the target also meets
-    releases of rows, and means over two clusters, which it can run too."""
+    Each releases the mean of its records under the target's released statistic. Where the adversary can run the target,
+    clients also release rows, and means over two clusters, which it can simulate too."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
     mean = lifted(torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64))
     variance = 9 + torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64).clamp(-4, 4)
@@ -54,8 +54,9 @@ def planted_members(knowledge: Knowledge, rng: torch.Generator) -> PositiveContr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Client:
-    """A client's `own` images and their moments `records`, the `candidates`, and for each its place (2 SIZE,) among the
-    client's images, behind which come others."""
+    """A client with its `own` images and their moments `records`, and the `candidates`.
+
+    `order` (2 SIZE,) is each candidate's position among the client's images, followed by others."""
 
     own: DomainDataset
     records: Moments
@@ -88,12 +89,12 @@ def _rows(found: Moments) -> ImageStyles:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TwoClusters:
-    """A method that averages the styles of two clusters, whatever their sizes: odd images and even ones."""
+    """A method that averages the styles of two clusters, odd images and even ones, with equal weight."""
 
     moments: Moments
 
     def release(self, images: DomainDataset) -> StyleStatistics:
-        """What a client that holds `images` sends."""
+        """The release of a client that holds `images`."""
         odd = images.rows % 2 == 1
         clusters = [self.moments.rows(images.rows[part]).pooled() for part in (odd, ~odd) if bool(part.any())]
         styles = [cluster.style(unbiased=False) for cluster in clusters]
@@ -101,7 +102,7 @@ class TwoClusters:
         return StyleStatistics(mean=mean, std=std)
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
-        """The view of a server that got the releases of "client:1", "client:2", ... that hold `data`."""
+        """The view of a server that received the releases of "client:1", "client:2", ... that hold `data`."""
         return View(
             messages=tuple(
                 Message(

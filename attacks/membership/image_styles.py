@@ -1,9 +1,9 @@
-"""Membership by look-up: is a candidate's style among the released rows, each of which is the style of one image?
+"""Membership by look-up: whether a candidate's style is among the released rows of single images.
 
-Such a style is a fixed function of its image, so that the two agree up to the rounding of what was sent. What methods do
-differently (division by HW or HW - 1, what stands inside the root) is public and tried out. Where images were cropped at
-random before their styles were taken, the adversary compares several crops of its own with every row, and the nearest
-decides: how near it comes falls with their number."""
+Such a style is a fixed function of its image, so the two agree up to the rounding of the release. Conventions that
+differ between methods (division by HW or HW - 1, the epsilon inside the root) are public, and all are tried. Where
+images were cropped at random before their styles were taken, the adversary compares several crops of its own with every
+row, and uses the nearest, whose distance falls with the number of crops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,9 +30,9 @@ CLIENTS = {"test": "look-up", "question": "client's image"}
 
 @dataclass(frozen=True, kw_only=True)
 class Crops:
-    """What k-crop matching looks at: `count` random crops of `least` of the area at least, of up to `most` candidates.
+    """Options of k-crop matching: `count` random crops of at least `least` of the area, for up to `most` candidates.
 
-    Each look is an encoder pass over all candidates of a question."""
+    Each crop is an encoder pass over all candidates of a question."""
 
     count: int
     least: float
@@ -47,10 +47,10 @@ def row_answers(
     crops: Crops | None = None,
     rng: torch.Generator | None = None,
 ) -> list[Membership]:
-    """Score each candidate by how near its style comes to a released row.
+    """Score each candidate by the distance of its style from the nearest released row.
 
-    Where all of a client's images are among the candidates and yet none has the style of any row, styles were not taken
-    of whole images: with `crops` a second answer is the nearest of the whole image and of its crops."""
+    Where all of a client's images are among the candidates and none has the style of any row, styles were not taken of
+    whole images. With `crops` a second answer is the nearest of the whole image and of its crops."""
     answers, unmatched = [], dict[int, Tensor]()
     looks = _Looks(knowledge=knowledge, crops=crops)
     for number in numbers:
@@ -67,13 +67,13 @@ def row_answers(
 
 
 def _look(knowledge: Knowledge, least: float | None) -> _Look:
-    """How near an image's style comes to the nearest row: with a defense, in units of what that does to rows.
+    """The distance of an image's style from the nearest row; under a defense, in units of the defense's noise.
 
-    Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise: the units are
-    then those of both, as the adversary's own images and their crops show them."""
+    Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise. The units are
+    then those of both, estimated from crops of the adversary's own images."""
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return nearest_row
-    images, coins = knowledge.public_images(), stream(0, "attack", "blur of rows")  # says what noise is like, no secret
+    images, rng = knowledge.public_images(), stream(0, "attack", "blur of rows")  # public: describes the noise only
     defense_noise = defense_noise_of_styles(knowledge, images)
     assert defense_noise is not None
     rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
@@ -82,7 +82,7 @@ def _look(knowledge: Knowledge, least: float | None) -> _Look:
             rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
         whiten = defense_noise.whitening(fit_whitening(rows))
     else:
-        cut = random_crops(images, least=least, rng=child(coins, "crops"))
+        cut = random_crops(images, least=least, rng=child(rng, "crops"))
         gaps = styles_read(styles_made(knowledge)(cut)) - rows
         off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(defense_noise.variance)
 
@@ -96,14 +96,15 @@ def _look(knowledge: Knowledge, least: float | None) -> _Look:
 
 @dataclass(kw_only=True)
 class _Looks:
-    """The look for each kind of rows, made when it is first asked for."""
+    """The distance function for each kind of rows, made when it is first needed."""
 
     knowledge: Knowledge
     crops: Crops | None
     made: dict[float | None, _Look] = field(default_factory=dict)
 
     def at(self, case: Case) -> _Look:
-        """How to look at the rows of `case`: how its method cuts images before it takes styles is public."""
+        """The distance function for the rows of `case`; how its method crops images before it takes styles is
+        public."""
         cut = self.crops is not None and case.slice.get("extraction") == "random crop"
         least = self.crops.least if self.crops is not None and cut else None
         if least not in self.made:
@@ -145,7 +146,7 @@ def _rows(case: Case) -> Tensor:
 
 
 def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]:
-    """Of each client's images the share r that was released, and the AUC (1 + r)/2 of whoever finds just these."""
+    """For each client, the share r of its images that was released, and the AUC (1 + r)/2 of finding exactly these."""
     answers = []
     for number in numbers:
         case = cases[number]
@@ -162,14 +163,15 @@ def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]
 CONVENTIONS: Sequence[tuple[bool, float]] = ((True, EPS), (True, 1e-6), (False, EPS), (False, 1e-6))
 """Divisor (HW - 1 or HW) and epsilon of the stds that released codes send (CCST's; FedAlign's)."""
 ROUNDING = 2.0**-21
-"""Relative distances below this are equality: a few units in the last place of float32, whose rounding is 2^-24."""
+"""Relative distances below this count as equality: a few units in the last place of float32, whose rounding is
+2^-24."""
 AT_ONCE = 64
 
 
 def nearest_row(found: Moments, rows: Tensor) -> Tensor:
-    """Give each image's distance to the nearest of `rows` (R, 2C), relative to the row's length, (n,), at least ROUNDING.
+    """Each image's distance to the nearest of `rows` (R, 2C), relative to the row's length, (n,), at least ROUNDING.
 
-    Infinite where there are no rows. Distances are (n, R) at a time, never between images."""
+    Infinite where there are no rows. Holds (n, R) distances at a time, never those between images."""
     if not len(rows):
         return torch.full((len(found),), torch.inf, dtype=torch.float64)
     released = rows.to(torch.float64)
@@ -183,7 +185,7 @@ def nearest_row(found: Moments, rows: Tensor) -> Tensor:
 
 
 def random_crops(images: DomainDataset, *, least: float, rng: torch.Generator) -> DomainDataset:
-    """Make one random resized crop (`least` to all of the area, sides 3:4 to 4:3) of each image, as training does.
+    """One random resized crop (`least` to all of the area, sides 3:4 to 4:3) of each image, as in training.
 
     A dataset of new pixels under the old names. Raises UsageError unless 0 < least <= 1."""
     plan = TrainingPlan(crop=(least, 1.0), flip=0.0)

@@ -1,4 +1,4 @@
-"""Membership questions sorted by what was released, and answered for means and for what is no mean.
+"""Membership inference on pooled styles: means over images, and means over clusters.
 
 Rows of single images are answered in fdgsec.attacks.membership.image_styles."""
 
@@ -30,10 +30,10 @@ from fdgsec.threats.attack import Case, Membership, Prediction
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """The numbers of the cases that ask about a mean of images, about a release that is none, and about rows.
+    """The numbers of the cases about a mean of images, about a release that is not a mean, and about rows.
 
-    Styles that are no means are asked about in `rounds`; a target that releases rows is asked in `rounds` which images
-    it released and in `resampled_clients` which it holds."""
+    Styles that are not means are requested as `rounds`. For a target that releases rows, `rounds` asks which images it
+    released and `resampled_clients` which it holds."""
 
     means: Sequence[int]
     clustered: Sequence[int]
@@ -41,7 +41,7 @@ class Asked:
 
     @classmethod
     def of(cls, cases: Sequence[Case]) -> "Asked":
-        """Sort all cases; those of other requests are not asked about."""
+        """Group all cases; those of other questions are ignored."""
         rounds = [n for n, case in enumerate(cases) if case.question == "rounds"]
         redrawn = [n for n, case in enumerate(cases) if case.question == "resampled_clients"]
         listed = {n for n in (*rounds, *redrawn) if not _pooled(cases[n])}
@@ -58,7 +58,7 @@ def _pooled(case: Case) -> bool:
 
 
 def size_of(case: Case) -> int:
-    """How many images are behind the release. Raises UsageError where the adversary does not know."""
+    """The number of images behind the release. Raises UsageError where the adversary does not know it."""
     if case.records is None:
         raise UsageError(
             f"membership needs the number of images behind the style of {case.victim}; the adversary does not know it."
@@ -67,7 +67,7 @@ def size_of(case: Case) -> int:
 
 
 def domain_of(case: Case) -> str:
-    """Which domain they are of. Raises UsageError where the adversary does not know."""
+    """The domain of the images. Raises UsageError where the adversary does not know it."""
     if case.domain is None:
         raise UsageError(f"membership needs the domain of the images of {case.victim}; the adversary does not know it.")
     return case.domain
@@ -97,9 +97,9 @@ def mean_answers(
     rng: torch.Generator,
     mean_known: bool = False,
 ) -> list[Membership]:
-    """Score candidates by a test for a record in a mean; `mean_known` says that the release scatters about the reference.
+    """Score candidates by a test for a record in a mean; `mean_known`: the release's expectation is the reference mean.
 
-    Where a defense acts, its noise is part of what whitening takes for granted (fdgsec.attacks.statistics.defense_noise, by `rng`)."""
+    Where a defense acts, the whitening includes its noise (fdgsec.attacks.statistics.defense_noise, by `rng`)."""
     answers = []
     for name, population in populations.items():
         mine = [n for n in numbers if domain_of(cases[n]) == name]
@@ -126,10 +126,10 @@ def blurred(
     *,
     reference: int | None = None,
 ) -> tuple[Whitening, Tensor]:
-    """The whitening of records in a mean of `size` that a defense acted on, and how far the mean was moved (D,).
+    """The whitening of records in a mean of `size` under a defense, and the shift of the mean (D,).
 
-    A release scatters by S (1/n + 1/(n_ref + 1)) + V about the mean of `reference` records: so do releases of records that
-    scatter by S + V / (1/n + 1/(n_ref + 1)), which is what tests of records in a mean take."""
+    A release has covariance S (1/n + 1/(n_ref + 1)) + V around the mean of `reference` records. This equals that of
+    releases of records with covariance S + V / (1/n + 1/(n_ref + 1)), which is what tests of records in a mean take."""
     images = auxiliary_images(knowledge).of_domain(name)
     defense_noise = defense_noise_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
     if defense_noise is None:
@@ -147,11 +147,12 @@ def mean_predictions(
     *,
     knowledge: Knowledge,
 ) -> list[Prediction]:
-    """Per domain and size: the effective dimension on held-out images, and the AUC to expect.
+    """Per domain and size: the effective dimension on held-out images, and the expected AUC.
 
-    Line "dimension" puts the effective dimension into the law sqrt(D / (n + n^2/n_ref)); line "simulation" runs the same
-    test on Gaussian records with the shrunk covariance, whose flat tail makes it an optimistic one. Noise takes dimensions
-    away: D falls by the factor by which blurred whitening shortens the reference's records; only the law is given then."""
+    Line "dimension" puts the effective dimension into the law sqrt(D / (n + n^2/n_ref)). Line "simulation" runs the
+    same test on Gaussian records with the shrunk covariance, whose flat tail makes it optimistic. Noise reduces the
+    dimension: D falls by the factor by which the noisy whitening shortens the reference's records. Only the law is
+    given then."""
     first: dict[str, dict[int, int]] = {}
     for number in numbers:
         first.setdefault(domain_of(cases[number]), {}).setdefault(size_of(cases[number]), number)
@@ -180,7 +181,7 @@ def mean_predictions(
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """How much is simulated: clients without candidates, candidates tried, and clients with each of them."""
+    """Simulation budget: clients without candidates, candidates tried, and clients with each of them."""
 
     shadows: int
     tried: int
@@ -190,7 +191,7 @@ class Effort:
 def clusters_asked(
     numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge
 ) -> Iterator[tuple[str, int, list[int], DomainDataset]]:
-    """Give for each domain and size of the victims the cases and the public images that shadow clients can be drawn of."""
+    """For each domain and size of the victims, the cases and the public images to draw shadow clients from."""
     found: dict[tuple[str, int], list[int]] = {}
     for number in numbers:
         found.setdefault((domain_of(cases[number]), size_of(cases[number])), []).append(number)
@@ -216,7 +217,7 @@ def clustered_answers(
         if len(images) <= size:
             continue
         population, coins = populations[name], child(rng, name, size)
-        if knowledge.defended is not None:  # simulated releases have the noise; the metric must count with it
+        if knowledge.defended is not None:  # simulated releases have the noise, so the metric must include it
             whiten, _ = blurred(population, name, size, knowledge, child(coins, "blur"))
             population = replace(population, whiten=whiten)
         shadows = Shadows(knowledge=knowledge, population=population, images=images, records=size, known=own)

@@ -1,11 +1,11 @@
-"""Membership in a release that is no mean: both hypotheses simulated on shadow clients, a Gaussian each.
+"""Shadow likelihood: membership in a release that is not a mean, with one Gaussian per simulated hypothesis.
 
-LiRA (Carlini et al., S&P 2022, https://arxiv.org/abs/2112.03570, section V) fits a Gaussian per candidate to a number that
-depends on membership, with and without the candidate. Here the number is s = u.v/|v|, the whitened release along the
-whitened candidate, as in fdgsec.attacks.statistics.tracing. Shadow clients of public images *without* the candidate serve
-all candidates alike; *with* it they are the same clients with one image exchanged for it, so that how the client happened
-to be drawn cancels in the difference and a handful of them tells how far the candidate moves s. The target's public method
-is run on both."""
+LiRA (Carlini et al., S&P 2022, https://arxiv.org/abs/2112.03570, section V) fits a Gaussian per candidate to a number
+that depends on membership, with and without the candidate. Here the number is s = u.v/|v|, the whitened release along
+the whitened candidate, as in fdgsec.attacks.statistics.tracing. Shadow clients of public images *without* the candidate
+are shared by all candidates. The clients *with* it are the same clients with one image exchanged for it. The randomness
+of drawing the client then cancels in the difference, and a few clients suffice to estimate how far the candidate moves
+s. The target's public method is run on both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ def _directions(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifts(before: Tensor, after: Tensor, v: Tensor) -> Tensor:
-    """How far the release moved along each candidate when it joined: (after - before).v/|v|, (T, k).
+    """The shift of the release along each candidate when it joins: (after - before).v/|v|, (T, k).
 
     `before` and `after` are (T, k, D) whitened releases of k pairs of shadow clients, `v` (T, D)."""
     along, _ = _directions(v)
@@ -35,12 +35,13 @@ def shifts(before: Tensor, after: Tensor, v: Tensor) -> Tensor:
 
 
 def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
-    """Estimate the expected shift of each candidate `v` (G, D), (G,), from the shifts `found` (T, k) of those `tried` (T,).
+    """Estimate the expected shift of each candidate `v` (G, D), (G,), from the shifts `found` (T, k) of those `tried`
+    (T,).
 
-    A mean moves by |v|/n. Hence each mean of k is drawn toward the line a|v| through all that were tried, the more so the
-    more of its distance from the line is simulation noise (the usual shrinkage of one-way random effects); candidates that
-    were not tried lie on the line. Raises ValueError for fewer than two shifts of a candidate, whose noise nobody could
-    tell."""
+    A mean moves by |v|/n. Each mean of k shifts is therefore shrunk toward the line a|v| through all that were tried,
+    by the share of its distance from the line that is simulation noise (the usual shrinkage of one-way random effects).
+    Candidates that were not tried lie on the line. Raises ValueError for fewer than two shifts of a candidate, whose
+    noise cannot be estimated."""
     if found.ndim != 2 or found.shape[1] < 2 or not len(found) or len(found) != len(tried):
         raise ValueError(
             f"shifts must be (T, k), k two or more, of T candidates; got {tuple(found.shape)} and {len(tried)}."
@@ -58,10 +59,11 @@ def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShadowRatio:
-    """The simulated laws of s for candidates `v` (G, D): non-members N(center, spread^2), members N(center + shift, spread^2).
+    """The simulated distributions of s for candidates `v` (G, D).
 
-    `center` and `shift` are (G,), `spread` is shared by all candidates: a hundred shadows tell a common variance well and
-    a candidate's own badly."""
+    Non-members follow N(center, spread^2), members N(center + shift, spread^2). `center` and `shift` are (G,). `spread`
+    is shared by all candidates, because a hundred shadows estimate a common variance well and a variance per candidate
+    poorly."""
 
     v: Tensor
     center: Tensor
@@ -69,7 +71,7 @@ class ShadowRatio:
     spread: float
 
     def __call__(self, u: Tensor, rows: Tensor) -> Tensor:
-        """The log likelihood ratio of the candidates `rows` (m,) for a release `u` (D,): (m,), larger says member.
+        """The log likelihood ratio of the candidates `rows` (m,) for a release `u` (D,): (m,), larger means member.
 
         ln N(s; center + shift, spread^2) - ln N(s; center, spread^2) = shift (s - center - shift/2) / spread^2."""
         along, _ = _directions(self.v[rows])
@@ -81,11 +83,11 @@ class ShadowRatio:
 def fit_shadow_ratio(
     out: Tensor, found: Tensor, tried: Tensor, v: Tensor, *, reference: int | None = None
 ) -> ShadowRatio:
-    """Fit both laws from the releases `out` (S, D) of shadow clients without candidates and the shifts of those `tried`.
+    """Fit both distributions from the releases `out` (S, D) of shadow clients and the shifts of the candidates `tried`.
 
-    Where the shadow clients are drawn from `reference` public images, a candidate from elsewhere says where the victim's
-    population lies apart from theirs: by v/(reference + 1), under a flat prior (`tracing.likelihood_ratio`). Raises
-    ValueError for fewer than two shadow clients, and where no release varies."""
+    Where the shadow clients are drawn from `reference` public images, a candidate from elsewhere is evidence of how the
+    victim's population differs from theirs: by v/(reference + 1), under a flat prior (`tracing.likelihood_ratio`).
+    Raises ValueError for fewer than two shadow clients, and where no release varies."""
     if out.ndim != 2 or len(out) < 2:
         raise ValueError(f"shadow clients' releases must be (S, D) of two or more; got {tuple(out.shape)}.")
     along, length = _directions(v)
@@ -98,14 +100,14 @@ def fit_shadow_ratio(
 
 
 FEDERATION = 100
-"""Shadow clients simulated together: a server that clusters its clients' styles compares each with each."""
+"""Number of shadow clients simulated together: a server that clusters styles compares all pairs of clients."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shadows:
-    """Clients of `records` images each of one domain that an adversary can simulate: `images` are the public ones.
+    """Simulated clients of one domain with `records` images each, drawn from the public `images`.
 
-    `known` says that the victims' images are these too (in a control), so that nothing of their mean is uncertain."""
+    `known` says that the victims' images are these too (in a control), so that their mean is known exactly."""
 
     knowledge: Knowledge
     population: Population
@@ -119,16 +121,18 @@ class Shadows:
             raise UsageError(
                 f"a shadow client of {self.records} images needs more public ones; there are {len(self.images)}."
             )
-        bare = replace(self.images, attributes={})  # candidates come without, and join them
+        bare = replace(self.images, attributes={})  # candidates have no attributes, and are joined with these
         return [bare.subset(torch.randperm(len(bare), generator=rng)[: self.records]) for _ in range(count)]
 
     def releases(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> Tensor:
-        """Run the method among `clients` and give what each released, t about the population's mean: (n, D).
+        """Run the method among `clients` and return each client's release, t centered on the population's mean: (n, D).
 
         Raises UsageError where the adversary cannot run it, or a client releases nothing."""
         simulate, released_statistic = self.knowledge.simulate, self.knowledge.released_statistic
         if simulate is None:
-            raise UsageError("membership in a style that is no mean is simulated; the adversary cannot run the target.")
+            raise UsageError(
+                "membership in a style that is not a mean is simulated; the adversary cannot run the target."
+            )
         found = []
         for start in range(0, len(clients), FEDERATION):
             together = clients[start : start + FEDERATION]
@@ -143,10 +147,12 @@ class Shadows:
     def test(
         self, candidates: Placed, *, shadows: int, inserted: int, tried: int, rng: torch.Generator
     ) -> "SimulatedTest":
-        """Simulate both hypotheses: `shadows` clients without candidates, and `tried` candidates in `inserted` ones each.
+        """Simulate both hypotheses: `shadows` clients without candidates, and `tried` candidates in `inserted` ones
+        each.
 
-        Releases are whitened as images are. How the shadows' own releases vary would be a better guide if there were
-        public images enough: clients that share most of theirs differ by their clusters more than by their images."""
+        Releases are whitened as images are. The covariance of the shadows' own releases would be better if there were
+        enough public images. Clients that share most of their images differ by their clusters more than by their
+        images."""
         without = self.clients(shadows, child(rng, "without"))
         before = self.releases(without, child(rng, "simulated without"))
         coins, images = child(rng, "with"), candidates.images
@@ -168,13 +174,13 @@ class Shadows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedTest:
-    """The likelihood ratio of each candidate for a release, which is whitened as the shadows' were."""
+    """The likelihood ratio of each candidate for a release, whitened as the shadows' releases were."""
 
     population: Population
     ratio: ShadowRatio
 
     def __call__(self, release: Tensor, candidates: Tensor) -> Tensor:
-        """Score the `candidates` (m,), by number, against a release (D,), t about the population's mean: (m,)."""
+        """Score the `candidates` (m,), by number, against a release (D,), t centered on the population's mean: (m,)."""
         return self.ratio(self.population.whiten(release), candidates)
 
 

@@ -1,10 +1,11 @@
-"""Membership in models: was this image among those that a client's model, or the global one, was trained on?
+"""Membership inference on models: whether an image was in the training set of a client's model or the global model.
 
 LiRA (Carlini et al., S&P 2022, arXiv:2112.03570) and RMIA (Zarifzadeh et al., ICML 2024, arXiv:2312.03262), offline and
-online, beside two baselines: the loss (Yeom et al., CSF 2018) and the calibrated loss (Watson et al., 2022); formulas in
-fdgsec.attacks.statistics.lira_rmia. Which models the adversary reads depends on who it is: a server has every client's update,
-a client of FedDAG the perturbed teachers of the others, which eq. (5) has it judge, without their owners' names. Everybody
-has the global model. Reference models are the target's public method, run again (fdgsec.attacks.statistics.reference_models)."""
+online, with two baselines: the loss (Yeom et al., CSF 2018) and the calibrated loss (Watson et al., 2022); formulas in
+fdgsec.attacks.statistics.lira_rmia. The models that the adversary reads depend on its position. A server has every
+client's update. A client of FedDAG has the perturbed teachers of the others, which it evaluates under eq. (5), without
+their owners' names. Every party has the global model. Reference models are further runs of the target's public method
+(fdgsec.attacks.statistics.reference_models)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,9 +35,9 @@ from fdgsec.threats.attack import Answers, Case, Knowledge, Membership, Positive
 from fdgsec.threats.judging.groups import unavailable
 
 FULL = 16
-"""Reference federations where nobody says how many."""
+"""Default number of reference federations."""
 CONTROLS = 4
-"""Reference federations of the negative control, which asks whether there is an effect and not how strong it is."""
+"""Reference federations of the negative control, which tests for an effect and does not measure its size."""
 Owner = Literal["client", "peer", "global"]
 
 
@@ -44,8 +45,9 @@ Owner = Literal["client", "peer", "global"]
 class ModelMembership:
     """Membership of `candidates` training images and as many others, by `references` reference federations.
 
-    Each of these costs a training run on half of the candidates and a quarter of the auxiliary images, hence only the
-    full profile has them unless asked (None: 16 there). `largest` bounds what one of their clients trains on."""
+    Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
+    hence only the full profile uses them by default (None: 16 there). `largest` is the maximum number of training
+    images of one reference client."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -74,9 +76,10 @@ class ModelMembership:
         return self._scored(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer from models of a federation that trained on auxiliary images alone, in the place of those that were seen.
+        """Answer with the models of a federation that trained on auxiliary images alone in place of those that were
+        seen.
 
-        Models of other clients would not do: each starts from a global model that all of them have trained."""
+        Models of other clients would not do, because each starts from a global model that all of them have trained."""
         asked = _asked(cases)
         pools = pools_of(asked, cases, knowledge, child(rng, "pools"))
         if not pools:
@@ -87,11 +90,12 @@ class ModelMembership:
         return self._scored(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Linear classifiers that interpolate the random labels of noise images (fdgsec.attacks.model_membership.control)."""
+        """Linear classifiers that interpolate random labels of noise images
+        (fdgsec.attacks.model_membership.control)."""
         return planted_models(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say of which clients no model was seen, not even the global one."""
+        """Report clients of which no model was seen, not even the global one."""
         rows: list[Measurement] = []
         for number in _asked(cases):
             if not _models_of(cases[number]):
@@ -148,7 +152,7 @@ def _models_of(case: Case) -> dict[Owner, list[ModelState]]:
 
 
 def _replaced(case: Case, other: Reference, number: int) -> dict[Owner, list[ModelState]]:
-    """The models of another federation in the place of those that were seen."""
+    """The models of another federation in place of those that were seen."""
     seen, theirs = _models_of(case), _models_of(replace(case, views=(other.view,), victim=other.clients[number]))
     if "peer" in seen:
         theirs["peer"] = theirs["client"]
@@ -156,7 +160,7 @@ def _replaced(case: Case, other: Reference, number: int) -> dict[Owner, list[Mod
 
 
 def _panel_of(owner: Owner, number: int, pool: Pool) -> tuple[str, int]:
-    """Which reference models serve a question: global ones all cases of a pool, clients' those in the client's place."""
+    """The key of a question's reference models: all cases of a pool share global ones, client models are per client."""
     return ("global", min(pool.places)) if owner == "global" else ("client", number)
 
 
@@ -166,7 +170,7 @@ def _panels(
     runs: Iterable[Reference],
     knowledge: Knowledge,
 ) -> dict[tuple[str, int], Panel]:
-    """Ask every reference model about its pool, federation by federation."""
+    """Query every reference model about its pool, federation by federation."""
     wanted = {
         _panel_of(owner, number, pool): pool
         for pool in pools
@@ -206,7 +210,7 @@ def _answers(
     panel: Panel,
     knowledge: Knowledge,
 ) -> list[Membership]:
-    """Every test's scores; where several models may be the victim's, that of the one that speaks loudest for membership."""
+    """Every test's scores; where several models may be the victim's, the maximum over them."""
     found = [membership_scores(_said(state, pool, knowledge), panel, places) for state in states]
     return [
         Membership(

@@ -1,4 +1,4 @@
-"""A positive control for membership in models: linear classifiers that interpolate random labels of noise images."""
+"""Positive control of model membership: linear classifiers that interpolate random labels of noise images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,8 @@ RIDGE, SCALE = 1e-2, 8.0
 
 
 def interpolating(images: DomainDataset) -> dict[str, Tensor]:
-    """Fit the linear classifier that gives each image SCALE for its label and 0 on average: ridge regression, closed form."""
+    """Fit the linear classifier with output SCALE for each image's label and 0 on average: ridge regression, closed
+    form."""
     inputs = Normalization()(as_float(images.pixels())).flatten(1).to(torch.float64)
     classes = len(images.class_names)
     wanted = SCALE * (torch.nn.functional.one_hot(images.labels, classes).to(torch.float64) - 1 / classes)
@@ -31,7 +32,8 @@ def interpolating(images: DomainDataset) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpolators:
-    """A federation whose clients each send the classifier that interpolates their images; the global one is the mean."""
+    """A federation whose clients each send the classifier that interpolates their images; the global model is the
+    mean."""
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = ROUNDS) -> View:
         """The view of a server of "client:1", "client:2", ... that hold `data`."""
@@ -49,7 +51,7 @@ def _message(round: int, stage: str, sender: str, receiver: str, state: Mapping[
 
 
 def _exhibited(view: View) -> View:
-    """The same models as a client sees them that is to judge them: nobody says whose."""
+    """The same models as an evaluating client receives them: without their owners' names."""
     return View(
         messages=tuple(
             message
@@ -61,9 +63,9 @@ def _exhibited(view: View) -> View:
 
 
 def planted_models(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-    """Two clients of 24 noise images of 768 numbers each: their labels are in the weights, others' are not.
+    """Two clients of 24 noise images of 768 numbers each, whose weights contain their labels.
 
-    An adversary that is a client, and holds images of its own alone, is shown the models without their owners."""
+    A client adversary with images of its own alone receives the models without their owners' names."""
     images = noise_images(AUXILIARY + CLIENTS * 2 * SIZE, side=SIDE, classes=CLASSES, rng=rng)
     starts = [AUXILIARY + number * 2 * SIZE for number in range(CLIENTS)]
     simulate = Interpolators()

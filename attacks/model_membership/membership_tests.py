@@ -1,4 +1,4 @@
-"""All tests of membership in one model, from what it and reference models say about candidates and a population."""
+"""Membership tests on one model: all scores, from the outputs of the target and of reference models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,25 +25,25 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.loop import logits
 
 ENOUGH = 64
-"""Reference models from which on a variance of its own serves each candidate (Carlini et al. 2022, section VI)."""
+"""Minimum number of reference models for a variance per candidate (Carlini et al. 2022, section VI)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Said:
-    """What a model says: logits of a pool's images (N, classes), and of those set aside (M, classes)."""
+    """A model's outputs: logits of a pool's images (N, classes), and of those set aside (M, classes)."""
 
     pool: Tensor
     aside: Tensor
 
     @classmethod
     def of(cls, model: Classifier, pool: DomainDataset, aside: DomainDataset) -> Self:
-        """Ask the model, in evaluation mode."""
+        """Query the model, in evaluation mode."""
         return cls(pool=logits(model, pool.pixels()), aside=logits(model, aside.pixels()))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Panel:
-    """Reference models and what each trained on: `members` (models, N) bool over the pool's images.
+    """Reference models and their training sets: `members` (models, N) bool over the pool's images.
 
     `labels` (N,) and `aside_labels` (M,) are the images' classes."""
 
@@ -54,10 +54,11 @@ class Panel:
 
 
 def membership_scores(target: Said, panel: Panel, places: Tensor) -> dict[str, Tensor]:
-    """Score the images of the pool at `places` (n,) by every test, larger says member: (n,) each.
+    """Score the images of the pool at `places` (n,) by every test, larger means member: (n,) each.
 
-    "lira" and "rmia" are the offline tests, which look at the reference models that did not see a candidate; the online ones
-    look at both kinds and need two of each. Raises UsageError where a candidate has too few models without it."""
+    "lira" and "rmia" are the offline tests, which use the reference models that were not trained on a candidate. The
+    online ones use both kinds and need two of each. Raises UsageError where a candidate has too few models without
+    it."""
     labels, members = panel.labels[places], panel.members[:, places]
     models = len(panel.said)
     phi = scaled_logit(target.pool[places], labels)

@@ -1,15 +1,16 @@
-"""A client that forges what it sends: what is refused, and what the rest does to everybody else.
+"""Poisoning: a malicious client forges its messages; which forgeries are refused, and how much harm the others do.
 
-Malformed messages (NaN, a negative std, another shape) should be refused by name before anybody uses them. Legal ones
-cannot be told from honest ones by looking at them alone: one client scales its style (CCST's bank, FISC's interpolation
-style, StableFDG's distribution, FedAlign's rows), its update (as in model replacement, Bagdasaryan et al., AISTATS 2020,
-arXiv:1807.00459, here without a backdoor; or turned round) or FedDAG's generator, or lies about its peers (FedDAG eq. 6
-weighs clients by what they report of each other). Harm is what differs between two runs of one seed, with and without the
-forgery: accuracy on the unseen domain, and how far what honest clients receive is moved.
+Malformed messages (NaN, a negative std, another shape) should be refused with a clear reason before they are used.
+Legal forgeries cannot be distinguished from honest messages in isolation. One client scales its style (CCST's bank,
+FISC's interpolation style, StableFDG's distribution, FedAlign's rows), its update (as in model replacement, Bagdasaryan
+et al., AISTATS 2020, arXiv:1807.00459, here without a backdoor; or with reversed sign) or FedDAG's generator, or
+misreports its peers (FedDAG eq. 6 weighs clients by what they report of each other). Harm is the difference between two
+runs of one seed, with and without the forgery: accuracy on the unseen domain, and the displacement of what honest
+clients receive.
 
-FISC's median over clusters of clients is to ensure that no single style skews the interpolation style (below its eq. 3):
-the number of hostile clients is raised, and its style compared with the mean, the median, the trimmed mean and Krum's
-choice of the same uploads (fdgsec.federation.robust_statistics)."""
+FISC's median over clusters of clients is meant to ensure that no single style skews the interpolation style (below its
+eq. 3). For the breakdown point, the number of malicious clients is raised, and FISC's style is compared with the mean,
+the median, the trimmed mean and Krum's choice of the same uploads (fdgsec.federation.robust_statistics)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,27 +32,27 @@ FORGED = (
     STYLE, "StyleDistribution", "ImageStyles", "Amplitudes", MODEL, "GeneratorState", "Scores", "Prototypes",
     "HeadGradient",
 )  # fmt: skip
-"""What clients send, in the order of the report; banks and interpolation styles are the server's."""
+"""Artifact kinds that clients send, in the order of the report; banks and interpolation styles are the server's."""
 STYLES = (STYLE, "StyleDistribution", "ImageStyles", "Amplitudes")
 FACTORS = (10.0, 100.0)
 ROW_FACTORS = (2.0, 100.0)
-"""Of the std of one row: still among its like, and far from everybody."""
+"""Factors for the std of one row: one close to the other rows, and one far from all of them."""
 HUGE_LOSS = 1e9
 HEAVIEST = 1e12
 HEAVY = 1e6
-"""A number of images that some client might have, and this one has not."""
+"""A plausible number of images, which this client does not have."""
 SHORT, FEW = 2, 120
-"""Rounds, and training images of each client, that the profile `quick` takes at most."""
+"""Maximum rounds, and training images of each client, in the quick profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poisoning:
-    """Forge one client's messages, `seeds` paired runs for each forgery.
+    """Forge one client's messages, with `seeds` paired runs for each forgery.
 
-    Runs have the rounds and images of the attacked one, in quick at most two rounds and 120 images of each client; `rounds`
-    and `images` (0: all) say otherwise, though never more than there are. `forgeries` asks for some alone, as reports name
-    them ("update x10"). The breakdown of styles is that of `clients` clients of `records` images, of whom each of the
-    numbers `hostile` forge."""
+    Runs have the rounds and images of the attacked one, in the quick profile at most two rounds and 120 images of each
+    client. `rounds` and `images` (0: all) override this, up to what is available. `forgeries` selects forgeries by the
+    names in reports ("update x10"). The breakdown of styles uses `clients` clients of `records` images, of which each
+    of the numbers in `hostile` forge."""
 
     name: ClassVar[str] = "poisoning"
     reads: ClassVar[frozenset[str]] = frozenset(FORGED)
@@ -67,7 +68,7 @@ class Poisoning:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for paired runs, and for the breakdown where clients send one style each.
 
-        Raises UsageError for options out of range, an unknown forgery, or a client that is alone."""
+        Raises UsageError for options out of range, an unknown forgery, or a federation of one client."""
         self._check(facts)
         kinds = facts.artifact_kinds | (frozenset({MODEL}) if facts.rounds else frozenset())
         most, held = (facts.rounds, 0) if facts.profile == "full" else (min(facts.rounds, SHORT), FEW)
@@ -91,19 +92,19 @@ class Poisoning:
         return (*(one for kind in sent for one in malformed(kind)), *(one for kind in sent for one in legal(kind)))
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Claim harm of every forgery; the judge has both runs."""
+        """Claim harm for every forgery; the judge compares both runs."""
         return [_claim(number, case) for number, case in enumerate(cases) if not _is_honest(case)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Claim harm of the forgery that sends what would have been sent anyway: both runs must be the same to the byte."""
+        """Claim harm for the forgery that leaves every message unchanged: both runs must be identical to the byte."""
         return [_claim(number, case) for number, case in enumerate(cases) if _is_honest(case)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """FedAvg of three clients on two classes of brightness, one of which sends a hundred times its update."""
+        """FedAvg of three clients on dark and bright images, one of which sends a hundred times its update."""
         return planted_harm(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say why there is no breakdown, where one was asked for."""
+        """Report why there is no breakdown, where one was requested."""
         styles = any(case.slice.get("artifact") == STYLE for case in cases)
         if not styles or not self._crowds() or any(case.question == "breakdown" for case in cases):
             return []
@@ -111,7 +112,8 @@ class Poisoning:
         return unavailable(["displacement"], {"artifact": STYLE, "forgery": "breakdown"}, reason)
 
     def _crowds(self) -> tuple[MaliciousClient, ...]:
-        """What many clients send alike: their style a hundredfold, or its stds alone, which turns it away from its like."""
+        """The forgeries of colluding clients: their style scaled by 100, or its stds alone, which changes its
+        direction."""
         crowds = (Scaled(kind=STYLE, factor=100.0), Scaled(kind=STYLE, factor=100.0, entries=("std",)))
         return tuple(one for one in crowds if self.hostile and (not self.forgeries or one.name in self.forgeries))
 
@@ -123,11 +125,11 @@ class Poisoning:
             )
         if any(not 0 < count < self.clients for count in self.hostile):
             raise UsageError(
-                f"poisoning needs an honest client beside each number of hostile ones: all of {list(self.hostile)} must "
-                f"lie in 1..{self.clients - 1}."
+                f"poisoning needs an honest client beside each number of hostile ones: all of {list(self.hostile)} "
+                f"must lie in 1..{self.clients - 1}."
             )
         if facts.clients < 2:
-            raise UsageError("there is nobody beside the forger; use two clients or more")
+            raise UsageError("the forger is the only client; use two clients or more")
 
     def _chosen(self, offered: tuple[MaliciousClient, ...]) -> tuple[MaliciousClient, ...]:
         known = {
@@ -140,7 +142,7 @@ class Poisoning:
 
 
 def malformed(kind: str) -> tuple[MaliciousClient, ...]:
-    """What no honest client could send in place of an artifact of `kind`."""
+    """Forgeries that no honest client could send in place of an artifact of `kind`."""
     flaws: dict[str, tuple[Flaw, ...]] = {
         **dict.fromkeys(STYLES, ("nan", "infinity", "negative", "another shape", "missing")),
         MODEL: ("nan", "infinity", "another shape", "missing"),
@@ -152,7 +154,7 @@ def malformed(kind: str) -> tuple[MaliciousClient, ...]:
 
 
 def legal(kind: str) -> tuple[MaliciousClient, ...]:
-    """What an honest client could send in place of an artifact of `kind`, and would not."""
+    """Forgeries in place of an artifact of `kind` that an honest client could send as well."""
     if kind == MODEL:
         return ScaledUpdate(factor=10.0), ScaledUpdate(factor=-1.0), Heavy(weight=HEAVY)
     if kind == "GeneratorState":

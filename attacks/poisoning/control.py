@@ -1,6 +1,6 @@
-"""Positive control for forgeries: FedAvg on two classes of brightness, and a client that overstates its update a hundredfold.
+"""Positive control of poisoning: FedAvg on dark and bright images, with a client that scales its update by 100.
 
-Nothing here is made up but the images: the federation runs as any other, by the code that measures harm elsewhere."""
+Only the images are synthetic: the federation runs as any other, and the same code measures the harm."""
 
 import torch
 
@@ -24,7 +24,7 @@ SIDE = 32  # pixels
 ROUNDS = 2
 SEEDS = 5
 AT_LEAST = 0.25
-"""The accuracy that must be lost: of two classes half is lost where the model answers one of them alone."""
+"""Minimum loss of accuracy: with two classes, half is lost where the model predicts only one of them."""
 FORGERY = ScaledUpdate(factor=100.0)
 PLAN = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 
@@ -32,7 +32,7 @@ PLAN = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 def planted_harm(
     knowledge: Knowledge, rng: torch.Generator, *, malicious_client: MaliciousClient = FORGERY
 ) -> PositiveControl:
-    """Run `SEEDS` pairs of federations in which client:0 forges; the accuracy lost must reach `AT_LEAST` on average."""
+    """Run `SEEDS` pairs of federations in which client:0 forges; the mean accuracy lost must reach `AT_LEAST`."""
     cases, truths = [], []
     method: Method = resolve("methods", "fedavg")(plan=PLAN)
     for number in range(SEEDS):
@@ -61,7 +61,7 @@ def planted_harm(
 
 
 def _images(count: int, rng: torch.Generator) -> DomainDataset:
-    """Half dark, half bright, with noise as strong as their difference."""
+    """Half dark, half bright images, with noise as large as their difference."""
     labels = torch.arange(count) % 2
     noise = torch.randint(0, 100, (count, 3, SIDE, SIDE), generator=rng)
     return DomainDataset(

@@ -1,17 +1,21 @@
-"""Pool exposure: what rows of single images, published anew every round, give away beside each image's style.
+"""Pool exposure: what rows of single images, published anew every round, reveal beyond each image's style.
 
 FedAlign's pool (algorithm 1; eqs. 7 to 10) holds the color statistics of a share r of each client's images, fresh ones
-every round. Asked of it, and of any other release with one row per image:
+every round. Four questions, for FedAlign and any other release with one row per image:
 
-*exposure*: of which of its n images has a client published a row after R exchanges? Distinct rows are told apart by their
-values, and each is given to the nearest of the candidate images. If k are drawn afresh each time, 1 - (1 - k/n)^R of the
-images have been published.
-*size*: how many images does a client hold? As many as let the public method send so many rows, by a line through runs of
-it on images that the adversary has. The guess without a client's release is the geometric mean of the others'.
+*exposure*: for which of its n images has a client published a row after R exchanges? Rows are distinguished by their
+values, and each is assigned to the nearest of the candidate images. If k are drawn afresh each time, 1 - (1 - k/n)^R of
+the images have been published.
+
+*size*: how many images does a client hold? The number for which the public method sends as many rows, by a line through
+runs of it on images that the adversary has. The baseline without a client's release is the geometric mean of the
+others' sizes.
+
 *palette* (encoder `pixels` alone): mean and std of red, green and blue are a palette, three Gaussians cut off at 0 and
-255; it is compared with the colors of every candidate.
-*order*: are neighboring rows alike? Then an image's neighbors in the release say which it is, and a loader that sorts
-by class has told the classes."""
+255. It is compared with the colors of every candidate.
+
+*order*: are neighboring rows similar? If so, an image's neighbors in the release identify it, and a loader that
+sorts by class reveals the classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.pool_exposure.control import (
-    PixelStatistics,
-    PublishesShare,
-    colored_images,
-    planted_client,
-    pool_of,
-)
+from fdgsec.attacks.pool_exposure.control import planted_pools
 from fdgsec.attacks.pool_exposure.row_order import beside, lag_correlation
 from fdgsec.attacks.statistics.defense_noise import RowMetric, row_metric
 from fdgsec.data.domains import DomainDataset
@@ -47,23 +45,22 @@ from fdgsec.threats.attack import (
     Question,
     Ranking,
     TargetFacts,
-    Truth,
 )  # fmt: skip
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.palettes import gaussian_palettes, palette_distances, palettes_of
-from fdgsec.threats.planted import upload
 
 SIMULATED = 12
-"""Clients of growing size whose pools are simulated."""
+"""Clients of increasing size whose pools are simulated."""
 AT_ONCE = 64  # rows that are compared with the candidates
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolExposure:
-    """Measure exposure and sizes over `rounds` exchanges of `clients` clients per domain of each of `sizes` images, and
-    palettes and order in the run's own rows and in `per_class` rows of every class.
+    """Measure exposure and sizes over `rounds` exchanges, and palettes and order in single rows.
 
-    None takes 10 clients, 3 and 10 rounds (profile quick), or 30 clients, 10 and 50 rounds (full)."""
+    Exposure and sizes use `clients` clients per domain of each of `sizes` images; palettes and order use the run's own
+    rows and `per_class` rows of every class. None takes 10 clients, 3 and 10 rounds (profile quick), or 30 clients, 10
+    and 50 rounds (full)."""
 
     name: ClassVar[str] = "pool-exposure"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles"})
@@ -75,9 +72,9 @@ class PoolExposure:
     gallery: int = 1000
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for clients over several exchanges, the run as it is, and rows in number.
+        """Ask for clients over several exchanges, for the run as it is, and for many rows.
 
-        Raises UsageError where no images are known: palettes need a guess without the release."""
+        Raises UsageError where no images are known, because palettes need a baseline guess without the release."""
         facts.check_images()
         full = facts.profile == "full"
         clients = self.clients if self.clients is not None else (30 if full else 10)
@@ -93,7 +90,8 @@ class PoolExposure:
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Say which images were published, how many there are, which colors they have, and whether order tells."""
+        """Infer which images were published, how many a client holds, their colors, and whether the row order is
+        informative."""
         metric = _metric(knowledge)
         exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge, metric)]
         sizes = _sizes(cases, _publishing(knowledge, child(rng, "simulated")))
@@ -101,10 +99,10 @@ class PoolExposure:
         return [*exposures, *sizes, *looked_up, *_orders(cases, child(rng, "orders"))]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Say what was published by the rows of another client of the same slice, and who is who after rows of a client
-        were exchanged for each other.
+        """Answer exposure from the rows of another client of the same slice, and look-ups with the rows of a client
+        permuted.
 
-        Sizes stay out: clients of one slice hold equally many images, and their exchange would change nothing."""
+        Sizes are left out: clients of one slice hold equally many images, so an exchange would change nothing."""
         answers: list[Answer] = []
         told, metric = _told(cases), _metric(knowledge)
         for where in dict.fromkeys(_population(cases[number]) for number in told):
@@ -117,7 +115,7 @@ class PoolExposure:
         return [*answers, *(answer for answer in lookups if isinstance(answer, Ranking))]
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Say which parts the adversary knows too little for."""
+        """Report the parts for which the adversary knows too little."""
         rows: list[Measurement] = []
         asked = _of(cases, "rounds")
         if asked and len(_told(cases)) < len(asked):
@@ -131,33 +129,8 @@ class PoolExposure:
         return rows
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Noisy one-colored images, of which clients publish half in each of four exchanges: 94% of all.
-
-        In the rows "as if released" images come sorted by brightness."""
-        sizes, ratio, ordered, public = (20, 40) * 3, 0.5, 30, 40
-        images = colored_images(2 * sum(sizes) + ordered + public, rng)
-        asked, inside, auxiliary = (
-            images.subset(part) for part in torch.arange(len(images)).split([2 * sum(sizes), ordered, public])
-        )
-        pairs = []
-        for number, size in enumerate(sizes):
-            candidates = asked.subset(2 * sum(sizes[:number]) + torch.randperm(2 * size, generator=rng))
-            pairs.append(planted_client(candidates, f"client:{number}", ratio=ratio, rounds=4, rng=rng))
-        bright = PixelStatistics()(inside).mean.sum(1).argsort()
-        case = Case(
-            question="as_if_released", views=(upload(pool_of(inside.subset(bright))),), victim="client:0",
-            records=ordered, domain="planted", slice={"domain": "planted"}, candidates=inside,
-        )  # fmt: skip
-        domains = torch.zeros(ordered, dtype=torch.int64)
-        pairs.append((case, Truth(rows=bright, images=inside.pixels(bright), domains=domains)))
-        planted = replace(
-            knowledge, statistics=PixelStatistics(), encoder=Pixels.name, domain_names=("planted",), own=None,
-            auxiliary=auxiliary, simulate=PublishesShare(ratio=ratio),
-        )  # fmt: skip
-        return PositiveControl(
-            cases=[case for case, _ in pairs], truths=[truth for _, truth in pairs], knowledge=planted,
-            measurement="exposed_fraction", at_least=0.75,
-        )  # fmt: skip
+        """Noisy single-color images with known exposure and order (fdgsec.attacks.pool_exposure.control)."""
+        return planted_pools(knowledge, rng)
 
 
 def _of(cases: Sequence[Case], question: str) -> list[int]:
@@ -179,14 +152,14 @@ def _styles(images: DomainDataset, knowledge: Knowledge) -> Tensor:
 
 
 def _metric(knowledge: Knowledge) -> RowMetric | None:
-    """What a defense does to rows, where there is one."""
+    """The metric between rows and images under a defense; None without one."""
     return None if knowledge.defended is None else row_metric(knowledge, knowledge.public_images())
 
 
 def _published(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tuple[Tensor, int]:
-    """Which candidates (G,) the distinct rows are nearest to, and how many there are.
+    """Which candidates (G,) the distinct rows are nearest to, and the number of distinct rows.
 
-    Every coordinate counts by its spread, behind a defense by the noise on it."""
+    Every coordinate is scaled by its spread, or under a defense by its noise."""
     assert case.candidates is not None
     known = _styles(case.candidates, knowledge)
     rows = [torch.cat(case.released(run), dim=1) for run in range(len(case.views))]
@@ -202,7 +175,7 @@ def _published(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tu
 
 
 def _exposed(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | None) -> list[Answer]:
-    """The images that were published, and the share to be expected; behind a defense copies of a row differ."""
+    """The images that were published, and the expected share; under a defense repeated rows of one image differ."""
     assert case.records is not None
     published, distinct = _published(case, knowledge, metric)
     where, times = {"rounds": len(case.views)}, len(case.views)
@@ -216,9 +189,10 @@ def _exposed(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | 
 
 
 def _publishing(knowledge: Knowledge, rng: torch.Generator) -> tuple[float, float] | None:
-    """How many rows the public method sends for n images, about a + b n: (a, b), fitted to runs on the adversary's images.
+    """Coefficients (a, b) of the number of rows a + b n that the public method sends for n images.
 
-    A share that is rounded down has a = -1/2, one rounded up 1/2. None where it cannot be run, or always sends as many."""
+    Fitted to runs on the adversary's images. A share that is rounded down has a = -1/2, one that is rounded up 1/2.
+    None where the method cannot be run, or always sends the same number."""
     images = knowledge.public_images()
     if knowledge.simulate is None or len(images) < SIMULATED:
         return None
@@ -249,11 +223,12 @@ def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> lis
 def _looked_up(
     cases: Sequence[Case], knowledge: Knowledge, metric: RowMetric | None, ring: torch.Generator | None
 ) -> list[Answer]:
-    """Compare rows with candidates, by palette and by their neighbors; with `ring` rows of a case are exchanged first.
+    """Compare rows with candidates, by palette and by their neighbors; with `ring`, the rows of a case are permuted
+    first.
 
-    Behind a defense a palette is that of the likeliest row."""
+    Under a defense a palette is that of the most likely clean row."""
     answers: list[Answer] = []
-    galleries: dict[int, Tensor] = {}  # clients of one run share theirs
+    galleries: dict[int, Tensor] = {}  # shared by the clients of one run
     blind: dict[str | None, Tensor] = {}
     for number in (*_of(cases, "released"), *_of(cases, "as_if_released")):
         case = cases[number]
@@ -273,7 +248,7 @@ def _looked_up(
             if case.domain not in blind:
                 blind[case.domain] = palettes_of(_public(case.domain, knowledge)).quantile(0.5, dim=0)
             answers.append(Palettes(case=number, palettes=palettes, without=blind[case.domain], slice=kind))
-        # among candidates of several domains neighbors would tell the domain, and not the order
+        # among candidates of several domains, neighbors would reveal the domain instead of the order
         if case.question == "as_if_released" and case.candidates is not None and len(rows) > 2:
             apart = beside(rows, _styles(case.candidates, knowledge))
             answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "neighbors"}))
@@ -288,14 +263,14 @@ def _colors(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _public(domain: str | None, knowledge: Knowledge) -> DomainDataset:
-    """The public images, those of the victim's domain where it is known."""
+    """The public images, restricted to the victim's domain where it is known."""
     images = knowledge.public_images()
     known = domain is not None and domain in images.domain_names and len(images.of_domain(domain)) > 0
     return images.of_domain(domain) if known and domain is not None else images
 
 
 def _orders(cases: Sequence[Case], rng: torch.Generator) -> list[Prediction]:
-    """How alike neighboring rows are, and how often a random order would have them as much so."""
+    """The similarity of neighboring rows, and its permutation p-value."""
     found = []
     for number in _of(cases, "as_if_released"):
         rows = torch.cat(cases[number].released(), dim=1)

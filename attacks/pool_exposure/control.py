@@ -1,4 +1,4 @@
-"""Positive controls for pools of rows: noisy one-colored images, and a method that publishes rows of a share of them."""
+"""Positive control of pool exposure: noisy single-color images, and a method that publishes rows of a share of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,12 @@ from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.encoders import Pixels, image_moments
 from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Truth
+from fdgsec.threats.attack import (
+    Case,
+    Knowledge,
+    PositiveControl,
+    Truth,
+)  # fmt: skip
 from fdgsec.threats.planted import upload
 
 SIDE = 16  # pixels; the smallest that encoders take
@@ -18,10 +23,10 @@ SIDE = 16  # pixels; the smallest that encoders take
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PixelStatistics:
-    """Color statistics of any images, computed when asked."""
+    """Color statistics of any images, computed on demand."""
 
     def __call__(self, dataset: DomainDataset) -> Moments:
-        """Give one row of moments per image of `dataset`."""
+        """One row of moments per image of `dataset`."""
         return image_moments(Pixels(), dataset)
 
 
@@ -32,7 +37,7 @@ class PublishesShare:
     ratio: float
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
-        """What the server sees of "client:1", "client:2", ... that hold `data`: fresh rows every round, once for 0."""
+        """The server's view of "client:1", "client:2", ... that hold `data`: fresh rows every round, once for 0."""
         messages = []
         for turn in range(max(rounds, 1)):
             for number, images in enumerate(data, 1):
@@ -49,7 +54,7 @@ def pool_of(images: DomainDataset) -> ImageStyles:
 
 
 def colored_images(count: int, rng: torch.Generator) -> DomainDataset:
-    """Make `count` images of one color each, rather gray, with Gaussian noise whose strength is its own per channel."""
+    """Make `count` images of one color each, close to gray, with Gaussian noise of its own strength per channel."""
     lightness = torch.rand(count, 1, 1, 1, generator=rng)
     hue, strength = torch.rand(2, count, 3, 1, 1, generator=rng)
     color = 0.75 * lightness + 0.25 * hue
@@ -77,3 +82,33 @@ def planted_client(
         candidates=candidates,
     )  # fmt: skip
     return case, Truth(members=members)
+
+
+def planted_pools(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+    """Noisy single-color images, of which clients publish half in each of four exchanges: 94% of all.
+
+    The rows "as if released" are sorted by brightness."""
+    sizes, ratio, ordered, public = (20, 40) * 3, 0.5, 30, 40
+    images = colored_images(2 * sum(sizes) + ordered + public, rng)
+    asked, inside, auxiliary = (
+        images.subset(part) for part in torch.arange(len(images)).split([2 * sum(sizes), ordered, public])
+    )
+    pairs = []
+    for number, size in enumerate(sizes):
+        candidates = asked.subset(2 * sum(sizes[:number]) + torch.randperm(2 * size, generator=rng))
+        pairs.append(planted_client(candidates, f"client:{number}", ratio=ratio, rounds=4, rng=rng))
+    bright = PixelStatistics()(inside).mean.sum(1).argsort()
+    case = Case(
+        question="as_if_released", views=(upload(pool_of(inside.subset(bright))),), victim="client:0",
+        records=ordered, domain="planted", slice={"domain": "planted"}, candidates=inside,
+    )  # fmt: skip
+    domains = torch.zeros(ordered, dtype=torch.int64)
+    pairs.append((case, Truth(rows=bright, images=inside.pixels(bright), domains=domains)))
+    planted = replace(
+        knowledge, statistics=PixelStatistics(), encoder=Pixels.name, domain_names=("planted",), own=None,
+        auxiliary=auxiliary, simulate=PublishesShare(ratio=ratio),
+    )  # fmt: skip
+    return PositiveControl(
+        cases=[case for case, _ in pairs], truths=[truth for _, truth in pairs], knowledge=planted,
+        measurement="exposed_fraction", at_least=0.75,
+    )  # fmt: skip

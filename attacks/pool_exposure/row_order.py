@@ -1,4 +1,4 @@
-"""Does the order of released rows say anything: are neighbors alike, and does a row's neighborhood tell which it is?"""
+"""Row order: whether neighboring released rows are similar, and whether a row's neighbors identify its image."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ LEAST_SPREAD = 1e-9  # a coordinate that never varies must not divide by zero
 
 
 def standardized(rows: Tensor, *, like: Tensor) -> Tensor:
-    """Give `rows` (R, D) the means 0 and deviations 1 that would be those of `like` (n, D)."""
+    """Standardize `rows` (R, D) by the means and deviations of `like` (n, D)."""
     return (rows - like.mean(0)) / like.std(0, correction=0).clamp_min(LEAST_SPREAD)
 
 
 def beside(rows: Tensor, known: Tensor) -> Tensor:
-    """How far each candidate `known` (G, D) is on average from the rows before and after each of `rows` (R, D): (R, G).
+    """The mean distance of each candidate `known` (G, D) from the rows before and after each of `rows` (R, D): (R, G).
 
-    A row itself is not looked at, so that in a random order a candidate is as near as any. Raises ValueError for fewer
+    The row itself is not used, so that in a random order all candidates are equally near. Raises ValueError for fewer
     than three rows."""
     if len(rows) < 3:
         raise ValueError(f"neighbors on both sides need three rows; got {len(rows)}.")
@@ -25,10 +25,10 @@ def beside(rows: Tensor, known: Tensor) -> Tensor:
 
 
 def lag_correlation(rows: Tensor, *, rng: torch.Generator, orders: int = 999) -> tuple[float, float]:
-    """Give the mean product of neighboring standardized rows (R, D), over coordinates, and its permutation p-value.
+    """The mean product of neighboring standardized rows (R, D), over coordinates, and its permutation p-value.
 
-    The first is the lag-1 autocorrelation, -1/(R - 1) in a random order; large values are evidence. Raises ValueError
-    for fewer than three rows."""
+    The first is the lag-1 autocorrelation, -1/(R - 1) in a random order; large values are evidence of order. Raises
+    ValueError for fewer than three rows."""
     if len(rows) < 3:
         raise ValueError(f"an order needs three rows; got {len(rows)}.")
     z = standardized(rows, like=rows)

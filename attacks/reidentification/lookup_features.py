@@ -1,4 +1,4 @@
-"""How rows of single images are looked up: what is compared of a release and of a candidate image."""
+"""Look-up features: the vectors compared between a released row and a candidate image."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ SPECTRA_AT_ONCE = 64
 
 
 class Look(Protocol):
-    """How rows of one kind are looked up: what is compared of a release and of an image, both (n, D)."""
+    """Features of one kind of rows: what is compared of a release and of an image, both (n, D)."""
 
     def rows(self, case: Case) -> Tensor:
-        """Give what was released, before it is rounded."""
+        """The released rows, before they are rounded."""
         ...
 
     def images(self, dataset: DomainDataset) -> Tensor:
-        """Give the same of images."""
+        """The same features of images."""
         ...
 
     def made(self, dataset: DomainDataset) -> Artifact:
-        """Give what a client that releases all of its images would send."""
+        """The artifact of a client that releases all of its images."""
         ...
 
     def read(self, artifact: Artifact) -> Tensor:
-        """Give the rows of such an artifact."""
+        """The rows of such an artifact."""
         ...
 
     def compared(self, rows: Tensor) -> Tensor:
-        """Bring rows to where distances are taken."""
+        """Map rows to the space in which distances are computed."""
         ...
 
 
@@ -50,7 +50,7 @@ class StyleRows:
     knowledge: Knowledge
 
     def rows(self, case: Case) -> Tensor:
-        """Mean beside std of each row."""
+        """Mean and std of each row, concatenated."""
         return torch.cat(case.released(), dim=1)
 
     def images(self, dataset: DomainDataset) -> Tensor:
@@ -62,17 +62,17 @@ class StyleRows:
         return styles_made(self.knowledge)(dataset)
 
     def read(self, artifact: Artifact) -> Tensor:
-        """Mean beside std of each row."""
+        """Mean and std of each row, concatenated."""
         return styles_read(artifact)
 
     def compared(self, rows: Tensor) -> Tensor:
-        """As they are."""
+        """Rows unchanged."""
         return rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrumRows:
-    """Low frequencies of amplitude spectra of `size` = (H, W) pixels, (n, 3 k); compared by logarithm.
+    """Low frequencies of amplitude spectra of `size` = (H, W) pixels, (n, 3 k), compared by logarithm.
 
     Natural amplitudes fall with the frequency by orders of magnitude, and differ between images by factors."""
 
@@ -100,7 +100,8 @@ class SpectrumRows:
             yield amplitudes(as_float(resized(dataset.pixels(rows), side)))
 
     def compared(self, rows: Tensor) -> Tensor:
-        """log(1 + A): pixels lie in [0, 1], so that 1 is far below what an image has, and what it has not weighs little."""
+        """log(1 + A). Pixels lie in [0, 1], so that 1 is far below an image's amplitudes, and absent ones have little
+        weight."""
         return rows.log1p()
 
 

@@ -1,10 +1,11 @@
-"""What a defense does to a release, as an adversary knows it: its options are public, its randomness is not.
+"""Defense noise: the effect of a defense on a release, estimated by an adversary that knows its options.
 
-An attack that ignores the noise on what it reads is weaker than it must be, and flatters the defense: a test that whitens
-by how images vary gives most weight to directions in which they hardly do, which is where noise of one size drowns
-everything. So adversaries pass releases of their own images through the defense, many times, and look at what becomes of
-t: by how much it moves, and how far it scatters. Rounding and clipping draw nothing, but do to each client something
-else: every pass is of another client. `RowMetric` then compares rows of single images with images under that noise."""
+An attack that ignores the noise on what it reads is weaker than it could be, and overstates the protection. A test that
+whitens by the variation of images gives the largest weight to directions of small variance, in which noise of a fixed
+size dominates. The adversary therefore passes releases of its own images through the defense, many times, and estimates
+the shift and variance of t. The defense's options are public, its randomness is not. Rounding and clipping draw
+nothing, but their effect differs between clients, so every pass uses another client. `RowMetric` then compares rows of
+single images with images under that noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,21 +22,21 @@ from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
 
 DRAWS = 200
-"""Passes of means through the defense: all victims of a size are read by one shift, whose error (1/200 of the noise's
-variance) must stay small beside that of the mean over some tens of them."""
+"""Passes of means through the defense. All victims of a size share one shift estimate, whose error (1/200 of the
+noise's variance) must stay small relative to that of the mean over some tens of victims."""
 SPECTRA = 12
-"""Clients whose whole spectra are made."""
+"""Clients for which whole spectra are computed."""
 ROWS = 200
-"""Images of each domain, at most, that are passed as rows: a standard deviation is known to 5%."""
+"""Maximum number of images per domain that are passed as rows: the standard deviation is known to 5%."""
 COPIES = 3
-"""Noisy versions of a training row that a classifier of noisy rows is fitted to."""
+"""Noisy versions of each training row of a classifier of noisy rows."""
 COPIED = 0.01
-"""Share of the variance between images by which a copy, or what else the look-up meets beside noise, may differ."""
+"""Share of the variance between images by which a copy may differ, beside the noise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseNoise:
-    """By how much the defense moves t of a release on average, `shift` (D,), and its variance about that, (D,)."""
+    """The mean `shift` (D,) of t under the defense, and its `variance` around that, (D,)."""
 
     shift: Tensor
     variance: Tensor
@@ -43,7 +44,8 @@ class DefenseNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class RowDefenseNoise:
-    """What becomes of the row of a single image, within its domain: shift + center + `gain` (row - center) + noise.
+    """The effect of the defense on a single image's row, within its domain: shift + center + `gain` (row - center) +
+    noise.
 
     A mean of k rows keeps 1/k of each, noise all of it. `shift` and the noise's `variance` are (D,)."""
 
@@ -52,12 +54,12 @@ class RowDefenseNoise:
     variance: Tensor
 
     def placed(self, rows: Tensor) -> Tensor:
-        """Where the rows (n, D) of candidate images are expected after the defense, noise apart."""
+        """The expected rows (n, D) of candidate images after the defense, without the noise."""
         center = rows.mean(0)
         return self.shift + center + self.gain * (rows - center)
 
     def likely(self, rows: Tensor, center: Tensor, spread: Tensor) -> Tensor:
-        """What was behind received rows (n, D), by coordinate: the mean of a Gaussian image given its row.
+        """The posterior mean of the clean rows behind received rows (n, D), by coordinate, under a Gaussian prior.
 
         Images have mean `center` and variance `spread` (D,)."""
         drowned = self.gain**2 * spread + self.variance
@@ -65,18 +67,21 @@ class RowDefenseNoise:
         return center + kept * (rows - self.shift - center)
 
     def whitening(self, between: Whitening) -> Whitening:
-        """The metric in which the candidate whose row is nearest is the likeliest: noise counts, and a little of how
-        images differ (`between`), which is what is left to go by where a defense leaves rows as they are."""
+        """The metric in which the candidate with the nearest row is the most likely.
+
+        It combines the noise with a small share of the variation of images (`between`), which decides where a defense
+        leaves rows unchanged."""
         return between.blurred(self.variance / COPIED)
 
 
 def defense_noise_of_mean(
     knowledge: Knowledge, images: DomainDataset, *, records: int, about: Tensor, rng: torch.Generator
 ) -> DefenseNoise | None:
-    """What the defense does to the mean of `records` images like these, its squares taken `about` (D,); None: nothing.
+    """The effect of the defense on the mean of `records` such images, its squares centered on `about` (D,); None
+    without one.
 
-    Every pass is of a client of its own, whose images are drawn from `images` with replacement; of whole spectra, which are
-    Fourier transforms of all of them, SPECTRA clients take turns."""
+    Every pass has its own client, whose images are drawn from `images` with replacement. Whole spectra, which are
+    Fourier transforms of all of them, are computed for SPECTRA clients that are reused in turn."""
     if knowledge.defended is None:
         return None
     moved, held = [], list[tuple[DomainDataset, Artifact]]()
@@ -95,9 +100,10 @@ def defense_noise_of_mean(
 
 
 def release_of_mean(knowledge: Knowledge, data: DomainDataset, rng: torch.Generator) -> Artifact:
-    """What a client that holds `data` would send before any defense, where that is a mean.
+    """The release of a client that holds `data` before any defense, where that is a mean.
 
-    Defenses act on whole spectra, of which a reading keeps a part: those are made by the target's own code."""
+    Defenses act on whole spectra, of which a released statistic keeps a part: those are made by the target's own
+    code."""
     if isinstance(knowledge.released_statistic, MeanSpectra) and knowledge.shared is not None:
         return knowledge.shared(data, rng)
     return pooled_release(knowledge.statistics(data), knowledge.released_statistic)
@@ -111,9 +117,9 @@ def defense_noise_of_rows(
     read: Callable[[Artifact], Tensor],
     rng: torch.Generator,
 ) -> RowDefenseNoise | None:
-    """What the defense does to rows of single images, `made` of them and `read` as (n, D); None: nothing.
+    """The effect of the defense on rows of single images, `made` of them and `read` as (n, D); None without one.
 
-    Images of one domain are one client's, as victims' are: defenses may mix what one client sends."""
+    Images of one domain belong to one client, as victims' do, because a defense may mix what one client sends."""
     if knowledge.defended is None:
         return None
     plain, noisy = [], []
@@ -134,7 +140,7 @@ def defense_noise_of_rows(
 
 
 def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
-    """How rows of single images' styles are made: mean and unbiased std of each, in float32."""
+    """A function that makes rows of single images' styles: mean and unbiased std of each, in float32."""
 
     def made(images: DomainDataset) -> Artifact:
         mean, std = knowledge.statistics(images).style(unbiased=True)
@@ -144,20 +150,20 @@ def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
 
 
 def styles_read(artifact: Artifact) -> Tensor:
-    """Mean beside std of each row, (n, 2C) float64."""
+    """Mean and std of each row, concatenated, (n, 2C) float64."""
     return torch.cat([artifact.tensors()[name].double() for name in ("mean", "std")], dim=1)
 
 
 def defense_noise_of_styles(knowledge: Knowledge, images: DomainDataset) -> RowDefenseNoise | None:
-    """What the defense does to single images' styles, (mean, std) side by side; None: nothing."""
-    coins = stream(0, "attack", "blur of rows")  # says what noise is like, nothing secret
-    return defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=coins)
+    """The effect of the defense on single images' styles, (mean, std) concatenated; None without one."""
+    rng = stream(0, "attack", "blur of rows")  # public: describes the noise distribution only
+    return defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=rng)
 
 
 def noisy_rows(
     knowledge: Knowledge, images: DomainDataset, mean: Tensor, std: Tensor, rng: torch.Generator, copies: int = COPIES
 ) -> tuple[Tensor, Tensor, int]:
-    """Give `copies` versions of single images' styles (n, C) as they would be released, and how many; else them alone.
+    """`copies` noisy versions of single images' styles (n, C), and their number; without a defense the styles and 1.
 
     Images of one domain are released together, as by one client."""
     if knowledge.defended is None:
@@ -176,9 +182,10 @@ def noisy_rows(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMetric:
-    """The metric in which the image behind a row is the likeliest where it is the nearest.
+    """The metric in which the image whose row is nearest is the most likely one.
 
-    Without noise, whitening by how images differ; with noise, by that of the noise (fdgsec.attacks.statistics.defense_noise)."""
+    Without noise, whitening by the variation of images; with noise, by that of the noise
+    (fdgsec.attacks.statistics.defense_noise)."""
 
     whiten: Whitening
     defense_noise: RowDefenseNoise | None
@@ -188,19 +195,20 @@ class RowMetric:
         return self.whiten(rows)
 
     def placed(self, rows: Tensor) -> Tensor:
-        """The rows (G, D) of candidate images in this metric, where the defense would put them."""
+        """The rows (G, D) of candidate images in this metric, at their expected values under the defense."""
         return self.whiten(rows if self.defense_noise is None else self.defense_noise.placed(rows))
 
     def likely(self, rows: Tensor, images: Tensor) -> Tensor:
-        """What was behind received rows (R, D), drawn toward `images` (n, D) by the share of noise; without a
-        defense the rows themselves."""
+        """The posterior mean behind received rows (R, D), shrunk toward `images` (n, D) by the share of noise.
+
+        Without a defense the rows themselves."""
         if self.defense_noise is None:
             return rows
         return self.defense_noise.likely(rows, images.mean(0), images.var(0, correction=0))
 
 
 def row_metric(knowledge: Knowledge, images: DomainDataset, whiten: Whitening | None = None) -> RowMetric:
-    """Make the metric from the adversary's `images`; `whiten` (by how these differ within a domain) may be given."""
+    """Make the metric from the adversary's `images`; `whiten` (by their variation within a domain) may be given."""
     defense_noise = defense_noise_of_styles(knowledge, images)
     if whiten is None:
         rows = torch.cat(knowledge.statistics(images).style(unbiased=True), dim=1)

@@ -1,4 +1,4 @@
-"""Linear classifiers of noise images, which the positive controls of several attacks train."""
+"""Linear classifiers of noise images, used by the positive controls of several attacks."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ SIDE = 16
 
 
 def noise_images(count: int, *, side: int, classes: int, rng: torch.Generator) -> DomainDataset:
-    """Make images (count, 3, side, side) of independent pixels with random labels: nothing but memory tells a label."""
+    """Images (count, 3, side, side) of independent pixels with random labels, which can only be memorized."""
     return DomainDataset(
         name="planted", store=torch.randint(0, 256, (count, 3, side, side), generator=rng, dtype=torch.uint8),
         rows=torch.arange(count), labels=torch.randint(0, classes, (count,), generator=rng),

@@ -1,11 +1,11 @@
-"""Was this record in a model's training set: LiRA, RMIA and two baselines, on what models say about candidates.
+"""LiRA, RMIA and two baselines: membership tests on a model's outputs for candidate records.
 
-LiRA: Carlini et al., "Membership Inference Attacks From First Principles", IEEE S&P 2022, arXiv:2112.03570: section IV and
-its Algorithm 1. RMIA: Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks", ICML 2024,
+LiRA: Carlini et al., "Membership Inference Attacks From First Principles", IEEE S&P 2022, arXiv:2112.03570: section IV
+and its Algorithm 1. RMIA: Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks", ICML 2024,
 arXiv:2312.03262. Loss threshold: Yeom et al., CSF 2018, arXiv:1709.01604. Calibration: Watson et al., arXiv:2111.08440.
 
-Reference models (IN or OUT, by candidate) say what is normal for a record; a report must name as many as were used, so
-every table of their outputs comes with the number declared. Larger scores say member. float64 throughout."""
+Reference models (IN or OUT, by candidate) give the null distribution of a record's outputs. A report must state how
+many were used, so every table of their outputs declares their number. Larger scores mean member. float64 throughout."""
 
 import math
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from torch import Tensor
 from fdgsec.runtime.errors import UsageError
 
 Variance = Literal["per-example", "global"]
-SMALLEST_SPREAD = 1e-3  # of the pooled spread: saturated references that agree to the last bit must not decide alone
-ROUNDING = 1e-12  # of a log ratio: equal ones, as of saturated confidences, are equal whatever the order of their sums
+SMALLEST_SPREAD = 1e-3  # of the pooled spread: lower bound for saturated references that agree to the last bit
+ROUNDING = 1e-12  # tolerance on log ratios: ties, as of saturated confidences, must not depend on the order of sums
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class References:
-    """What `models` reference models say about N candidates, and who trained on which.
+    """The outputs of `models` reference models for N candidates, and their training sets.
 
-    `values` is (models, N) or (models, N, queries): scaled logits for LiRA, log-confidences for the rest; `members`
-    (models, N) bool is True where a model saw the candidate. Raises UsageError where the number of models, the shapes,
-    the type of `members` or a value that is not finite contradict that."""
+    `values` is (models, N) or (models, N, queries): scaled logits for LiRA, log-confidences for the rest. `members`
+    (models, N) bool is True where a model was trained on the candidate. Raises UsageError where the number of models,
+    the shapes, the type of `members` or a non-finite value contradict that."""
 
     models: int
     values: Tensor
@@ -49,7 +49,7 @@ class Population:
     """The log-confidences of M records z of the population: `target` (M,), `references` (models, M).
 
     RMIA compares each candidate with them; the target must not have been trained on them. Raises UsageError where the
-    number of models or the shapes contradict each other, or a value is no log-confidence."""
+    number of models or the shapes contradict each other, or a value is not a log-confidence."""
 
     models: int
     target: Tensor
@@ -72,10 +72,11 @@ class Population:
 
 
 def scaled_logit(logits: Tensor, labels: Tensor) -> Tensor:
-    """Give phi = log(p_y / (1 - p_y)), nearly Gaussian over training sets (Carlini et al. 2022, section IV).
+    """phi = log(p_y / (1 - p_y)), nearly Gaussian over training sets (Carlini et al. 2022, section IV).
 
-    Computed as z_y - logsumexp over the other classes, which neither overflows nor saturates. `logits` is
-    (..., classes), `labels` int64 and broadcastable to (...), the result's shape.
+    Computed as z_y - logsumexp over the other classes, which neither overflows nor saturates. `logits` is (...,
+    classes), `labels` int64 and broadcastable to (...), the result's shape.
+
     Raises UsageError for fewer than two classes, labels that do not fit, and logits that are not finite."""
     scores, index = _labeled(logits, labels)
     others = scores.scatter(-1, index, -torch.inf)
@@ -83,15 +84,16 @@ def scaled_logit(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def log_confidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """Give log p_y, the negated cross-entropy; arguments, shape and errors as for `scaled_logit`."""
+    """log p_y, the negated cross-entropy; arguments, shape and errors as for `scaled_logit`."""
     scores, index = _labeled(logits, labels)
     return scores.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
 def scaled_confidence(confidence: Tensor) -> Tensor:
-    """Give phi from p_y itself (...), where logits are not to be had.
+    """phi from p_y itself (...), where logits are not available.
 
-    Raises UsageError for confidences outside (0, 1): a rounded 1 has lost the phi that its logits still hold."""
+    Raises UsageError for confidences outside (0, 1): a confidence rounded to 1 has lost its phi, which the logits still
+    hold."""
     values = confidence.to(torch.float64)
     outside = int((~((values > 0) & (values < 1))).sum())
     if outside:
@@ -102,13 +104,14 @@ def scaled_confidence(confidence: Tensor) -> Tensor:
 def lira_online(target: Tensor, references: References, *, variance: Variance) -> Tensor:
     """The log likelihood ratio of IN to OUT, log N(phi; mu_in, s_in^2) - log N(phi; mu_out, s_out^2): (N,).
 
-    Algorithm 1 of Carlini et al. 2022: means and variances per candidate from the reference models that saw it and those
-    that did not. `target` holds the attacked model's phi, (N,) or (N, queries). Queries (augmentations) count as
-    independent, each with its own Gaussians, and their log ratios are summed (a multivariate Gaussian of diagonal
-    covariance; the authors' code takes the mean, the same order). Views of one image are not: the sum ranks candidates,
-    but overstates the odds.
-    "per-example" divides squares by the number of models, as the authors' code does (which centers by the median);
-    "global" pools the squares around the candidates' own means, one variance a query and side, over their degrees of
+    Algorithm 1 of Carlini et al. 2022: means and variances per candidate from the reference models trained on it and
+    those that were not. `target` holds the attacked model's phi, (N,) or (N, queries). Queries (augmentations) are
+    treated as independent, each with its own Gaussians, and their log ratios are summed (a multivariate Gaussian of
+    diagonal covariance; the authors' code takes the mean, which gives the same order). Augmentations of one image are
+    not independent: the sum ranks candidates, but overstates the odds.
+
+    "per-example" divides squares by the number of models, as the authors' code does (which centers by the median).
+    "global" pools the squares around the candidates' own means, one variance per query and side, over their degrees of
     freedom: better with few models (section VI). Raises UsageError where a candidate has too few models of a side."""
     observed, values = _aligned(target, references)
     inside = _gaussians(values, references.members, "IN", variance)
@@ -117,26 +120,28 @@ def lira_online(target: Tensor, references: References, *, variance: Variance) -
 
 
 def lira_offline(target: Tensor, references: References, *, variance: Variance) -> Tensor:
-    """How far phi lies above its OUT Gaussian, in standard deviations: (N,).
+    """The distance of phi above the mean of its OUT Gaussian, in standard deviations: (N,).
 
     The offline, one-sided test of Carlini et al. 2022, section IV: Lambda = 1 - Pr[Z > phi], Z ~ N(mu_out, s_out^2), is
     the standard normal distribution function of this score, which unlike Lambda does not round to 1. Reference models
-    that saw a candidate are left out. Independent queries are combined as sum z / sqrt(queries), again standard normal
-    for a non-member where they are independent. Otherwise as `lira_online`."""
+    trained on a candidate are left out. Independent queries are combined as sum z / sqrt(queries), again standard
+    normal for a non-member where they are independent. Otherwise as `lira_online`."""
     observed, values = _aligned(target, references)
     mean, spread = _gaussians(values, ~references.members, "OUT", variance)
     return ((observed - mean) / spread).sum(1) / math.sqrt(observed.shape[1])
 
 
 def rmia_online(target: Tensor, references: References, *, population: Population, gamma: float = 1.0) -> Tensor:
-    """The share of the population that each candidate's likelihood ratio beats: (N,) in [0, 1].
+    """The share of the population that each candidate's likelihood ratio dominates: (N,) in [0, 1].
 
-    Zarifzadeh et al. 2024: score(x) = Pr_z[LR(x, z) >= gamma] with the pairwise ratio
-    LR(x, z) = (p(x|theta) / p(x)) / (p(z|theta) / p(z)). Here p(x) is the mean of the IN and the OUT models' average,
-    so that their numbers may differ; p(z) is the average over all reference models. `target` (N,) and `references`
-    (models, N) are log-confidences. `gamma` 1 is the authors' code's.
-    Needs no (N, M) table: LR >= gamma means p(z|theta)/p(z) <= p(x|theta)/(gamma p(x)), a rank among sorted values. Scores
-    move in steps of 1/M, and all candidates above the whole population tie: a small M hides the best ones.
+    Zarifzadeh et al. 2024: score(x) = Pr_z[LR(x, z) >= gamma] with the pairwise ratio LR(x, z) = (p(x|theta) / p(x)) /
+    (p(z|theta) / p(z)). Here p(x) is the mean of the IN and the OUT models' average, so that their numbers may differ;
+    p(z) is the average over all reference models. `target` (N,) and `references` (models, N) are log-confidences.
+    `gamma` 1 is the value of the authors' code.
+
+    Needs no (N, M) table: LR >= gamma means p(z|theta)/p(z) <= p(x|theta)/(gamma p(x)), a rank among sorted values.
+    Scores are multiples of 1/M, and all candidates above the whole population tie: a small M hides the best ones.
+
     Raises UsageError for gamma <= 0, other numbers of models, or a candidate without an IN or OUT model."""
     observed, values = _rmia_inputs(target, references, population, gamma)
     inside = _log_mean(values, references.members, "IN")
@@ -152,7 +157,8 @@ def rmia_offline(
 
     Zarifzadeh et al. 2024 take p_in = a p_out + 1 - a, a line through (1, 1); `offline_a` in [0, 1] is a (.3 in the
     authors' code), for candidates and population alike, all of whose references count as OUT.
-    Models that saw a candidate are left out of its p_out. Otherwise as `rmia_online`."""
+
+    Models trained on a candidate are left out of its p_out. Otherwise as `rmia_online`."""
     if not 0 <= offline_a <= 1:
         raise UsageError(f"offline_a must lie in [0, 1]; got {offline_a}.")
     observed, values = _rmia_inputs(target, references, population, gamma)
@@ -162,7 +168,7 @@ def rmia_offline(
 
 
 def loss_score(target: Tensor) -> Tensor:
-    """The log-confidence (N,) as it is: a threshold on the loss (Yeom et al. 2018), blind to how hard a record is.
+    """The log-confidence (N,) unchanged: a threshold on the loss (Yeom et al. 2018), not calibrated for hard records.
 
     Raises UsageError for another shape and for values above 0."""
     if target.ndim != 1 or not len(target):
@@ -172,7 +178,7 @@ def loss_score(target: Tensor) -> Tensor:
 
 
 def calibrated_score(target: Tensor, references: References) -> Tensor:
-    """By how much the loss lies below its mean over the OUT models (Watson et al. 2022): (N,) from log-confidences.
+    """The OUT models' mean loss minus the target's (Watson et al. 2022): (N,) from log-confidences.
 
     Several queries are averaged. Raises UsageError where a candidate has no OUT model."""
     observed, values = _log_confidences(target, references)
@@ -181,7 +187,7 @@ def calibrated_score(target: Tensor, references: References) -> Tensor:
 
 
 def _labeled(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Check logits and labels; give float64 logits and labels as an index of their last dimension."""
+    """Check logits and labels; return float64 logits and labels as an index of their last dimension."""
     if logits.ndim < 1 or logits.shape[-1] < 2:
         raise UsageError(f"logits must be (..., classes) with two classes or more; got {tuple(logits.shape)}.")
     wanted = logits.shape[:-1]
@@ -216,19 +222,20 @@ def _check_log_confidences(values: Tensor, name: str) -> None:
 
 
 def _rmia_inputs(target: Tensor, references: References, population: Population, gamma: float) -> tuple[Tensor, Tensor]:
-    """As `_log_confidences`, where target, references and population belong together and there is one query."""
+    """As `_log_confidences`, after checking that target, references and population match and that there is one
+    query."""
     if not (0 < gamma < math.inf):
         raise UsageError(f"gamma must be a ratio above 0; got {gamma}.")
     if references.models != population.models:
         counts = f"{references.models} for the candidates, {population.models} for the population"
-        raise UsageError(f"candidates and population must be shown to the same reference models; got {counts}.")
+        raise UsageError(f"candidates and population must have the same reference models; got {counts}.")
     if references.values.ndim != 2:
         raise UsageError(f"RMIA takes one query, references (models, N); got {tuple(references.values.shape)}.")
     return _log_confidences(target, references)
 
 
 def _aligned(target: Tensor, references: References) -> tuple[Tensor, Tensor]:
-    """Give the target's values (N, queries) and the references' (models, N, queries) in float64."""
+    """The target's values (N, queries) and the references' (models, N, queries) in float64."""
     shape = tuple(references.values.shape)
     if target.shape != shape[1:]:
         raise UsageError(f"target must be {shape[1:]}, as references are {shape}; got {tuple(target.shape)}.")
@@ -246,13 +253,14 @@ def _log_confidences(target: Tensor, references: References) -> tuple[Tensor, Te
 
 
 def _shares(chosen: Tensor, side: str, *, least: int) -> Tensor:
-    """Give each chosen model's weight in its candidate's mean, (models, N), checking that there are `least` of them."""
+    """Each chosen model's weight in its candidate's mean, (models, N); raises UsageError for fewer than `least` of
+    them."""
     counts = chosen.sum(0)
     lacking = (counts < least).nonzero().flatten().tolist()
     if lacking:
         raise UsageError(
-            f"{len(lacking)} of {len(counts)} candidates have fewer than {least} {side} of {len(chosen)} reference models "
-            f"(first: {lacking[:5]}); train more, rebalance who sees what, or take a test that needs fewer."
+            f"{len(lacking)} of {len(counts)} candidates have fewer than {least} {side} of {len(chosen)} reference "
+            f"models (first: {lacking[:5]}); train more, rebalance who sees what, or take a test that needs fewer."
         )
     return chosen.to(torch.float64) / counts
 
@@ -276,17 +284,17 @@ def _gaussians(values: Tensor, chosen: Tensor, side: str, variance: Variance) ->
 
 
 def _log_density(observed: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """The log density of a Gaussian, less the constant log sqrt(2 pi)."""
+    """The log density of a Gaussian, without the constant log sqrt(2 pi)."""
     return -((observed - mean) / spread).square() / 2 - spread.log()
 
 
 def _log_mean(values: Tensor, chosen: Tensor, side: str) -> Tensor:
-    """Give the log of the chosen models' mean confidence, (N,), from log-confidences (models, N, 1)."""
+    """The log of the chosen models' mean confidence, (N,), from log-confidences (models, N, 1)."""
     return (values[..., 0] + _shares(chosen, side, least=1).log()).logsumexp(0)
 
 
 def _from_outside(log_outside: Tensor, offline_a: float) -> Tensor:
-    """Give log(((1 + a) p_out + (1 - a)) / 2) from log p_out."""
+    """log(((1 + a) p_out + (1 - a)) / 2) from log p_out."""
     kept = log_outside + math.log((1 + offline_a) / 2)
     constant = math.log((1 - offline_a) / 2) if offline_a < 1 else -math.inf
     return torch.logaddexp(kept, torch.full_like(kept, constant))

@@ -1,8 +1,8 @@
-"""Domains as an adversary knows them through auxiliary images: their whitening, and candidates placed in it.
+"""Domain populations: whitening fitted on auxiliary images of a domain, and candidates in whitened coordinates.
 
-What `fdgsec.attacks.statistics.tracing` does with records needs a population: center and scales are those of the domain's own
-auxiliary images. Correlations come from the residuals of all auxiliary domains, each about its own mean, because some
-hundred images do not determine those of hundreds of coordinates and what separates domains must not enter."""
+`fdgsec.attacks.statistics.tracing` needs a population. Center and scales are those of the domain's own auxiliary
+images. Correlations come from the residuals of all auxiliary domains, each centered on its own mean, because a few
+hundred images do not determine those of hundreds of coordinates, and differences between domains must not enter."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from fdgsec.threats.adversary import Knowledge
 class Population:
     """One domain: its auxiliary records `reference` (n, D), those of the `others`, and the whitening fitted on them.
 
-    The squares in all records are taken `about` (D,), their mean; those of the others, about theirs (Reading.about)."""
+    The squares in all records are centered on `about` (D,), their mean; those of the others, on theirs
+    (ReleasedStatistic.about)."""
 
     whiten: Whitening
     about: Tensor
@@ -41,7 +42,7 @@ def auxiliary_images(knowledge: Knowledge) -> DomainDataset:
 
 
 def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Population]:
-    """Fit one population per domain in `domains`, on t of the auxiliary images as the target's reading has it.
+    """Fit one population per domain in `domains`, on t of the auxiliary images under the target's released statistic.
 
     Raises UsageError for a domain with fewer than two auxiliary images."""
     auxiliary = auxiliary_images(knowledge)
@@ -68,8 +69,8 @@ def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Po
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Placed:
-    """Different `images` with their `statistics` (U, D) about the population's mean, and per question the places (G,) of
-    its candidates among them."""
+    """Distinct `images` with their centered `statistics` (U, D), and per question the positions (G,) of its
+    candidates."""
 
     images: DomainDataset
     statistics: Tensor
@@ -77,7 +78,7 @@ class Placed:
 
 
 def different(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Tensor]]:
-    """Keep each image of the `sets` once, and say for each set where its images are among those, (G,)."""
+    """Keep each image of the `sets` once, and return for each set the positions of its images among those, (G,)."""
     images = join(sets)
     rows, where = images.rows.unique(return_inverse=True)
     first = torch.empty_like(rows).scatter_(0, where, torch.arange(len(where)))
@@ -87,7 +88,7 @@ def different(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Te
 def placed_candidates(
     questions: Sequence[DomainDataset | None], population: Population, knowledge: Knowledge
 ) -> Placed:
-    """Look up the candidates of the `questions` of one domain, each image once however many questions it appears in.
+    """The statistics of the candidates of the `questions` of one domain, each image once.
 
     Raises UsageError for a question without candidates."""
     sets = [candidates for candidates in questions if candidates is not None]
@@ -101,9 +102,8 @@ def placed_candidates(
 
 
 def pooled_release(found: Moments, released_statistic: ReleasedStatistic) -> Artifact:
-    """What a client would send whose images have the moments `found`, where `reading` says how that is read: its inverse.
-
-    Float32, as methods send it."""
+    """The release of a client whose images have the moments `found`, under `released_statistic`; float32, as methods
+    send it."""
     if isinstance(released_statistic, StyleDistributions):
         mean, std = found.style(unbiased=released_statistic.unbiased, eps=released_statistic.eps)
         spreads = [

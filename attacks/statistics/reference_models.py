@@ -1,9 +1,10 @@
-"""Reference federations: the target's public method trained again, on random shares of images that the adversary holds.
+"""Reference federations: further runs of the target's public method on random shares of images that the adversary
+holds.
 
-What is normal for a model that did, or did not, train on a record is learned from models whose training images are known
-(Shokri et al., S&P 2017, arXiv:1610.05820). A reference federation has a client for every client that is asked about. It
-draws from that client's pool: half of the auxiliary images of its domain, and the candidates themselves, which the
-adversary was shown. The other half of the auxiliary images is set aside: no reference model trains on it, nor did the target."""
+The behavior of a model that was, or was not, trained on a record is learned from models whose training images are known
+(Shokri et al., S&P 2017, arXiv:1610.05820). A reference federation has one client for every victim. It draws from that
+client's pool: half of the auxiliary images of its domain, and the candidates, which the adversary holds. The other half
+of the auxiliary images is set aside: no reference model trains on it, nor did the target."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +21,11 @@ from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case
 
 FEWEST = 4
-"""Fewer reference federations than this leave no spread to speak of on either side."""
+"""Minimum number of reference federations for an estimate of the spread with and without a record."""
 
 
 def check_sizes(*, references: int | None, candidates: int | None, largest: int | None) -> None:
-    """Raise UsageError for numbers that no membership test can be made with; None is the attack's own choice."""
+    """Raise UsageError for numbers that are too small for a membership test; None is the attack's default."""
     for name, value, least in (
         ("references", references, FEWEST), ("candidates", candidates, 2), ("largest", largest, 2)
     ):  # fmt: skip
@@ -34,9 +35,9 @@ def check_sizes(*, references: int | None, candidates: int | None, largest: int 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Pool:
-    """What references of one kind of client may train on, `images` (N): `public` auxiliary ones, then candidates, once each.
+    """The training pool of one kind of reference client: `images` (N), first `public` auxiliary ones, then candidates.
 
-    `places` maps the number of each case to where its candidates stand among them; `aside` is what nobody trains on."""
+    `places` maps the number of each case to the positions of its candidates; `aside` is not used for training."""
 
     images: DomainDataset
     public: int
@@ -46,7 +47,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """One simulated federation: what its server saw, and by case the client in its place and what that trained on, (N,)."""
+    """One simulated federation: its server's view, and by case the client's name and its training set, (N,)."""
 
     view: View
     clients: Mapping[int, str]
@@ -60,7 +61,7 @@ class Reference:
 def pools_of(
     numbers: Sequence[int], cases: Sequence[Case] | Mapping[int, Case], knowledge: Knowledge, rng: torch.Generator
 ) -> list[Pool]:
-    """Make one pool per domain that cases are of, as far as the adversary is told (else one for all).
+    """Make one pool per domain of the cases, as far as the adversary knows the domains (else one for all).
 
     Raises UsageError where a case has no candidates, or a domain fewer than 2 auxiliary images."""
     found: dict[str | None, list[int]] = {}
@@ -99,15 +100,15 @@ def _pool(
 
 
 def _bare(images: DomainDataset) -> DomainDataset:
-    """Candidates come without domains and attributes; what joins them must, too."""
+    """Drop domains and attributes, because candidates have none and are joined with these."""
     return replace(images, domains=torch.zeros_like(images.domains), attributes={})
 
 
 def shares(models: int, images: int, *, clients: int, share: float, rng: torch.Generator) -> Tensor:
-    """Deal `images` to the `clients` of each of `models` federations, (clients, models, images) bool.
+    """Assign `images` to the `clients` of each of `models` federations, (clients, models, images) bool.
 
     Each image is in the same number of federations, the nearest to `share` (one at least, and one without it), with one
-    client in each of them; the clients take turns."""
+    client in each of them. Clients alternate."""
     count = max(1, min(models - 1, round(share * models)))
     rank = torch.rand(models, images, generator=rng).argsort(0)
     turn = (rank + torch.randint(clients, (images,), generator=rng)) % clients
@@ -119,9 +120,8 @@ def reference_runs(
 ) -> Iterator[Reference]:
     """Train `models` reference federations for `rounds`; a pool's clients share half of it, about `most` images each.
 
-    One after the other: a federation's models are large, and what they say of the images is all that is wanted.
-
-    Raises UsageError for fewer than FEWEST, and where the adversary cannot run the target."""
+    Federations are yielded one at a time, because their models are large and only their outputs are needed. Raises
+    UsageError for fewer than FEWEST, and where the adversary cannot run the target."""
     if models < FEWEST:
         raise UsageError(f"reference models must be {FEWEST} or more to have a spread; got {models}.")
     dealt: dict[int, Tensor] = {}
@@ -142,7 +142,7 @@ def reference_runs(
 def disjoint_run(
     pools: Sequence[Pool], knowledge: Knowledge, *, most: int | None, rounds: int, rng: torch.Generator
 ) -> Reference:
-    """Train one federation on auxiliary images alone, which is what a control puts in the target's place."""
+    """Train one federation on auxiliary images alone, for a control in the target's place."""
     members = {}
     for pool in pools:
         count = max(2, min(pool.public, round(_share(pool, most) * len(pool.images) / len(pool.places))))
@@ -170,21 +170,22 @@ def _trained(
 
 
 def rounds_of(view: View) -> int:
-    """How many rounds a view is of, by the last message in it."""
+    """The number of rounds in a view, by its last message."""
     return 1 + max((message.round for message in view.messages), default=-1)
 
 
 def global_model(view: View) -> ModelState | None:
-    """The global model that was sent at the start of the last round; None before anybody has trained it."""
+    """The global model that was sent at the start of the last round; None before it has been trained."""
     found = [m for m in view.messages if m.stage == "model" and m.sender == SERVER and m.round == rounds_of(view) - 1]
     state = next((m.artifact for m in found if isinstance(m.artifact, ModelState)), None)
     return state if rounds_of(view) > 1 else None
 
 
 def peer_models(view: View) -> list[ModelState]:
-    """The other clients' models that the server passed on to one client for judging in the last round; nobody says whose.
+    """The other clients' models that the server sent to one client for evaluation in the last round, without their
+    owners.
 
-    Fewer than two are none: a single exhibit may as well be the new global model."""
+    Empty for fewer than two, because a single one may be the new global model."""
     last = rounds_of(view) - 1
     shown = [m for m in view.messages if m.stage == "exhibit" and m.sender == SERVER and m.round == last]
     if len({m.receiver for m in shown}) != 1:

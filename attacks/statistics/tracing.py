@@ -1,8 +1,9 @@
-"""Tracing a record in a published mean: whitening, the Gaussian likelihood ratio, and the power that theory gives it.
+"""Tracing a record in a published mean: whitening, the Gaussian likelihood ratio, and its theoretical power.
 
-A release r is the mean of n records of a population N(m, Sigma). Sankararaman et al. (Nature Genetics 2009) ask for the
-likelihood ratio of "y is one of the n" to "y is a fresh draw"; Dwork et al. (FOCS 2015) show that the same inner product
-traces without a Gaussian. Here u = Sigma^-1/2 (r - m) and v = Sigma^-1/2 (y - m) are *whitened*; float64 throughout."""
+A release r is the mean of n records of a population N(m, Sigma). Sankararaman et al. (Nature Genetics 2009) use the
+likelihood ratio of "y is one of the n" to "y is a fresh draw"; Dwork et al. (FOCS 2015) show that the same inner
+product traces without a Gaussian assumption. Here u = Sigma^-1/2 (r - m) and v = Sigma^-1/2 (y - m) are *whitened*;
+float64 throughout."""
 
 import math
 from collections.abc import Sequence
@@ -15,14 +16,14 @@ from torch import Tensor
 
 from fdgsec.metrics.roc import auc
 
-SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf asks for none and a direction never varies
+SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf gives none and a direction never varies
 AT_ONCE = 256  # records whose inner products with all others are held
-SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: what never varied in the reference must not decide alone
+SMALLEST_SCALE = 1e-3  # of the median coordinate's spread: lower bound for coordinates that do not vary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Whitening:
-    """A Gaussian population and the linear map that makes it standard.
+    """A Gaussian population and the linear map that standardizes it.
 
     A record is `center` + `scale` * z, where z has standard deviation `roots` (k,) along the orthonormal columns of
     `directions` (D, k) and `floor` across them. `shrinkage` is the share of the identity in the covariance of z."""
@@ -46,10 +47,11 @@ class Whitening:
         return along @ self.directions.T + self.floor**2 * torch.eye(len(self.scale), dtype=torch.float64)
 
     def blurred(self, variance: Tensor) -> "Whitening":
-        """The whitening of the same records with independent noise of `variance` (D,) on each, by one D x D spectrum."""
+        """The whitening of the same records with independent noise of `variance` (D,), by one D x D
+        eigendecomposition."""
         noise = variance.to(torch.float64) / self.scale.square()
         values, directions = torch.linalg.eigh(self.covariance() + noise.diag())
-        least = min(float(self.roots.min()), self.floor)  # noise takes nothing away
+        least = min(float(self.roots.min()), self.floor)  # noise never reduces the variance
         roots = values.clamp_min(0).sqrt().clamp_min(least)
         return replace(self, directions=directions, roots=roots, floor=float(roots.min()))
 
@@ -79,10 +81,11 @@ def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
 def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whitening:
     """Estimate a whitening from `reference` records (n_ref, D); center and scales are theirs alone.
 
-    Coordinates are standardized first, since a squared mean and a variance differ by orders of magnitude and shrinking
-    toward the identity makes sense between equals only. The correlations come from the standardized reference and from
+    Coordinates are standardized first: a squared mean and a variance differ by orders of magnitude, and shrinkage
+    toward the identity requires comparable scales. The correlations come from the standardized reference and from
     `others`: records of related populations (n, D), each standardized by itself so that no difference *between*
-    populations enters. They are shrunk as Ledoit and Wolf (2004) prescribe. Needs no (D, D) matrix: O(n^2 D).
+    populations enters. They are shrunk by Ledoit and Wolf (2004). Needs no (D, D) matrix: O(n^2 D).
+
     Raises ValueError for fewer than two records, or where nothing varies."""
     if any(records.ndim != 2 or records.shape[0] < 2 for records in (reference, *others)):
         shapes = [tuple(records.shape) for records in (reference, *others)]
@@ -123,13 +126,16 @@ def _ledoit_wolf(z: Tensor, values: Tensor) -> float:
 
 
 def likelihood_ratio(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
-    """The log likelihood ratio that each candidate `v` (..., G, D) is one of the `records` behind `u` (..., D): (..., G).
+    """The log likelihood ratio that each candidate `v` (..., G, D) is one of the `records` behind `u` (..., D): (...,
+    G).
 
     With known m and Sigma (`reference` None): r ~ N(m, Sigma/n) for a non-member and N(m + (y - m)/n, (n-1)/n^2 Sigma)
     for a member, which is n/(n-1) u.v - |v|^2/(2(n-1)) - n/(2(n-1)) |u|^2 + (D/2) ln(n/(n-1)).
-    Where m is the mean of `reference` other records, it is integrated out under a flat prior: y itself then says where m
-    lies, so u leans toward v/(n_ref+1) even for a non-member. For many releases of as many records one set of candidates
-    (G, D) will do: nothing of size R x G x D or G x G is held. Raises ValueError for fewer than two records."""
+
+    Where m is the mean of `reference` other records, it is integrated out under a flat prior: y itself is then evidence
+    about m, so u is shifted toward v/(n_ref+1) even for a non-member. For many releases with the same number of
+    records, one set of candidates (G, D) is enough: nothing of size R x G x D or G x G is held. Raises ValueError for
+    fewer than two records."""
     if records < 2:
         raise ValueError(f"the mean of {records} record is the record; a likelihood ratio needs at least 2.")
     square, length, product = u.square().sum(-1, keepdim=True), v.square().sum(-1), _products(u, v)
@@ -148,12 +154,12 @@ def _products(u: Tensor, v: Tensor) -> Tensor:
 
 
 def standardized_score(u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
-    """How far `u` (..., D) lies in the direction of each `v` (..., G, D), in its standard deviations for a non-member.
+    """The projection of `u` (..., D) on each `v` (..., G, D), in standard deviations of a non-member's.
 
-    (u.v - |v|^2/(n_ref+1)) / (|v| sqrt(1/n + 1/(n_ref+1))): standard Gaussian for every non-member however unusual it is,
-    so that without a release the AUC is 1/2 for *any* two sets of candidates. The likelihood ratio also asks how unusual
-    v is; where the same few non-members meet every client, that answer is the same each time and passes for evidence.
-    Raises ValueError for fewer than two records."""
+    (u.v - |v|^2/(n_ref+1)) / (|v| sqrt(1/n + 1/(n_ref+1))): standard Gaussian for every non-member, however unusual, so
+    that without a release the AUC is 1/2 for *any* two sets of candidates. The likelihood ratio also depends on how
+    unusual v is. Where the same few non-members are tested against every client, this contribution repeats and looks
+    like evidence. Raises ValueError for fewer than two records."""
     if records < 2:
         raise ValueError(f"the mean of {records} record is the record; a score needs at least 2.")
     pull = 0.0 if reference is None else 1 / (reference + 1)
@@ -165,7 +171,7 @@ class TracingTest(Protocol):
     """A test for membership in a mean: likelihood_ratio or standardized_score."""
 
     def __call__(self, u: Tensor, v: Tensor, *, records: int, reference: int | None = None) -> Tensor:
-        """Score candidates `v` (..., G, D) against a release `u` (..., D): (..., G), larger says member."""
+        """Score candidates `v` (..., G, D) against a release `u` (..., D): (..., G), larger means member."""
         ...
 
 
@@ -204,8 +210,8 @@ def effective_dimension(whitened: Tensor) -> float:
 def held_out_dimension(reference: Tensor, *, others: Sequence[Tensor] = (), folds: int = 5) -> float:
     """The effective dimension of a whitening fitted on `reference` (n_ref, D), from records left out of the fit.
 
-    Averages over `folds` interleaved folds, so it needs no coins; the fit sees (folds - 1)/folds of the records and the
-    number is that much too small. Raises ValueError for fewer than two records per fold."""
+    Averages over `folds` interleaved folds, so it needs no randomness. The fit uses (folds - 1)/folds of the records,
+    and the estimate is too small accordingly. Raises ValueError for fewer than two records per fold."""
     parts = []
     for fold in range(folds):
         left_out = torch.arange(reference.shape[0]) % folds == fold
@@ -226,12 +232,12 @@ def simulated_aucs(
     clients: int = 6,
     candidates: int = 60,
 ) -> list[float]:
-    """What `test` with an *estimated* whitening reaches on Gaussian records of `population`, for each size in `records`.
+    """The AUC of `test` with an *estimated* whitening on Gaussian records of `population`, for each size in `records`.
 
     Each of `refits` times a whitening is fitted on `reference` fresh records (correlations also on `others`, as in
-    fit_whitening) and meets `clients` clients with up to `candidates` members and as many non-members; the mean AUC
-    over refits * clients clients has a standard error of about .01. Members beyond the candidates enter as their exact
-    Gaussian sum."""
+    fit_whitening) and applied to `clients` clients with up to `candidates` members and as many non-members. The mean
+    AUC over refits * clients clients has a standard error of about .01. Members beyond the candidates enter as their
+    exact Gaussian sum."""
     areas: list[list[float]] = [[] for _ in records]
     for _ in range(refits):
         related = [population.draw(size, rng=rng) for size in others]

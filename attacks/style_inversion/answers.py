@@ -1,4 +1,4 @@
-"""What is answered with drawn pictures: reconstructions beside their controls, sets, and guesses at membership."""
+"""Answers of style inversion: reconstructions with their controls, image sets, and membership scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ Where = Mapping[str, str | int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawing:
-    """The pictures of all rows of a population, (R, 3, S, S), and the controls B0 to B4 beside them, same shape."""
+    """The reconstructions of all rows of a population, (R, 3, S, S), with the controls B0 to B4 of the same shape."""
 
     rows: Rows
     images: Tensor
     controls: Mapping[str, Tensor]
 
     def reconstructions(self, where: Where) -> list[Reconstructions]:
-        """Give every case its own pictures."""
+        """One answer per case, with its own images."""
         return [
             Reconstructions(
                 case=case, slice=where, images=self.images[part],
@@ -35,9 +35,11 @@ class Drawing:
         ]  # fmt: skip
 
     def memberships(self, cases: Sequence[Case], where: Where) -> list[Membership]:
-        """Score each candidate of a pooled row by how well it points where the picture does, from the mean picture B0.
+        """Score each candidate of a pooled row by its projection on the reconstruction's direction, from the mean image
+        B0.
 
-        Not by its distance from the picture, most of which is the candidate's own from everything."""
+        The distance from the reconstruction is not used, because most of it is the candidate's own distance from the
+        mean."""
         mean, side = self.controls["B0"][0], int(self.images.shape[-1])
         answers = []
         for case, part in parts(self.rows):
@@ -50,10 +52,10 @@ class Drawing:
 
 
 def drawing(rows: Rows, prior: Prior, drawer: Drawer, rng: torch.Generator) -> Drawing:
-    """Draw all rows and their controls at once.
+    """Reconstruct all rows and their controls.
 
-    B0 the mean picture of the prior, B1 one of its pictures, B2 that of the nearest style, B3 what is drawn of another row
-    of the population, B4 of noise."""
+    B0 the mean image of the prior, B1 one of its images, B2 that of the nearest style, B3 the reconstruction of another
+    row of the population, B4 that of noise."""
     features = _placed(rows, prior)
     images, training = drawer(features), prior.training
     count = len(images)
@@ -75,7 +77,7 @@ def drawing(rows: Rows, prior: Prior, drawer: Drawer, rng: torch.Generator) -> D
 
 
 def _placed(rows: Rows, prior: Prior) -> Tensor:
-    """The rows where the prior's styles lie; the interpolation style, which is the same in all rows, by itself."""
+    """The rows aligned with the prior's styles; the interpolation style, which is the same in all rows, by itself."""
     if not rows.pooled:
         return prior.aligned(rows.features)
     together = rows.features.split(1 if rows.kind == "interpolation" else len(rows.features))
@@ -83,7 +85,7 @@ def _placed(rows: Rows, prior: Prior) -> Tensor:
 
 
 def parts(rows: Rows) -> list[tuple[int, slice]]:
-    """Say which rows belong to which case."""
+    """The rows of each case, as slices."""
     starts = [sum(rows.sizes[:place]) for place in range(len(rows.sizes))]
     return [
         (case, slice(start, start + size)) for case, start, size in zip(rows.cases, starts, rows.sizes, strict=True)
@@ -91,7 +93,7 @@ def parts(rows: Rows) -> list[tuple[int, slice]]:
 
 
 def generated(rows: Rows, images: Tensor, name: str, where: Where) -> list[GeneratedSets]:
-    """Answer every case with its share of one set of pictures, called `name`."""
+    """Answer every case with its share of one set of images, called `name`."""
     return [
         GeneratedSets(case=case, slice={**where, "column": name}, images=images[part], name=name)
         for case, part in parts(rows)

@@ -1,22 +1,23 @@
-"""Optimization inversion: a picture is descended to until its channel statistics are those that a victim released.
+"""Optimization inversion: optimize an image until its channel statistics match those that a victim released.
 
-Nothing is trained, the public encoder is enough. The descent is in fdgsec.attacks.style_inversion.style_matching: squared distance of (mu, sigma), in
-units of each statistic's spread over public images, with total variation and an alpha-norm, from several random starts.
+Nothing is trained; the public encoder is sufficient. The optimization is in
+fdgsec.attacks.style_inversion.style_matching: squared distance of (mu, sigma), in units of each statistic's spread over
+public images, with total variation and an alpha-norm, from several random starts.
 
-Two things are reported apart. Whether the attack *converged*: `style_residual` (0 matched, 1 off by a public image's
-spread) and `converged_fraction`. And whether it *recovered the image*: each row's pictures beside controls B0 to B4, as
-for style inversion. Statistics have no positions, so pictures with all statistics right may show everything elsewhere:
-`restart_spread` is how much a pixel varies between restarts, `restart_share` the same over how much pixels vary within
-one picture: 1 where nothing of the layout is determined, 0 where all of it is.
+Two results are reported separately. Whether the attack *converged*: `style_residual` (0 matched, 1 off by a public
+image's spread) and `converged_fraction`. And whether it *recovered the image*: each row's reconstructions with controls
+B0 to B4, as for style inversion. Statistics have no positions, so images with matching statistics may have another
+layout. `restart_spread` is how much a pixel varies between restarts; `restart_share` divides it by how much pixels vary
+within one image: 1 where nothing of the layout is determined, 0 where all of it is.
 
-Answers, from the same restarts: `best`, the one with the smallest residual, and `mean`, their average, which a squared
-error prefers. Scale: the canvas has the victim's pixel scale, since statistics depend on it. A canvas smaller than the
-victim's image (`side`) is a window of its texture, not a thumbnail.
+Answers, from the same restarts: `best`, the one with the smallest residual, and `mean`, their average, which minimizes
+a squared error. Scale: the canvas has the victim's pixel scale, because statistics depend on it. A canvas smaller than
+the victim's image (`side`) is a window of its texture, not a thumbnail.
 
 Rows are those of style inversion: released, of as-if clients, and for pooled styles the difference of two releases."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -24,31 +25,31 @@ from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
 from fdgsec.attacks.style_inversion.answers import Drawing, parts
+from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.style_matching import Matched, Matching, match, seen_side
 from fdgsec.attacks.style_inversion.style_rows import ALONE, Rows, populations
-from fdgsec.data.domains import DomainDataset, shrunk
-from fdgsec.federation.artifacts import ImageStyles
+from fdgsec.data.domains import shrunk
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
-from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Answer, Answers, Case, PositiveControl, Prediction, Question, TargetFacts, Truth
+from fdgsec.threats.attack import Answer, Answers, Case, PositiveControl, Prediction, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
-from fdgsec.threats.planted import upload
 
 CONVERGED = 0.1
-"""Residual below which a row counts as matched: all statistics within a tenth of what they vary by among images."""
-FLOOR = 0.1  # of the mean spread is added to each: channels in which images hardly differ must not outweigh all others
+"""Residual below which a row counts as matched: a tenth of the spread between images."""
+FLOOR = 0.1  # share of the mean spread that is added to each, so that near-constant channels do not dominate
 NOISE_STYLES = 2  # drawn for control B4 per population, and given to its rows in turn
-CHEAP = 8  # times as many rows may be drawn where the encoder is no network
+CHEAP = 8  # factor on the maximum number of rows where the encoder is not a network
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What one `--profile` costs; `side` 0 is the side that the encoder saw, `rows` the most that a client may release."""
+    """What one `--profile` costs; `side` 0 is the encoder's input side, `rows` the maximum number of rows of a
+    client."""
 
     restarts: int
     steps: int
@@ -60,7 +61,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationInversion:
-    """Descend to pictures with the released statistics; options that are 0 are the profile's."""
+    """Optimize images to the released statistics; options that are 0 take the profile's values."""
 
     name: ClassVar[str] = "optimization-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleStatistics"})
@@ -74,9 +75,10 @@ class OptimizationInversion:
     restarts: int = 0
     steps: int = 0
     side: int = 0
-    """Side of the canvas in pixels, at most that of the images that the encoder saw."""
+    """Side of the canvas in pixels, at most that of the images that the encoder received."""
     start: Literal["noise", "mean image"] = "noise"
-    """What the random starts are added to: gray, or the mean of the public images (B0), whose layout then stays."""
+    """The image to which random starts are added: gray, or the mean of the public images (B0), whose layout then
+    remains."""
     variation: float = 0.1
     extremes: float = 0.01
 
@@ -95,8 +97,8 @@ class OptimizationInversion:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for one row per image where images are released singly, else for pairs of runs one record apart.
 
-        Raises UsageError where pooled styles would have to be parted without knowing how many images they pool, or of
-        which domain, and where no images are known: without controls a picture proves nothing."""
+        Raises UsageError where differences of pooled styles are needed and the adversary does not know the number of
+        images or their domain, and where no images are known, because the controls need them."""
         facts.check_images()
         profile = self.PROFILES[self.profile]
         if "StyleStatistics" in facts.artifact_kinds:
@@ -112,7 +114,7 @@ class OptimizationInversion:
         ]
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Draw every row's pictures and their controls, and say how far statistics were matched and pixels fixed."""
+        """Reconstruct every row with its controls, and report convergence and the variation between restarts."""
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
             coins = child(rng, rows.kind, *rows.cases)
@@ -120,7 +122,7 @@ class OptimizationInversion:
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer every row with another row of its domain, from one start and without controls: pictures alone count."""
+        """Answer every row with another row of its domain, from one start and without controls."""
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
             if len(rows.features) > 1:
@@ -132,37 +134,12 @@ class OptimizationInversion:
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Images of 32 px of one color each, with faint grain: the only ones that statistics without positions fix.
-
-        They go through the adversary's own encoder, so that what must win is all of the attack."""
-        public, asked = 40, 10
-        colors = 0.15 + 0.7 * torch.rand(public + asked, 3, 1, 1, generator=rng)
-        grain = 0.015 * torch.rand(public + asked, 1, 1, 1, generator=rng)
-        pixels = colors + grain * torch.randn(public + asked, 3, 32, 32, generator=rng)
-        nothing = torch.zeros(public + asked, dtype=torch.int64)
-        images = DomainDataset(
-            name="planted", store=(pixels.clamp(0, 1) * 255).round().to(torch.uint8),
-            rows=torch.arange(public + asked), labels=nothing, domains=nothing,
-            ids=tuple(f"planted/{number}" for number in range(public + asked)),
-            class_names=("any",), domain_names=("planted",),
-        )  # fmt: skip
-        victims = images.subset(torch.arange(public, public + asked))
-        order = torch.randperm(asked, generator=rng)
-        mean, std = statistics(knowledge.encoder, victims).style(unbiased=True)
-        case = Case(
-            question="as_if_released", views=(upload(ImageStyles(mean=mean.float(), std=std.float())),),
-            victim="client:0", domain="planted", slice={"domain": "planted"}, candidates=victims.subset(order),
-        )  # fmt: skip
-        truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
-        planted = replace(
-            knowledge, statistics=lambda dataset: statistics(knowledge.encoder, dataset),
-            auxiliary=images.subset(torch.arange(public)), unseen=None, own=None, domain_names=("planted",),
-            class_names=("any",),
-        )  # fmt: skip
-        return PositiveControl(cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=0.0)
+        """Single-color images, which statistics without positions determine
+        (fdgsec.attacks.style_inversion.control)."""
+        return planted_colors(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
-        """One unavailable row per kind of request in which some client released more rows than are drawn."""
+        """One unavailable row per question in which some client released more rows than the profile reconstructs."""
         most, found = self._most(knowledge), dict[str, int]()
         for case in cases:
             if case.question in ("released", "as_if_released"):
@@ -180,7 +157,7 @@ class OptimizationInversion:
         return self.PROFILES[self.profile].rows * (CHEAP if knowledge.encoder == "pixels" else 1)
 
     def _asked(self, cases: Sequence[Case], knowledge: Knowledge) -> "list[tuple[Rows, _Ground]]":
-        """The populations small enough to be drawn, each with what the adversary knows about its domain."""
+        """The populations within the profile's limit, each with what the adversary knows about its domain."""
         most = self._most(knowledge)
         asked = [rows for rows in populations(cases, knowledge) if rows.kind == "difference" or max(rows.sizes) <= most]
         side = self.side or self.PROFILES[self.profile].side
@@ -197,7 +174,7 @@ class OptimizationInversion:
         )  # fmt: skip
 
     def _drawn(self, rows: Rows, ground: "_Ground", rng: torch.Generator) -> list[Answer]:
-        """Draw rows and controls at once, then give every case its own answers and bookkeeping."""
+        """Reconstruct rows and controls together, then return every case's answers and convergence measures."""
         count = len(rows.features)
         targets = torch.cat([ground.likely(rows), ground.noise(child(rng, "noise"))])
         if count == 1:  # there is no other row: the style of a public image stands in
@@ -227,8 +204,10 @@ class OptimizationInversion:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Ground:
-    """What the adversary brings: the encoder, the unit of every statistic (2C,), and public images of the victim's domain
-    (all, where that is not known) at the canvas's size, with their `features` (n, 2C)."""
+    """The adversary's knowledge for one population: the encoder, the unit of every statistic (2C,), and public images.
+
+    The images are of the victim's domain (all, where that is unknown) at the canvas's size, with their `features` (n,
+    2C)."""
 
     encoder: StyleEncoder
     spread: Tensor
@@ -237,7 +216,7 @@ class _Ground:
     defense_noise: RowDefenseNoise | None
 
     def likely(self, rows: Rows) -> Tensor:
-        """The styles (R, 2C) that are aimed at: behind a defense what single images' rows probably were before it."""
+        """The target styles (R, 2C); under a defense, the posterior mean of single images' rows before the noise."""
         targets = _plain(rows.features)
         if self.defense_noise is None:
             return targets
@@ -245,7 +224,7 @@ class _Ground:
         return self.defense_noise.likely(targets, known.mean(0), known.var(0, correction=0))
 
     def noise(self, rng: torch.Generator) -> Tensor:
-        """Styles drawn statistic by statistic from the public ones' mean and spread: no image's."""
+        """Styles drawn independently per statistic from the public mean and spread; no image has them."""
         drawn = torch.randn(NOISE_STYLES, self.features.shape[1], generator=rng, dtype=torch.float64)
         return _plain(self.features.mean(0) + self.features.std(0, correction=0) * drawn)
 
@@ -254,11 +233,11 @@ class _Ground:
         return _plain(self.features[torch.randint(len(self.features), (1,), generator=rng)])
 
     def nearest(self, targets: Tensor) -> Tensor:
-        """Which public image has the style nearest to each of `targets`, (R,)."""
+        """The public image whose style is nearest to each of `targets`, (R,)."""
         return torch.cdist(targets / self.spread, _plain(self.features) / self.spread).argmin(1)
 
     def residual(self, chosen: Tensor, targets: Tensor) -> Tensor:
-        """How far the styles of the images `chosen` are from `targets`, as `style_residual` counts it, (R,)."""
+        """The distance of the styles of the images `chosen` from `targets`, as in `style_residual`, (R,)."""
         return ((_plain(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
 
 
@@ -279,13 +258,13 @@ def _ground(knowledge: Knowledge, rows: Rows, side: int) -> _Ground:
 
 
 def _plain(features: Tensor) -> Tensor:
-    """Turn (mu, log sigma) into (mu, sigma), (R, 2C)."""
+    """Convert (mu, log sigma) to (mu, sigma), (R, 2C)."""
     mean, log_std = features.chunk(2, dim=1)
     return torch.cat([mean, log_std.exp()], dim=1)
 
 
 def _bookkeeping(rows: Rows, drawn: Matched, residuals: Mapping[str, Tensor]) -> list[Prediction]:
-    """Whether the descent converged, beside what B2 has without one and B4 with a style of no image; and what it left open."""
+    """Convergence of the optimization, compared with B2 and B4, and the variation between restarts."""
     between, within = drawn.variance_between(), drawn.variance_within()
     found: list[Prediction] = []
     for case, part in parts(rows):

@@ -1,10 +1,10 @@
-"""From styles back to pictures: ridge regression for what is linear, and a generator for the rest.
+"""Style inverter: images from styles by ridge regression for the linear part, and a generator for the rest.
 
-An attacker with some hundred images cannot train a generator of millions of weights, but an honest evaluation must not
-conclude from that that styles are safe. So the picture is drawn in two parts. `LinearInverse` predicts the principal
-components of small pictures by ridge regression, with a penalty per component that cross-validation chooses: a few
-seconds, and most of the gain. A `StyleGenerator` then learns what the linear part misses, in logits, on predictions
-made without the picture's own fold: residuals of a ridge on its own training data would promise too little."""
+An attacker with a few hundred images cannot train a generator of millions of weights, but it does not follow that
+styles are safe. The image is therefore predicted in two parts. `LinearInverse` predicts the principal components of
+small images by ridge regression, with a penalty per component chosen by cross-validation: a few seconds, and most of
+the gain. A `StyleGenerator` then learns what the linear part misses, in logits, on predictions made without the image's
+own fold, because residuals of a ridge regression on its training data would be too small."""
 
 import math
 from collections.abc import Callable
@@ -19,34 +19,35 @@ from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.runtime.random_streams import child
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Compare drawn with true images, both (N, 3, h, w) in [0, 1], and give one number per pair, (N,)."""
+"""Compare predicted with true images, both (N, 3, h, w) in [0, 1]: one number per pair, (N,)."""
 
-LINEAR_SIDE = 16  # pixels of the linear part: styles hold no finer layout, and 768 numbers are quickly decomposed
+LINEAR_SIDE = 16  # pixels of the linear part: styles contain no finer layout, and 768 numbers are fast to decompose
 COMPONENTS = 100
 FOLDS = 5
 PENALTIES = tuple(10 ** (power / 3) for power in range(19))
-FARTHEST = 5.0  # standard deviations: a linear map must not run away with a foreign style
-BLACKEST = 0.02  # predictions are kept off 0 and 1, whose logits are infinite
+FARTHEST = 5.0  # standard deviations: bounds the linear map's extrapolation
+BLACKEST = 0.02  # predictions are clamped away from 0 and 1, whose logits are infinite
 
 
 def style_features(mean: Tensor, std: Tensor) -> Tensor:
-    """Give what the inverter reads of styles (N, C): (mean, log std), (N, 2C) float64.
+    """The inverter's input for styles (N, C): (mean, log std), (N, 2C) float64.
 
-    `std` is biased, with eps inside the root; noise may have pushed it below sqrt(eps), which is undone."""
+    `std` is biased, with eps inside the root; noise may have pushed it below sqrt(eps), where it is clamped."""
     return torch.cat([mean, std.clamp_min(math.sqrt(EPS)).log()], dim=1).to(torch.float64)
 
 
 def style_from_linear(statistic: Tensor, *, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    """Invert `fdgsec.nn.styles.channel_statistics.linear_statistic`: (mu, sigma^2 + mu^2), (N, 2C); negative variance becomes 0."""
+    """Invert `channel_statistics.linear_statistic`: (mu, sigma^2 + mu^2), (N, 2C); negative variance becomes 0."""
     mean, second = statistic.chunk(2, dim=-1)
     return mean, ((second - mean.square()).clamp_min(0) + eps).sqrt()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """What an inverter learns from: `features` (n, D) float64, `images` (n, 3, S, S) float32 in [0, 1], `groups` (n,).
+    """The training data of an inverter: `features` (n, D) float64, `images` (n, 3, S, S) float32 in [0, 1], `groups`
+    (n,).
 
-    Variants of one image share its group, so that none of them is validated on another. Raises ValueError for fewer
+    Variants of one image share its group, so that no variant is used to validate another. Raises ValueError for fewer
     than two groups."""
 
     features: Tensor
@@ -54,7 +55,7 @@ class TrainingSet:
     groups: Tensor
 
     def on(self, device: torch.device) -> "TrainingSet":
-        """The same on `device`, where networks that learn from it will be."""
+        """The same on `device`."""
         return TrainingSet(
             features=self.features.to(device), images=self.images.to(device), groups=self.groups.to(device)
         )
@@ -69,7 +70,7 @@ class TrainingSet:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LinearInverse:
-    """Small pictures, (N, 3, 16, 16), as a linear function of standardized styles."""
+    """Small images, (N, 3, 16, 16), as a linear function of standardized styles."""
 
     center: Tensor
     spread: Tensor
@@ -77,7 +78,7 @@ class LinearInverse:
     weight: Tensor
 
     def standardized(self, features: Tensor) -> Tensor:
-        """Features in units of the training set's spread, clipped at 5."""
+        """Features standardized by the training set, clipped at 5."""
         return ((features - self.center) / self.spread).clamp(-FARTHEST, FARTHEST)
 
     def on(self, device: torch.device) -> "LinearInverse":
@@ -88,19 +89,20 @@ class LinearInverse:
         )  # fmt: skip
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Predict pictures, clamped to [0, 1]; float32."""
+        """Predict images, clamped to [0, 1]; float32."""
         return _pictures(self.average + self.standardized(features) @ self.weight)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inverter:
-    """The trained attacker: linear part plus generator."""
+    """The trained inverter: linear part plus generator."""
 
     linear: LinearInverse
     generator: StyleGenerator
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), in evaluation mode and without noise, on the CPU."""
+        """Reconstruct (N, 3, S, S) in (0, 1) for style features (N, D), in evaluation mode and without noise, on the
+        CPU."""
         self.generator.eval()
         with torch.no_grad():
             parts = [
@@ -112,11 +114,11 @@ class Inverter:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How a generator is trained: Adam with cosine decay for `steps` batches, on styles with noise and dropout.
+    """Training options of a generator: Adam with cosine decay for `steps` batches, on styles with noise and dropout.
 
-    `decay` is that of the moving average which is kept; `validation` the share of images it is chosen on, every
-    `check` steps, step 0 (the linear part alone, or the generator that was started from) included. Training ends early
-    when `patience` checks in a row found nothing better."""
+    `decay` is that of the moving average that is kept. `validation` is the share of images used for model selection,
+    every `check` steps, including step 0 (the linear part alone, or the generator to start from). Training stops early
+    after `patience` checks without improvement."""
 
     steps: int
     batch: int = 16
@@ -131,7 +133,7 @@ class Schedule:
 
 
 def fit_linear(training: TrainingSet) -> tuple[LinearInverse, Tensor]:
-    """Fit the ridge; also predict each training picture by folds that do not hold its group, (n, 3, 16, 16)."""
+    """Fit the ridge regression; also predict each training image from folds without its group, (n, 3, 16, 16)."""
     center = training.features.mean(0)
     spread = training.features.std(0, correction=0)
     spread = torch.where(spread > 0, spread + 1e-3 * spread.mean(), 1.0)
@@ -168,10 +170,10 @@ def fit_generator(
     rng: torch.Generator,
     start: StyleGenerator | None = None,
 ) -> Inverter:
-    """Train the generator on what `unseen`, the linear part's cross-validated predictions (n, 3, 16, 16), leaves over.
+    """Train the generator on the residuals of `unseen`, the linear part's cross-validated predictions (n, 3, 16, 16).
 
-    Everything lies on the device of `training`, `linear` and `unseen`.
-    `start` is a generator of the same shape to continue from (a perceptual loss begins where MSE ended)."""
+    All tensors are on the device of `training`, `linear` and `unseen`. `start` is a generator of the same shape to
+    continue from (a perceptual loss starts where MSE ended)."""
     inputs = linear.standardized(training.features).float()
     generator, average = (
         _beginning(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
@@ -222,7 +224,7 @@ def _copied(generator: StyleGenerator) -> dict[str, Tensor]:
 
 
 def _ridge(inputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Ridge weights (D, k) for every penalty, from one decomposition, of whichever Gram matrix is smaller."""
+    """Ridge weights (D, k) for every penalty, from one decomposition of the smaller Gram matrix."""
     if inputs.shape[0] < inputs.shape[1]:
         values, vectors = torch.linalg.eigh(inputs @ inputs.T)
         turned = vectors.T @ targets
@@ -237,7 +239,7 @@ def _pictures(flat: Tensor) -> Tensor:
 
 
 def over_linear(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
-    """Add the generator's logits to those of the enlarged linear part."""
+    """Add the generator's logits to those of the upsampled linear part."""
     size = generator.shape.size
     enlarged = functional.interpolate(base, size=(size, size), mode="bilinear", align_corners=False)
     drawn: Tensor = enlarged.clamp(BLACKEST, 1 - BLACKEST).logit() + generator.logits(styles, rng=rng)
@@ -245,7 +247,7 @@ def over_linear(generator: StyleGenerator, base: Tensor, styles: Tensor, rng: to
 
 
 def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
-    """Mark whole groups, at least one, for validation."""
+    """Select whole groups, at least one, for validation."""
     names = torch.unique(groups)
     count = max(1, round(share * len(names)))
     return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count].to(names.device)])
@@ -258,7 +260,7 @@ def _disturbed(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tens
 
 
 def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
-    """Move `average` toward `generator`: by 1 - `decay` of the way, counters all of it."""
+    """Update the moving average: move by 1 - `decay` toward `generator`; copy counters."""
     with torch.no_grad():
         kept_of = average.state_dict()
         for name, value in generator.state_dict().items():

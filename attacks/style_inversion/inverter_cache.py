@@ -1,4 +1,4 @@
-"""Where the inverters of one attack are trained, each once: what is intra for one domain is inter for another."""
+"""Inverter cache: trains each inverter of an attack once, since one domain's intra prior is another's inter prior."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,12 +22,13 @@ GAN = "gan"
 LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN)
 
 Drawer = Callable[[Tensor], Tensor]
-"""From style features (N, 2C) to pictures (N, 3, S, S) in [0, 1]."""
+"""From style features (N, 2C) to images (N, 3, S, S) in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What training costs: steps of the first loss, of each further one, of an adversarial one; the images of a prior."""
+    """Training budget: schedules of the first loss, of each further one and of an adversarial one; the images of a
+    prior."""
 
     first: Schedule
     further: Schedule
@@ -38,9 +39,9 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InverterCache:
-    """Trains on what one adversary knows; networks and their training sets lie on `device`, pictures on the CPU.
+    """Trained inverters of one adversary; networks and training sets are on `device`, reconstructions on the CPU.
 
-    `losses` are in the order in which they are trained: every regression after the first starts from the first's end."""
+    `losses` are in the order of training: every regression after the first starts from the weights of the first."""
 
     knowledge: Knowledge
     effort: Effort
@@ -55,9 +56,9 @@ class InverterCache:
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
 
     def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
-        """The training set of `kind` against `domain`, encoded, or None where the data are missing.
+        """The encoded training set of `kind` for a victim of `domain`, or None where the data are missing.
 
-        For rows of `single` images it is learned from behind the defense, where there is one."""
+        For rows of `single` images under a defense, its noise is added to the training rows."""
         found = prior_images(kind, domain, self.knowledge)
         if isinstance(found, str):
             return None
@@ -72,7 +73,7 @@ class InverterCache:
         return self.priors[name]
 
     def drawer(self, prior: Prior, loss: str) -> Drawer | None:
-        """What one prior and loss have taught, or None where the loss cannot be had."""
+        """The inverter of one prior and loss, trained on first use, or None where the loss is unavailable."""
         size = int(prior.training.images.shape[-1])
         if (loss, size) not in self.measures:
             self.measures[loss, size] = loss_named(loss, size, device=self.device)
@@ -123,9 +124,9 @@ class InverterCache:
 
 
 def loss_named(name: str, size: int, *, device: torch.device) -> Loss | str:
-    """The loss called `name`, for pictures of `size` px on `device`, or why it cannot be had.
+    """The loss called `name`, for images of `size` px on `device`, or why it is unavailable.
 
-    That of `gan` is the perceptual part of its loss."""
+    For `gan` this is the perceptual part of its loss."""
     if name == "mse":
         return mse
     if name in ("perceptual_mini", GAN):

@@ -1,14 +1,16 @@
-"""Adversarial inversion: a generator that must also look real, and the baseline that never sees a style.
+"""Adversarial style inversion: a conditional generator with a discriminator, and FISC's unconditional baseline.
 
-The conditional one draws G(s, z) on top of the linear part. Its loss is the hinge loss of a discriminator that knows the
-style (fdgsec.nn.networks.style_discriminator), a perceptual distance to the true picture, and the style's own distance
-|t(G(s, z)) - s|^2 in whitened coordinates. The public encoder is given as statistics of images (`Knowledge.statistics`),
-without gradients, and sees images at their own size, so that t is a network that has learned styles from the small pictures
-of the training set. Of several z the one is kept whose picture t finds nearest to the style.
+The conditional generator predicts G(s, z) on top of the linear part. Its loss is the hinge loss of a discriminator that
+is conditioned on the style (fdgsec.nn.networks.style_discriminator), a perceptual distance to the true image, and the
+style's own distance |t(G(s, z)) - s|^2 in whitened coordinates. The public encoder is available as statistics of images
+(`Knowledge.statistics`), without gradients, at the images' own size. Therefore t is a network trained to predict styles
+from the small images of the training set. Of several z the one is kept whose image has, under t, the style nearest to
+s.
 
 The baseline is FISC's (arXiv 2410.22622, appendix B.5): the same networks, unconditional, trained on real images alone.
-Both keep a moving average of the generator (Karras et al. 2018), and show the discriminator moved and partly covered
-pictures, real and drawn ones alike (Zhao et al. 2020): a few hundred images would be memorized otherwise."""
+Both keep a moving average of the generator (Karras et al. 2018), and the discriminator receives translated images with
+random cutouts, real and generated alike (Zhao et al. 2020), because a few hundred images would otherwise be
+memorized."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,12 +25,12 @@ from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.random_streams import child
 
-CODE = 64  # components of a style that the networks see, at most, and one per `RECORDS` images
+CODE = 64  # maximum number of style components that the networks receive, and one per `RECORDS` images
 RECORDS = 4
 BETAS = (0.5, 0.999)
 
-# Measured once, one thread of an AVX-512 Xeon, 64 px, batches of 16: a generator's and discriminator's pass and back take
-# 0.16 s in float32 channels_last, 0.19 s contiguous, 0.26 s in bfloat16 (its convolutions are too thin to gain from it).
+# Measured once, one thread of an AVX-512 Xeon, 64 px, batches of 16: forward and backward of both
+# networks take 0.16 s in float32 channels_last, 0.19 s contiguous, 0.26 s in bfloat16 (too few channels to gain).
 PRECISION: Mapping[str, Precision] = {
     "cpu": Precision(dtype="float32", channels_last=True),
     "cuda": Precision(dtype="bfloat16", channels_last=True),
@@ -37,11 +39,11 @@ PRECISION: Mapping[str, Precision] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """How a generator and a discriminator are trained against each other, for `steps` batches of `batch`.
+    """Options of adversarial training, for `steps` batches of `batch`.
 
-    `latent` numbers are z; `decay` is the moving average's, reached gradually. `perceptual` and `consistency` weigh the two
-    other losses of the conditional generator, whose style predictor learns for `lessons` batches first and then chooses
-    among `tries` pictures."""
+    `latent` is the dimension of z. `decay` is the moving average's, reached gradually. `perceptual` and `consistency`
+    weight the two other losses of the conditional generator. Its style predictor is trained for `lessons` batches first
+    and then selects among `tries` images."""
 
     steps: int
     batch: int = 16
@@ -56,9 +58,9 @@ class Contest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StyleCode:
-    """A style's leading principal components over the training set, each in units of its own spread there.
+    """A style's leading principal components over the training set, each in units of its spread.
 
-    All of hundreds of coordinates cannot be whitened by as few images; what is left out varies least."""
+    So few images cannot whiten all of hundreds of coordinates; the components that are left out vary least."""
 
     linear: LinearInverse
     middle: Tensor
@@ -70,7 +72,8 @@ class StyleCode:
 
 
 def style_code(training: TrainingSet, linear: LinearInverse) -> StyleCode:
-    """Fit the code: at most 64 components, and no more than a quarter of the images or all of the style's coordinates."""
+    """Fit the code: at most 64 components, and at most a quarter of the number of images or all of the style's
+    coordinates."""
     standard = linear.standardized(training.features)
     middle = standard.mean(0)
     values: Tensor
@@ -84,9 +87,9 @@ def style_code(training: TrainingSet, linear: LinearInverse) -> StyleCode:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdversarialInverter:
-    """The trained conditional generator, with the linear part that it draws on and the predictor that chooses z.
+    """The trained conditional generator, with the linear part and the predictor that selects z.
 
-    Equal calls give equal pictures: z comes from `rng`, which is never advanced."""
+    Equal calls give equal images: z comes from `rng`, which is never advanced."""
 
     linear: LinearInverse
     code: StyleCode
@@ -97,7 +100,7 @@ class AdversarialInverter:
 
     @torch.no_grad()
     def __call__(self, features: Tensor) -> Tensor:
-        """Draw (N, 3, S, S) in (0, 1) for style features (N, D), on the CPU."""
+        """Reconstruct (N, 3, S, S) in (0, 1) for style features (N, D), on the CPU."""
         generator, predictor = self.generator.eval(), self.predictor.eval()
         given = features.to(self.linear.center.device)
         styles, base = self.code(given), self.linear(given)
@@ -123,7 +126,7 @@ class BaselineGenerator:
 
     @torch.no_grad()
     def __call__(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draw `count` pictures (count, 3, S, S) in (0, 1), on the CPU."""
+        """Generate `count` images (count, 3, S, S) in (0, 1), on the CPU."""
         generator = self.generator.eval()
         z = torch.randn(count, self.contest.latent, generator=rng).to(generator.center)
         return torch.cat([generator(part).cpu() for part in z.split(64)])
@@ -141,7 +144,7 @@ def fit_adversarial(
 ) -> AdversarialInverter:
     """Train the conditional generator on the device of `training`.
 
-    `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, on which it draws."""
+    `unseen` (n, 3, 16, 16) are the linear part's cross-validated predictions, to which the generator adds."""
     code = style_code(training, linear)
     styles, images = code(training.features), training.images
     generator = _generator(styles.shape[1] + contest.latent, shape, images.device, child(rng, "weights"))
@@ -165,17 +168,18 @@ def fit_adversarial(
 
 
 def fit_baseline(images: Tensor, *, shape: GeneratorShape, contest: Contest, rng: torch.Generator) -> BaselineGenerator:
-    """Train the unconditional generator on real pictures (n, 3, S, S) in [0, 1], on their device."""
+    """Train the unconditional generator on real images (n, 3, S, S) in [0, 1], on their device."""
     generator = _generator(contest.latent, shape, images.device, child(rng, "weights"))
     judge = StyleDiscriminator(0, shape, rng=child(rng, "judge")).to(images.device)
     average = contend(
-        generator, judge, lambda rows, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
+        generator, judge, lambda _, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
     )
     return BaselineGenerator(generator=average, contest=contest)
 
 
 def fit_predictor(styles: Tensor, images: Tensor, *, contest: Contest, rng: torch.Generator) -> StylePredictor:
-    """Train t on pictures (n, 3, S, S), moved at random, and their codes (n, k), by squared error; frozen afterwards."""
+    """Train t on randomly translated images (n, 3, S, S) and their codes (n, k), by squared error; frozen
+    afterwards."""
     predictor = StylePredictor(styles.shape[1], rng=child(rng, "weights")).to(images.device)
     predictor.to(memory_format=PRECISION[images.device.type].layout)
     optimizer = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
@@ -200,9 +204,9 @@ def contend(
     contest: Contest,
     rng: torch.Generator,
 ) -> StyleGenerator:
-    """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and give the generator's moving average.
+    """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and return the generator's moving average.
 
-    `draw(rows, z)` draws for training rows, `beside(drawn, rows)` adds to the generator's loss."""
+    `draw(rows, z)` generates for training rows, `beside(drawn, rows)` is added to the generator's loss."""
     device, coins = images.device, child(rng, "contest")
     precision = PRECISION[device.type]
     average = _generator(generator.center.numel(), generator.shape, device, child(rng, "average"))
@@ -232,7 +236,7 @@ def contend(
 def judge_loss(
     judge: StyleDiscriminator, real: Tensor, drawn: Tensor, styles: Tensor | None, rng: torch.Generator
 ) -> Tensor:
-    """Hinge loss of both sides, and how badly the discriminator redraws the real pictures that it was shown."""
+    """Hinge loss of both sides, plus the discriminator's error in reconstructing its real input images."""
     shown = covered(moved(real, rng), rng)
     maps = judge.trunk(shown)
     hinge = functional.relu(1 - judge(maps, styles).float()).mean()
@@ -241,7 +245,7 @@ def judge_loss(
 
 
 def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Move each picture by up to an eighth of its side; what comes in from outside is black. Differentiable."""
+    """Translate each image by up to an eighth of its side, with zero padding. Differentiable."""
     n, _, height, width = pictures.shape
     reach = max(1, height // 8)
     by = torch.randint(2 * reach + 1, (2, n, 1), generator=rng).to(pictures.device)
@@ -253,7 +257,7 @@ def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def covered(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Cover a square of half the side somewhere in each picture (partly outside, perhaps) with black. Differentiable."""
+    """Set a random square of half the side to black in each image (it may extend beyond the border). Differentiable."""
     n, _, height, width = pictures.shape
     center = torch.rand(2, n, 1, generator=rng).to(pictures.device)
     above = (torch.arange(height, device=pictures.device) - center[0] * height).abs() <= height / 4

@@ -1,13 +1,13 @@
-"""Pictures that have given channel statistics: style transfer without content, by gradient descent on the pixels.
+"""Style matching: images with given channel statistics, by gradient descent on the pixels.
 
-minimize over x   mean_d ((s(x) - s*)_d / spread_d)^2 + variation TV(x) + extremes |2x - 1|^alpha
+    minimize over x   mean_d ((s(x) - s*)_d / spread_d)^2 + variation TV(x) + extremes |2x - 1|^alpha
 
 where s(x) = (mu, sigma) of the public encoder's maps of x, TV is total variation and the last term the alpha-norm: the
-two image priors of Mahendran & Vedaldi (CVPR 2015), both averaged over the picture. x is the logistic function of a sum
-of grids of 1, 2, 4, ... pixels a side, each enlarged to the picture: Adam, which moves every number about equally fast,
-then settles colors and large patches as soon as it settles pixels.
+two image priors of Mahendran & Vedaldi (CVPR 2015), both averaged over the image. x is the logistic function of a sum
+of grids of 1, 2, 4, ... pixels a side, each enlarged to the image. Adam changes every number at about the same rate, so
+colors and large patches converge as fast as pixels.
 
-Statistics have no positions, so what they fix is palette and texture. Where things lie is the start's, hence restarts."""
+Statistics have no positions, so they determine palette and texture. The layout comes from the start, hence restarts."""
 
 import math
 from dataclasses import dataclass
@@ -22,19 +22,20 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 
 ALPHA = 6
-BATCH = 32  # pictures that are drawn at once
-FLATTEST = 1e-3  # gradients of the picture below this, in [0, 1] per pixel, count as none: a root has no slope at 0
-BLACKEST = 0.02  # starts are kept off 0 and 1, whose logits are infinite
-LEAST_RATE = 0.05  # of the first step's rate, at the last
+BATCH = 32  # images that are optimized at once
+FLATTEST = 1e-3  # smooths the square root at 0, for image gradients below this, in [0, 1] per pixel
+BLACKEST = 0.02  # starts are clamped away from 0 and 1, whose logits are infinite
+LEAST_RATE = 0.05  # learning rate of the last step, as a share of the first step's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matching:
-    """How a picture is descended to: Adam for `steps` with a cosine rate, from logits of N(0, r^2) per grid.
+    """Options of the descent: Adam for `steps` with a cosine rate, from logits of N(0, r^2) per grid.
 
-    Of the `roughness` r the one is taken, picture by picture, that begins nearest to the style: from rough starts a smooth
-    picture is approached through black and white, whence no slope leads back; from smooth ones a rough picture is late.
-    `variation` and `extremes` weigh the priors against a mean square of 1, where every statistic is off by its spread."""
+    Of the `roughness` values r, the one whose start is nearest to the style is used, image by image. From rough starts
+    a smooth image is approached through saturated pixels, where gradients vanish; from smooth ones a rough image
+    converges late. `variation` and `extremes` weight the priors against a mean square of 1, where every statistic is
+    off by its spread."""
 
     steps: int
     rate: float = 0.04
@@ -46,21 +47,22 @@ class Matching:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Matched:
-    """What K restarts drew for R styles: `images` (R, K, 3, side, side) in (0, 1), and `residual` (R, K) of each."""
+    """The results of K restarts for R styles: `images` (R, K, 3, side, side) in (0, 1), and `residual` (R, K) of
+    each."""
 
     images: Tensor
     residual: Tensor
 
     def best(self) -> Tensor:
-        """The picture of each row whose statistics came nearest, (R, 3, side, side)."""
+        """The image of each row with the smallest residual, (R, 3, side, side)."""
         return self.images[torch.arange(len(self.images)), self.residual.argmin(1)]
 
     def average(self) -> Tensor:
-        """The mean picture of each row: its restarts' common part, and the better guess under a squared error."""
+        """The mean image of each row over restarts, which minimizes a squared error."""
         return self.images.mean(1)
 
     def variance_between(self) -> Tensor:
-        """How much a pixel varies from restart to restart, averaged over the picture, (R,); NaN for one restart."""
+        """The variance of a pixel between restarts, averaged over the image, (R,); NaN for one restart."""
         return (
             self.images.var(1).mean((1, 2, 3))
             if self.images.shape[1] > 1
@@ -68,9 +70,9 @@ class Matched:
         )
 
     def variance_within(self) -> Tensor:
-        """How much the pixels of one picture vary, averaged over restarts and colors, (R,).
+        """The variance of the pixels of one image, averaged over restarts and colors, (R,).
 
-        Equals `variance_between` in the mean over pictures that have everything but the places of their pixels in common."""
+        Equals `variance_between` in the mean over images that differ in the positions of their pixels only."""
         return self.images.var((3, 4)).mean((1, 2))
 
 
@@ -78,10 +80,10 @@ def match(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, *, side: int, restarts: int, options: Matching,
     rng: torch.Generator, start: Tensor | None = None,
 ) -> Matched:  # fmt: skip
-    """Draw `restarts` pictures of `side` pixels for each of the styles `targets` (R, 2C), (mu, biased sigma) each.
+    """Optimize `restarts` images of `side` pixels for each of the styles `targets` (R, 2C), (mu, biased sigma) each.
 
     `spread` (2C,) is the unit of every statistic. Restarts differ in their random logits, and begin at gray or at the
-    pictures `start` (R, 3, side, side) in [0, 1]; restart k begins alike however many there are."""
+    images `start` (R, 3, side, side) in [0, 1]. Restart k has the same start for any number of restarts."""
     if not len(targets):
         return Matched(images=torch.empty(0, restarts, 3, side, side), residual=torch.empty(0, restarts))
     targets, spread = targets.to(encoder.device, torch.float32), spread.to(encoder.device, torch.float32)
@@ -106,14 +108,14 @@ def match(
 
 
 def style_residual(encoder: StyleEncoder, images: Tensor, targets: Tensor, spread: Tensor) -> Tensor:
-    """Give the root mean square over statistics of (s(x) - s*) / spread, (N,): 1 where all are off by their spread."""
+    """The root mean square over statistics of (s(x) - s*) / spread, (N,): 1 where all are off by their spread."""
     return _square_gap(encoder, images, targets, spread).sqrt()
 
 
 def seen_side(encoder: StyleEncoder, cells: int) -> int:
-    """The side of the square pictures whose feature maps have `cells` positions.
+    """The side of the square images whose feature maps have `cells` positions.
 
-    Raises UsageError where no square picture has such maps."""
+    Raises UsageError where no square image has such maps."""
     across = math.isqrt(cells)
     for side in (encoder.stride * across, encoder.stride * (across + 1)):
         if side >= SMALLEST_SIDE:
@@ -125,7 +127,7 @@ def seen_side(encoder: StyleEncoder, cells: int) -> int:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Average the length of the color gradient over the positions of each picture, (N,)."""
+    """The mean length of the color gradient over the positions of each image, (N,)."""
     down, right = images[..., 1:, :-1] - images[..., :-1, :-1], images[..., :-1, 1:] - images[..., :-1, :-1]
     return (down.square() + right.square() + FLATTEST**2).sqrt().mean((1, 2, 3))
 
@@ -139,7 +141,7 @@ def _square_gap(encoder: StyleEncoder, images: Tensor, targets: Tensor, spread: 
 def _descend(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor], options: Matching
 ) -> Tensor:
-    """Draw (N, 3, side, side) from the logits `base`, moving the grids of `pyramid`."""
+    """Optimize (N, 3, side, side) from the logits `base`, by the grids of `pyramid`."""
     grids = [grid.requires_grad_() for grid in _begun(encoder, targets, spread, base, pyramid, options.roughness)]
     optimizer = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
     for step in range(options.steps):
@@ -160,7 +162,7 @@ def _begun(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor],
     roughness: tuple[float, ...],
 ) -> list[Tensor]:  # fmt: skip
-    """Scale the grids of each picture by the roughness with which it comes nearest to its style."""
+    """Scale the grids of each image by the roughness whose start is nearest to its style."""
     with torch.no_grad():
         starts = (_picture(base, [rough * grid for grid in pyramid]) for rough in roughness)
         gaps = torch.stack([_square_gap(encoder, start, targets, spread) for start in starts])
@@ -169,7 +171,7 @@ def _begun(
 
 
 def _picture(base: Tensor, grids: list[Tensor]) -> Tensor:
-    """The logistic function of `base` (N, 3, side, side) plus every grid, enlarged."""
+    """The logistic function of `base` (N, 3, side, side) plus every grid, upsampled."""
     size = (int(base.shape[2]), int(base.shape[3]))
     logits = base
     for grid in grids:

@@ -1,7 +1,7 @@
-"""The style rows that inversion is shown: of single images, released or parted from two pooled releases, and pooled ones.
+"""Style rows, the inputs of inversion: of single images, released or from two pooled releases, and pooled ones.
 
-Pooled are a client's style (CCST's overall one, FISC's), the center of StableFDG's distribution, and FISC's interpolation
-style, which is everybody's. No single image is behind these."""
+Pooled are a client's style (CCST's overall one, FISC's), the center of StableFDG's distribution, and FISC's
+interpolation style, which is the same for all clients. They have no single image behind them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ KINDS: Mapping[QuestionKind, tuple[Kind, ...]] = {
     "resampled_clients": ("pooled", "interpolation"),
 }
 ALONE: frozenset[Kind] = frozenset({"released", "as_if_released"})
-"""Rows that come many to a case; of the others every case has one."""
+"""Kinds with many rows per case; of the others every case has one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
     """Style rows of one population: `features` (R, 2C), and how many of them belong to each of `cases`.
 
-    `domain` is the victim's: "mixed" where its images are of several, None where the adversary does not know. `averaged`
-    says that pooled rows average their images' styles (StableFDG), not their pixels."""
+    `domain` is the victim's: "mixed" where its images are of several, None where the adversary does not know it.
+    `averaged` says that pooled rows average their images' styles (StableFDG), not their pixels."""
 
     kind: Kind
     domain: str | None
@@ -45,14 +45,14 @@ class Rows:
 
     @property
     def pooled(self) -> bool:
-        """Whether no single image is behind a row."""
+        """Whether the rows have no single image behind them."""
         return self.kind in ("pooled", "interpolation")
 
 
 def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
     """Rows that are answered together: those of one case, or, where each case has one row, all of one domain.
 
-    Of what an adversary did not see there are no pooled rows."""
+    Cases whose pooled release was not seen have no rows."""
     groups: dict[tuple[Kind, str | None, int], list[int]] = {}
     for number, case in enumerate(cases):
         for kind in KINDS.get(case.question, ()):
@@ -62,12 +62,12 @@ def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
         read = {number: READERS[kind](cases[number], knowledge) for number in numbers}
         parts = {number: part for number, part in read.items() if part is not None}
         if parts:
+            averaged = isinstance(knowledge.released_statistic, StyleDistributions)
+            sizes = tuple(len(part) for part in parts.values())
+            features = torch.cat(list(parts.values()))
             result.append(
-                Rows(
-                    kind=kind, domain=domain, cases=tuple(parts), sizes=tuple(len(part) for part in parts.values()),
-                    features=torch.cat(list(parts.values())), averaged=isinstance(knowledge.released_statistic, StyleDistributions),
-                )
-            )  # fmt: skip
+                Rows(kind=kind, domain=domain, cases=tuple(parts), sizes=sizes, features=features, averaged=averaged)
+            )
     return result
 
 
@@ -79,13 +79,13 @@ def _released(case: Case, knowledge: Knowledge) -> Tensor:
 
 
 def _difference(case: Case, knowledge: Knowledge) -> Tensor:
-    """The added record's own style, from two pooled releases (1, 2C): both kinds are means over images."""
+    """The added record's own style, from two pooled releases (1, 2C); both kinds are means over images."""
     if case.records is None:
         raise UsageError(
             f"the difference of two releases needs the number of records of {case.victim}; it is not known."
         )
     n = case.records
-    before, after = (_center(case, knowledge, run) for run in (0, 1))
+    before, after = (_center(case, run) for run in (0, 1))
     if before is None or after is None:
         before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
         return style_features(*style_from_linear((n + 1) * after - n * before))
@@ -94,27 +94,27 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
 
 def _pooled(case: Case, knowledge: Knowledge) -> Tensor | None:
     """A client's one style, (1, 2C)."""
-    center = _center(case, knowledge, 0)
+    center = _center(case, 0)
     if center is not None:
         return style_features(*_biased(case, center, knowledge))
     seen = case.views[0].styles(case.victim)
     return None if seen is None or len(seen[0]) != 1 else style_features(seen[0].double(), seen[1].double())
 
 
-def _interpolation(case: Case, knowledge: Knowledge) -> Tensor | None:
-    """The style that everybody received, (1, 2C)."""
+def _interpolation(case: Case) -> Tensor | None:
+    """The interpolation style that all clients received, (1, 2C)."""
     sent = case.views[0].latest(InterpolationStyle)
     return None if sent is None else style_features(sent.mean.double()[None], sent.std.double()[None])
 
 
-def _center(case: Case, knowledge: Knowledge, run: int) -> Tensor | None:
+def _center(case: Case, run: int) -> Tensor | None:
     """The center of the victim's distribution, its images' mean (mu, sigma), (1, 2C), where it sent one."""
     sent = case.views[run].artifact(case.victim)
     return torch.cat([sent.mean, sent.std]).double()[None] if isinstance(sent, StyleDistribution) else None
 
 
 def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
-    """Give mean and std, (1, C) each, of a center: the std that divides by the pixels and holds our epsilon."""
+    """Mean and std, (1, C) each, of a center: the std that divides by the number of pixels and includes our epsilon."""
     mean, std = statistic.chunk(2, dim=1)
     released_statistic = knowledge.released_statistic
     eps, unbiased = (
@@ -128,7 +128,7 @@ def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor
 
 
 def _pixels(case: Case, channels: int, knowledge: Knowledge) -> int:
-    """How many cells a feature map has. Raises UsageError where `channels` are not the encoder's."""
+    """The number of cells of a feature map. Raises UsageError where `channels` are not the encoder's."""
     sample = _sample(knowledge)
     if sample.channels != channels:
         raise UsageError(
@@ -149,5 +149,5 @@ READERS: Mapping[Kind, Callable[[Case, Knowledge], Tensor | None]] = {
     "as_if_released": _released,
     "difference": _difference,
     "pooled": _pooled,
-    "interpolation": _interpolation,
+    "interpolation": lambda case, _: _interpolation(case),
 }

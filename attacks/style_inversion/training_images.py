@@ -1,11 +1,11 @@
-"""The images an inverter is trained on: which ones an adversary has, and more made of them.
+"""Training images of an inverter: the adversary's priors, and augmentations of them.
 
 Intra: images of the victim's own domain. Inter: another client's, which are the adversary's own when it is a client
-(those of other domains, or all where the victim's is not known); a server holds no client's images and takes its auxiliary
-ones of the next source domain, cyclically. Third party: images of the unseen domain. Images are mirrored, cropped, and,
-where they are line drawings, painted.
+(those of other domains, or all where the victim's is not known); a server holds no client's images and takes its
+auxiliary ones of the next source domain, cyclically. Third party: images of the unseen domain. Images are mirrored,
+cropped, and, where they are line drawings, colorized.
 
-Every variant is a new image that the public encoder must see; its style is then exact, not interpolated."""
+Every variant is a new image that is passed through the public encoder; its style is then exact, not interpolated."""
 
 from dataclasses import dataclass, replace
 
@@ -20,10 +20,10 @@ from fdgsec.nn.styles.channel_statistics import Moments, concatenated, unbiased_
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, Statistics
 
-LEAST_IMAGES = 8  # of a prior; with fewer, neither folds nor a validation set mean anything
+LEAST_IMAGES = 8  # minimum size of a prior, for cross-validation and a validation set
 NOISY_ROWS = 4000
-"""So many rows are learned from behind a defense: on planted rows 20 copies of 200 won 1.4 dB over one."""
-LEAST_ALIGNED = 8  # rows from which a mean and a spread may be taken
+"""Number of noisy training rows under a defense: in the positive control 20 copies of 200 gained 1.4 dB over one."""
+LEAST_ALIGNED = 8  # minimum number of rows for estimating a mean and a spread
 COLORLESS = 0.03
 """Mean difference between a pixel's largest and smallest channel below which a domain counts as line drawings."""
 
@@ -32,8 +32,8 @@ COLORLESS = 0.03
 class Prior:
     """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`.
 
-    `pooled` and `averaged` (2C,) are what its images would release together: the style of all their pixels, and the mean
-    of their styles."""
+    `pooled` and `averaged` (2C,) are what its images would release together: the style of all their pixels, and the
+    mean of their styles."""
 
     name: str
     training: TrainingSet
@@ -44,18 +44,19 @@ class Prior:
     averaged: Tensor
 
     def aligned(self, features: Tensor) -> Tensor:
-        """Bring victims' rows (R, 2C) to a painted prior's mean and spread, which no real domain shares with paint.
+        """Match the mean and spread of victims' rows (R, 2C) to a colorized prior's, which differ from any real
+        domain's.
 
-        Other priors, and fewer rows than can be averaged, are left alone."""
+        Other priors, and fewer rows than LEAST_ALIGNED, are unchanged."""
         if not self.painted or len(features) < LEAST_ALIGNED:
             return features
         spread = features.std(0).clamp_min(1e-6)
         return self.linear.center + (features - features.mean(0)) / spread * self.linear.spread
 
     def as_single(self, features: Tensor, *, averaged: bool) -> Tensor:
-        """Move pooled rows (R, 2C) to where single images' lie: by what the prior's own images gain when they are pooled.
+        """Shift pooled rows (R, 2C) to the location of single images' rows, by the difference between the prior's own.
 
-        (A pooled std holds the spread between images, too.) A painted prior's rows are aligned instead."""
+        (A pooled std includes the variation between images.) A colorized prior's rows are aligned instead."""
         if self.painted:
             return self.aligned(features)
         return features - (self.averaged if averaged else self.pooled) + self.linear.center
@@ -72,12 +73,11 @@ def encoded(
     rng: torch.Generator,
     behind: Knowledge | None = None,
 ) -> Prior:
-    """Make variants of `images`, encode them exactly, and fit the linear inverse.
+    """Augment `images`, encode them exactly, and fit the linear inverse.
 
-    With `behind` rows are learned from as its defense would release them, each many times if there are few.
-
-    Line drawings are painted, at most `limit` of them; others are mirrored where there are at most `limit`; then come
-    `crops` cropped copies. Pictures are drawn at `drawn_side`."""
+    With `behind`, the noise of its defense is added to the training rows, with several copies of each if there are few.
+    Line drawings are colorized, at most `limit` of them. Others are mirrored where there are at most `limit`. Then come
+    `crops` cropped copies. Images have the side `drawn_side`."""
     drawings = colorless(images)
     if drawings:
         kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
@@ -116,24 +116,24 @@ def _noisy(images: DomainDataset, found: Moments, behind: Knowledge, rng: torch.
 
 
 def drawn_side(images: DomainDataset, size: int) -> int:
-    """The side at which pictures are drawn: `size`, or the largest power of two that is no larger than the images'."""
+    """The side of reconstructions: `size`, or the largest power of two that is at most that of the images."""
     return int(min(size, 2 ** (min(images.image_size).bit_length() - 1)))
 
 
 def variant(dataset: DomainDataset, images: Tensor, name: str) -> DomainDataset:
-    """Give the data set `images` (N, 3, H, W) in [0, 1] instead of its own; ids get `name` as a suffix."""
+    """The data set with `images` (N, 3, H, W) in [0, 1] instead of its own; ids get `name` as a suffix."""
     pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
     ids = tuple(f"{image}#{name}" for image in dataset.ids)
     return replace(dataset, store=pixels, rows=torch.arange(len(dataset)), ids=ids)
 
 
 def mirrored(dataset: DomainDataset) -> DomainDataset:
-    """Exchange left and right. Convolutions are not symmetric, so neither are styles."""
+    """Flip images horizontally. Convolutions are not symmetric, so the styles change."""
     return variant(dataset, as_float(dataset.pixels().flip(3)), "mirrored")
 
 
 def cropped(dataset: DomainDataset, *, rng: torch.Generator, least: float = 0.8) -> DomainDataset:
-    """Cut out squares of `least` to 1 of the side at random places, enlarge them, and mirror half of them."""
+    """Crop squares of `least` to 1 of the side at random places, enlarge them, and flip half of them."""
     height, width = dataset.image_size
     images = []
     for image in as_float(dataset.pixels()):
@@ -148,13 +148,13 @@ def cropped(dataset: DomainDataset, *, rng: torch.Generator, least: float = 0.8)
 
 
 def colorless(dataset: DomainDataset) -> bool:
-    """Say whether these are line drawings, from which nothing about color can be learned as they are."""
+    """Whether these are line drawings, which contain no color information."""
     low, high = as_float(dataset.pixels()).aminmax(dim=1)
     return float((high - low).mean()) < COLORLESS
 
 
 def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
-    """Lay random paint under the drawn lines: two tinted grays meeting along a smooth border, softly lit."""
+    """Colorize line drawings at random: two tinted grays that meet along a smooth border, with soft shading."""
     n, (height, width) = len(dataset), dataset.image_size
     darkness = 1 - as_float(dataset.pixels()).mean(1, keepdim=True)
 
@@ -172,7 +172,7 @@ def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
 
 
 def prior_images(kind: str, domain: str | None, knowledge: Knowledge) -> tuple[str, DomainDataset] | str:
-    """The name and the images of a prior against `domain` (None: not known), or why there is none."""
+    """The name and the images of a prior for a victim of `domain` (None: unknown), or why there is none."""
     found: tuple[str, DomainDataset] | str
     if kind == "third-party":
         found = "no images of the unseen domain" if knowledge.unseen is None else ("unseen", knowledge.unseen)

@@ -243,7 +243,7 @@ def test_a_generator_that_was_not_trained_tells_nothing():
     rows = ATTACK.missing([asked(seen(same, state_of(generator(0))))], BLANK)
 
     assert "warm-up" in str(rows[0].unavailable)
-    with pytest.raises(UsageError, match="it tells nothing"):
+    with pytest.raises(UsageError, match="it carries no information"):
         Training.of(seen(same, state_of(generator(0))), "client:1")
 
 

@@ -72,7 +72,7 @@ def test_exchanged_styles_are_not_significant():
 def test_without_a_tie_between_style_and_clients_the_false_alarms_are_those_of_the_level():
     alarms = 0
     for seed in range(100):
-        planted_control = planted_cohorts(BLANK, stream(seed, "attack"), told=False)
+        planted_control = planted_cohorts(BLANK, stream(seed, "attack"), informative=False)
         guess = ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
         rows = Judge().null(
             guess, planted_control.cases, planted_control.truths, stream(seed, "attack", "null"), permutations=199

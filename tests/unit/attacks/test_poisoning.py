@@ -67,7 +67,7 @@ def test_some_forgeries_alone_can_be_asked_for():
     ("attack", "facts", "said"),
     [(Poisoning(forgeries=("update x11",)), FACTS, "did you mean 'update x10'"),
      (Poisoning(hostile=(21,)), FACTS, "needs an honest client"), (Poisoning(seeds=0), FACTS, "at least 1"),
-     (Poisoning(), replace(FACTS, clients=1), "nobody beside the forger")],
+     (Poisoning(), replace(FACTS, clients=1), "the forger is the only client")],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_named(attack: Poisoning, facts: TargetFacts, said: str):
     with pytest.raises(UsageError, match=said):
