@@ -1,12 +1,13 @@
 """DP-FedAvg: learning differentially private recurrent language models.
 
-McMahan, Ramage, Talwar & Zhang, ICLR 2018, https://arxiv.org/abs/1710.06963. What a client learned, Delta_i = model sent -
-model received over all float parameters, is scaled to an L2 norm of at most S; Gaussian noise gives the sum of the Delta_i
-a standard deviation of z S per parameter. One client's images, all of them, move the sum by S at most, whatever the
-method's objective or architecture: the unit is the client.
+McMahan, Ramage, Talwar & Zhang, ICLR 2018, https://arxiv.org/abs/1710.06963. A client's update, Delta_i = model sent -
+model received over all float parameters, is scaled to an L2 norm of at most S. Gaussian noise gives the sum of the
+Delta_i a standard deviation of z S per parameter. All images of one client together change the sum by S at most, for
+any objective or architecture: the privacy unit is the client.
 
-Differs from the paper: participants are a fixed-size sample that the server draws and knows, so nothing is amplified by
-sampling (the paper's are Poisson and secret); weights are uniform, or min(n_i / cap, 1) applied by the client itself."""
+Differs from the paper: participants are a fixed-size sample that the server draws and knows, so there is no
+amplification by sampling (the paper's are Poisson and secret); weights are uniform, or min(n_i / cap, 1) applied by the
+client itself."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,13 +38,13 @@ _TRUST = {
         "every client noises its own message: the guarantee holds against the server, other clients and outsiders"
     ),
     "distributed": (
-        "a single message carries 1/sqrt(N) of the sum's standard deviation: the multiplier is met by the sum alone, "
-        "for who sees nothing but it (secure aggregation) and trusts all N participants to add their share"
+        "a single message has 1/sqrt(N) of the sum's standard deviation: only the sum reaches the multiplier, "
+        "against a party that sees nothing but the sum (secure aggregation), where all N participants add their share"
     ),
     "server": (
         "clients send clipped models without noise, the server is trusted to add it to their sum: the guarantee holds "
         "against other clients, outsiders on their links and readers of the final model, not against the server or "
-        "who reads what goes up to it"
+        "a party that reads the uploads"
     ),
 }
 _AGAINST = {
@@ -54,14 +55,14 @@ _AGAINST = {
 
 @dataclass(frozen=True, kw_only=True)
 class DPFedAvg:
-    """Clips what a client's model learned and adds noise to it: differential privacy per client (McMahan et al. 2018).
+    """Clip a client's model update and add noise to it: differential privacy per client (McMahan et al. 2018).
 
-    `clip` is S. The multiplier z is `noise_multiplier`, else the least for which all rounds together cost (`epsilon`,
-    `delta`) between `neighbors`: a client that learned nothing in its place ("zero-out", sensitivity S), or another one
-    ("replace-one", 2 S). `trust` says who adds the noise, and so against whom it holds: "local" (each client z S to its
-    own message), "distributed" (each z S / sqrt(N)), "server" (nobody; the server z S to the sum). `weight_cap` scales a
-    client's change by min(n / cap, 1); the weight that it tells is 1. `buffers` refuses models that average over images in
-    the forward pass (batch norm), or sends the received buffers back."""
+    `clip` is S. The multiplier z is `noise_multiplier`, else the smallest for which all rounds together cost
+    (`epsilon`, `delta`) between `neighbors`: a client is replaced by one that learned nothing ("zero-out", sensitivity
+    S), or by any other client ("replace-one", 2 S). `trust` says who adds the noise, and so against whom the guarantee
+    holds: "local" (each client z S to its own message), "distributed" (each z S / sqrt(N)), "server" (the server z S to
+    the sum). `weight_cap` scales a client's update by min(n / cap, 1); the weight that it sends is 1. `buffers` refuses
+    models that average over images in the forward pass (batch norm), or sends the received buffers back."""
 
     epsilon: float = 8.0
     delta: float = 1e-5
@@ -74,7 +75,7 @@ class DPFedAvg:
 
     @property
     def needs_everyone(self) -> bool:
-        """Where each adds its share of the noise, a missing one leaves too little."""
+        """With distributed noise, a missing client would leave too little noise in the sum."""
         return self.trust == "distributed"
 
     def __post_init__(self) -> None:
@@ -84,11 +85,11 @@ class DPFedAvg:
             raise UsageError(f"dp-fedavg.noise_multiplier must be finite and at least 0; got {self.noise_multiplier}.")
         if self.weight_cap is not None and self.weight_cap < 1:
             raise UsageError(f"dp-fedavg.weight_cap counts images, at least 1; got {self.weight_cap}.")
-        noise_multiplier(self.epsilon, self.delta)  # says what is wrong with them
+        noise_multiplier(self.epsilon, self.delta)  # raises for invalid values
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """Against whom it holds, and what is taken as public."""
+        """The parties against whom the guarantee holds, and what is public."""
         lines = [
             _TRUST[self.trust],
             "who takes part in a round, and how many, is known: no amplification by sampling",
@@ -101,25 +102,26 @@ class DPFedAvg:
 
     @property
     def promise(self) -> PlannedGuarantee:
-        """Clients, whoever adds the noise."""
+        """A guarantee per client, whoever adds the noise."""
         relations = frozenset(self._sensitivities())
         return PlannedGuarantee(
             by=f"dp-fedavg:neighbors={self.neighbors}", stage="update", unit="client", relations=relations
         )
 
     def check(self, method: Method) -> None:
-        """Raise UsageError where the server needs numbers that this defense keeps."""
+        """Raise UsageError where the server needs numbers that this defense withholds."""
         below = method.base if isinstance(method, Stacked) else method
         read = ", ".join(sorted(needs_of(below).metrics))
         if method.reviews == "before" or read:
             kept = f"clients' numbers ({read})" if read else "clients' losses and sizes"
             raise UsageError(
-                f"dp-fedavg keeps {kept}, by which the server of {name_of('methods', type(below))} weighs their models; use "
-                "a method that averages (fedavg, ccst, stablefdg, fisc, fedalign, ...)."
+                f"dp-fedavg keeps {kept}, by which the server of {name_of('methods', type(below))} weighs their "
+                "models; use a method that averages (fedavg, ccst, stablefdg, fisc, fedalign, ...)."
             )
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Clip and noise the model of an update, and keep its weight and metrics; the rest is none of its business."""
+        """Clip and noise the model of an update, and withhold its weight and metrics; other messages are not
+        affected."""
         if outgoing.stage != "update":
             return None
         if outgoing.name == NUMBERS:
@@ -144,9 +146,10 @@ class DPFedAvg:
         return Protected(artifact=ModelState(state=state), uses=self._uses(noise))
 
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
-        """Where the server is trusted, put the noised mean in every client's place; and tell the ledger what sums cost.
+        """With a trusted server, replace every client's model by the noisy mean; record in the ledger what sums cost.
 
-        Whatever the method makes of the models is then made of their noised mean: its weights need no bound."""
+        Any aggregate that the method computes from the models is then computed from their noisy mean, so its weights
+        need no bound."""
         uploads = receipt.uploads
         first = uploads[0]
         if self.trust == "local" or first.stage != "update" or SLOT not in first.artifacts:
@@ -179,35 +182,35 @@ class DPFedAvg:
         return ModelState(state=mean)
 
     def multiplier(self, rounds: int) -> float:
-        """Give z: the standard deviation of the noise on the sum over S, the same in each of `rounds` rounds."""
+        """z: the standard deviation of the noise on the sum divided by S, the same in each of `rounds` rounds."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
         one = noise_multiplier(self.epsilon, self.delta) * self._sensitivities()[self.neighbors] / self.clip
         return multiplier_per_release(one, releases=max(rounds, 1))
 
     def noise(self, sender: Sender) -> float:
-        """Give the standard deviation that a client adds to each parameter of its message."""
+        """The standard deviation that a client adds to each parameter of its message."""
         if self.trust == "server":
             return 0.0
         own = self.multiplier(sender.clock.rounds) * self.clip
         return own / math.sqrt(len(sender.clock.participants)) if self.trust == "distributed" else own
 
     def _uses(self, noise: float) -> tuple[Use, ...] | None:
-        """What one message costs whoever it is about against a reader of that message alone."""
+        """The privacy cost of one message to its client, against a reader of that message alone."""
         if self.trust == "server":
             return None
         return (Use(mechanism="gaussian", noise=noise, sensitivity=self._sensitivities(), unit="client"),)
 
     def _sensitivities(self) -> Mapping[Relation, float]:
-        """In what `neighbors` asks for, and what follows from it.
+        """The sensitivity under `neighbors`, and under the relations that it implies.
 
-        Add-remove is not among them: who takes part is seen, so that a client more or less cannot go unnoticed."""
+        Add-remove is not among them: participation is visible, so that a client cannot join or leave unnoticed."""
         if self.neighbors == "zero-out":
             return {"zero-out": self.clip}
         return {"zero-out": self.clip, "replace-one": 2 * self.clip}
 
     def _parameters(self, model: GlobalModel, sent: Mapping[str, Tensor]) -> list[str]:
-        """Name the entries that are noised. Raises UsageError for buffers where they are refused, or foreign entries."""
+        """The entries that are noised. Raises UsageError for buffers where they are refused, or foreign entries."""
         foreign = sorted(set(sent) - set(model.state.state))
         if foreign:
             raise UsageError(f"dp-fedavg was sent {foreign[0]!r}, which is not in the model that it was trained from.")
@@ -215,8 +218,8 @@ class DPFedAvg:
         kept = [name for name in sent if name not in parameters]
         if kept and self.buffers == "refuse":
             raise UsageError(
-                f"dp-fedavg does not clip what a client's images do to {len(kept)} buffers ({min(kept)}, ...), averages over "
-                "them; use --norm group, or dp-fedavg:buffers=received to send the received ones back."
+                f"dp-fedavg does not clip what a client's images do to {len(kept)} buffers ({min(kept)}, ...), "
+                "averages over them; use --norm group, or dp-fedavg:buffers=received to send the received ones back."
             )
         return [name for name in sent if name in parameters and sent[name].is_floating_point()]
 

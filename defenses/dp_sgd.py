@@ -1,8 +1,8 @@
-"""DP-SGD in every client: what its model learned hides each of its images.
+"""DP-SGD in every client: differential privacy of each image in what its client's model learned.
 
 Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, by fdgsec.privacy.dp_sgd (per-record gradients by Opacus);
-accounted over all rounds by fdgsec.privacy.accounting. What a method needs so that the promise is about its own objective
-is in docs/defenses/dp-sgd.md, method by method."""
+accounted over all rounds by fdgsec.privacy.accounting. What a method needs so that the guarantee covers its own
+objective is in docs/defenses/dp-sgd.md, method by method."""
 
 import math
 from collections.abc import Sequence
@@ -23,16 +23,17 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
 
 PUBLIC = frozenset({"steps"})
-"""Metrics that no image decides."""
+"""Metrics that do not depend on any image."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """Clips every record's gradient and adds Gaussian noise to each step (DP-SGD, Abadi et al. 2016), for (epsilon, delta).
+    """Clip every record's gradient and add Gaussian noise to each step (DP-SGD, Abadi et al. 2016), for (epsilon,
+    delta).
 
-    `epsilon` is for all rounds together, a client taking part in each; or `noise_multiplier` is given. `max_grad_norm` is
-    the bound C, `max_physical_batch` how many images go through the network at once. `epsilon` inf, or a multiplier of 0,
-    clips without noise and promises nothing."""
+    `epsilon` is for all rounds together, with the client in each; or `noise_multiplier` is given. `max_grad_norm` is
+    the bound C, `max_physical_batch` the number of images in one forward pass. `epsilon` inf, or a multiplier of 0,
+    clips without noise and gives no guarantee."""
 
     epsilon: float | None = None
     delta: float = 1e-5
@@ -56,39 +57,45 @@ class DPSGD:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What the promise rests on."""
+        """The assumptions of the guarantee."""
         return (
-            "dp-sgd: client sizes, steps and rounds are public; noise is set as if every client took part in all rounds",
-            "dp-sgd: which records a step draws, and the noise, stay secret; floating-point Gaussians are those of research code",
-            "dp-sgd: it counts what a client's own training tells; what others' models tell of what it shared is the share's cost",
+            (
+                "dp-sgd: client sizes, steps and rounds are public; noise is set as if every client took part in all "
+                "rounds"
+            ),
+            "dp-sgd: the records that a step draws, and the noise, stay secret; Gaussian sampling is research grade",
+            (
+                "dp-sgd: it counts a client's own training; what others' models reveal of its shared artifacts is their "
+                "cost"
+            ),
         )
 
     @property
     def promise(self) -> PlannedGuarantee | None:
-        """Records, where one is replaced by one that adds nothing: sizes are told. Nothing without noise."""
+        """A guarantee per record in the relation zero-out, because sizes are public. None without noise."""
         if self.noise_multiplier == 0 or self.epsilon == math.inf:
             return None
         relations: frozenset[Relation] = frozenset({"zero-out"})
         return PlannedGuarantee(by="dp-sgd", stage="update", unit="record", relations=relations, first=True)
 
     def check(self, method: Method) -> None:
-        """Raise UsageError for a method whose model depends on images otherwise than through its trainer."""
+        """Raise UsageError for a method whose model depends on images other than through its trainer."""
         if isinstance(method, Stacked):
             raise UsageError(
-                f"dp-sgd cannot promise anything of {_named(method.local)} on top of {_named(method.base)}: what a local "
+                f"dp-sgd has no guarantee for {_named(method.local)} on top of {_named(method.base)}: what a local "
                 "method adds may let records meet in a batch; leave --with out, or take --defense dp-fedavg."
             )
         if not (isinstance(method, TrainsThroughTrainer) and method.trains_through_trainer):
             raise UsageError(
-                f"dp-sgd cannot promise anything of {_named(method)}: its records meet in a batch, or its model depends on "
-                "images beside what its trainer sees. Take fedavg, ccst, stablefdg-dp, fisc-dp, fedalign-dp or feddag-dp, "
-                "or --defense dp-fedavg."
+                f"dp-sgd has no guarantee for {_named(method)}: its records meet in a batch, or its model depends on "
+                "images beside what its trainer sees. Take fedavg, ccst, stablefdg-dp, fisc-dp, fedalign-dp or "
+                "feddag-dp, or --defense dp-fedavg."
             )
         if not isinstance(method, TrainsByPlan):
             raise UsageError(f"dp-sgd needs to know the steps of a round; {_named(method)} trains by no plan.")
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
-        """The loop that trains `client`, with the noise that all rounds together need."""
+        """The training loop of `client`, with the noise that all rounds together need."""
         assert isinstance(method, TrainsByPlan)
         noise = self.noise_multiplier
         if noise is None:
@@ -102,9 +109,10 @@ class DPSGD:
         )  # fmt: skip
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Count what training cost with the model; other networks came of the same steps, and the size is public.
+        """Charge the cost of training to the model; other networks come from the same steps, and the size is public.
 
-        Raises UsageError where another defense has paid for the model, so that these steps would not be counted."""
+        Raises UsageError where another defense has already paid for the model, so that these steps would not be
+        counted."""
         trained = outgoing.sender.trained
         if outgoing.stage != "update" or not trained or not all(use.noise for use in trained):
             return None
@@ -112,8 +120,8 @@ class DPSGD:
         if isinstance(artifact, ModelState) and outgoing.name == "model":
             if outgoing.paid is not None:
                 raise UsageError(
-                    "dp-sgd must count its steps with the model, which a defense before it has paid for already; put dp-sgd "
-                    "first."
+                    "dp-sgd must count its steps with the model, which a defense before it has paid for already; put "
+                    "dp-sgd first."
                 )
             return Protected(artifact=artifact, uses=tuple(_with_public_sizes(use) for use in trained))
         if isinstance(artifact, GeneratorState | ModelState):
@@ -128,13 +136,13 @@ def _named(method: object) -> str:
 
 
 def _with_public_sizes(use: Use) -> Use:
-    """What a use costs where the size of a client is told: a record is replaced by one that adds nothing."""
+    """The cost of a use where client sizes are public: only zero-out remains."""
     return replace(use, sensitivity={"zero-out": use.sensitivity["zero-out"]})
 
 
 @lru_cache(maxsize=256)
 def _multiplier(epsilon: float, delta: float, records: int, plan: TrainingPlan, rounds: int, norm: float) -> float:
-    """The least noise multiplier for which `rounds` rounds of a client of `records` images meet epsilon."""
+    """The smallest noise multiplier for which `rounds` rounds of a client of `records` images meet epsilon."""
     return calibrated_noise(
         lambda noise: [uses_of(records, plan, noise_multiplier=noise, max_grad_norm=norm)] * rounds,
         epsilon=epsilon, delta=delta, relation="zero-out",

@@ -1,8 +1,8 @@
-"""Guards: what every receiver checks before it uses a message, and how a server outvotes hostile clients.
+"""Guards: checks of every received message, and robust aggregation against malicious clients.
 
-Centers: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498), Krum (Blanchard
-et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.federation.robust_statistics holds the mathematics. They act on what the server
-received, so they hide nothing from it."""
+Robust centers: coordinate-wise median and trimmed mean (Yin et al., ICML 2018, https://arxiv.org/abs/1803.01498), Krum
+(Blanchard et al., NIPS 2017, https://arxiv.org/abs/1703.02757); fdgsec.federation.robust_statistics holds the
+mathematics. They act on what the server received, so they hide nothing from it."""
 
 import math
 from collections import Counter
@@ -28,14 +28,15 @@ SLOT = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class Guards:
-    """Checks every message where it is received, on by default; on request outvotes outliers by robust centers.
+    """Check every message where it is received (on by default); optionally bound outliers and use robust centers.
 
-    `schema`: legal shapes and ranges (no negative std), the same from every client, and a model's own entries; `finite`:
-    no NaN, no infinity; `largest_bytes`: payload size. Off until asked for: `norm`, the largest L2 norm of a model's change
-    or of any other artifact's numbers; `outlier`, the largest robust z of a client's (a row's) distance from the median.
-    Who is over is refused (the run ends), replaced by the median, or clipped: `on_outlier`. `center` puts the clients'
-    coordinate-wise median, their mean without the `hostile` largest and smallest values, or Krum's choice against
-    `hostile` clients in everybody's place, so that whatever mean a server takes is that. `acts_on` limits the last three."""
+    `schema`: legal shapes and ranges (no negative std), the same from every client, and a model's own entries.
+    `finite`: no NaN, no infinity. `largest_bytes`: payload size. Off by default: `norm`, the largest L2 norm of a
+    model's change or of any other artifact's numbers; `outlier`, the largest robust z of a client's (a row's) distance
+    from the median. A client above a bound is refused (the run ends), replaced by the median, or clipped: `on_outlier`.
+    `center` replaces every client's artifact by the coordinate-wise median, the mean without the `hostile` largest and
+    smallest values, or Krum's choice against `hostile` clients, so that any mean that a server takes equals it.
+    `acts_on` limits the last three."""
 
     schema: bool = True
     finite: bool = True
@@ -57,14 +58,14 @@ class Guards:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """None: guards protect what is computed, nobody's privacy."""
+        """None: guards protect the computation, not privacy."""
         return ()
 
     def check(self, method: Method) -> None:
         """Every method can be guarded."""
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Guards act where a message is received, not where it leaves."""
+        """Guards act where a message is received, not where it is sent."""
         return None
 
     def inspect(self, message: Message) -> None:
@@ -79,7 +80,7 @@ class Guards:
                 if self.finite:
                     count = int((~torch.isfinite(value)).sum())
                     raise ArtifactError(f"{where}: {name} has {count} of {value.numel()} values that are not finite.")
-                tensors[name] = value.nan_to_num()  # what else is wrong with it
+                tensors[name] = value.nan_to_num()  # check the rest of the schema
         if not self.schema:
             return
         if KINDS.get(artifact.kind) is not type(artifact):
@@ -90,7 +91,7 @@ class Guards:
             raise ArtifactError(f"{where}: {error}") from error
 
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
-        """Compare what clients sent in each slot with each other and with the model, and outvote where that is asked for.
+        """Compare the clients' artifacts in each slot with each other and with the model, and bound or center them.
 
         Raises ArtifactError for a client that is refused, UsageError where no center can be taken."""
         uploads = list(receipt.uploads)
@@ -132,16 +133,17 @@ class Guards:
         return slot if self.center == "none" else self._centered(slot)
 
     def _check_many(self, slot: Slot) -> None:
-        """Raise UsageError where one is to be outvoted of whom only a mean is there."""
+        """Raise UsageError for robust aggregation of a slot that holds only the clients' mean."""
         merged = CLIENTS in slot.senders or (len(slot.senders) > 1 and len({id(one) for one in slot.artifacts}) == 1)
         if merged and (self.center != "none" or self.outlier is not None):
             raise UsageError(
-                f"guards cannot outvote anybody in {slot.name!r}: the server goes on with the clients' mean alone "
+                f"guards cannot outvote anybody in {slot.name!r}: the server has the clients' mean alone "
                 "(secure-aggregation, dp-fedavg:trust=server); leave center and outlier out."
             )
 
     def _held(self, slot: Slot, found: Tensor, *, bound: float, measure: str, near: Tensor) -> Slot:
-        """The slot without rows that are `found` over the `bound`: refused, replaced by the median, or brought `near`."""
+        """The slot with rows whose `found` exceeds the `bound` refused, replaced by the median, or replaced by
+        `near`."""
         over = ~(found <= bound)
         if not bool(over.any()):
             return slot
@@ -156,11 +158,12 @@ class Guards:
         return slot.refilled(torch.where(over.unsqueeze(1), instead, slot.rows))
 
     def _centered(self, slot: Slot) -> Slot:
-        """The slot with one client's or nobody's artifact in everybody's place."""
+        """The slot with the robust center in place of every client's artifact."""
         if isinstance(slot.artifacts[0], ROWS):
             raise UsageError(
-                f"guards:center={self.center} needs one vector per client, but {slot.name!r} holds {slot.artifacts[0].kind}, "
-                "rows whose number is each client's; bound rows by outlier=..., or give acts_on=models."
+                f"guards:center={self.center} needs one vector per client, but {slot.name!r} holds "
+                f"{slot.artifacts[0].kind}, rows whose number is each client's; bound rows by outlier=..., or give "
+                "acts_on=models."
             )
         try:
             center = _CENTERS[self.center](slot.rows, self.hostile)
@@ -170,21 +173,22 @@ class Guards:
 
 
 _CENTERS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
-    "median": lambda rows, hostile: median(rows),
+    "median": lambda rows, _: median(rows),
     "trimmed-mean": lambda rows, hostile: trimmed_mean(rows, trim=hostile),
     "krum": lambda rows, hostile: rows[krum(rows, hostile=hostile)],
 }
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether all of a float tensor is finite: its extremes are, which one pass finds."""
+    """Whether a float tensor is finite: its minimum and maximum are, which takes one pass."""
     return value.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(value))).all())
 
 
 def _check_slots(uploads: Sequence[Upload]) -> None:
     """Raise ArtifactError for a client that leaves out what most send, or sends what most do not.
 
-    Where two forms are equally frequent nobody can say who is right, and all are named (as in fdgsec.federation.reply_checks)."""
+    Where two forms are equally frequent, the right one is unknown, and all clients are named (as in
+    fdgsec.federation.reply_checks)."""
     own = [upload for upload in uploads if upload.sender != CLIENTS]
     forms = Counter(tuple(sorted(upload.artifacts)) for upload in own)
     if len(forms) < 2:
@@ -202,7 +206,8 @@ def _check_slots(uploads: Sequence[Upload]) -> None:
 
 
 def _check_weights(slot: Slot) -> None:
-    """Raise ArtifactError for an update whose weight in a mean is not above 0, or of more images than any client has."""
+    """Raise ArtifactError for an update whose weight in a mean is not above 0, or exceeds any plausible number of
+    images."""
     if slot.name != NUMBERS:
         return
     for sender, artifact in zip(slot.senders, slot.artifacts, strict=True):

@@ -1,10 +1,11 @@
-"""Micro-aggregation: no released style stands for fewer than k images (Domingo-Ferrer & Mateo-Sanz, IEEE TKDE 2002).
+"""Microaggregation: every released style is a mean over at least k images (Domingo-Ferrer & Mateo-Sanz, IEEE TKDE
+2002).
 
-Where a method releases rows of single images (CCST's single styles, FedAlign's pool, FedDG's spectra), rows are put into
-groups of k at least and each is replaced by its group's mean; where it releases one mean over a client's images, that
-mean is sent only where there are k images behind it. It is called k-anonymous after what it is known as; no epsilon comes
-with it: a mean of k still tells whether a given image is in it (an AUC of about Phi(sqrt(D / k) / sqrt(2)) for the Gaussian
-test on D independent numbers)."""
+Where a method releases rows of single images (CCST's single styles, FedAlign's pool, FedDG's spectra), rows are grouped
+into groups of at least k and each is replaced by its group's mean. Where it releases one mean over a client's images,
+that mean is sent only if it covers at least k images. The name k-anonymous is the common one. It has no epsilon: a mean
+of k still reveals whether a given image is in it (an AUC of about Phi(sqrt(D / k) / sqrt(2)) for the Gaussian test on D
+independent numbers)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,10 +30,10 @@ from fdgsec.runtime.errors import UnseenError, UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class KAnonymous:
-    """Let every released style be a mean over at least k images; no (epsilon, delta).
+    """Make every released style a mean over at least k images; no (epsilon, delta).
 
-    `groups` of rows are drawn at "random", or made of "nearest" rows (MDAV: the row farthest from the mean with its k - 1
-    nearest, again and again), which keeps more of the style's variety and more of what tells images apart. Nothing is
+    `groups` of rows are drawn at "random", or made of "nearest" rows (MDAV: repeatedly the row farthest from the mean
+    with its k - 1 nearest), which keeps more of the styles' variety and more of what distinguishes images. Nothing is
     released where there are fewer than k: the run ends with the reason."""
 
     k: int = 5
@@ -44,19 +45,19 @@ class KAnonymous:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What it does not promise."""
+        """What it does not guarantee."""
         return ("k-anonymous: no (epsilon, delta): a mean over k images still tells who is among them",)
 
     @property
     def promise(self) -> Mixing:
-        """A record has a part in every row of its group."""
+        """A record affects every row of its group."""
         return Mixing(by="k-anonymous")
 
     def check(self, method: Method) -> None:
-        """Works with every method; those that share no style are left as they are."""
+        """Works with every method; those that share no style are unchanged."""
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Give every row as the mean of its group, and one mean as it is.
+        """Replace every row by the mean of its group; a pooled style is unchanged.
 
         Raises UnseenError where fewer than k images are behind what would be released."""
         artifact, sender = outgoing.artifact, outgoing.sender
@@ -76,8 +77,8 @@ class KAnonymous:
     def _enough(self, count: int, of: str, client: str) -> None:
         if count < self.k:
             raise UnseenError(
-                f"k-anonymous: {client} would release {count} {of}, fewer than k = {self.k}, so that nothing may leave it; "
-                f"lower k (--defense k-anonymous:k={max(count, 2)}), or let clients hold or release more."
+                f"k-anonymous: {client} would release {count} {of}, fewer than k = {self.k}, so that nothing may "
+                f"leave it; lower k (--defense k-anonymous:k={max(count, 2)}), or let clients hold or release more."
             )
 
 
@@ -88,16 +89,16 @@ def _rows(artifact: Artifact) -> Tensor:
 
 
 def random_groups(count: int, k: int, rng: torch.Generator) -> Tensor:
-    """Give each of `count` rows a group, (count,) int64: floor(count / k) groups, as equal as they can be."""
+    """Assign each of `count` rows a group, (count,) int64: floor(count / k) groups of nearly equal size."""
     labels = torch.empty(count, dtype=torch.int64)
     labels[torch.randperm(count, generator=rng)] = torch.arange(count) % max(count // k, 1)
     return labels
 
 
 def nearest_groups(rows: Tensor, k: int) -> Tensor:
-    """Give each of `rows` (R, D) a group of at least k alike ones, (R,) int64; the last group has up to 2k - 1.
+    """Assign each of `rows` (R, D) a group of at least k similar ones, (R,) int64; the last group has up to 2k - 1.
 
-    Distances are between rows whose coordinates were brought to equal spread."""
+    Distances are between standardized rows."""
     spread = rows.std(0, correction=0)
     scaled = (rows - rows.mean(0)) / torch.where(spread > 0, spread, 1.0)
     labels = torch.zeros(len(rows), dtype=torch.int64)
@@ -115,7 +116,7 @@ def nearest_groups(rows: Tensor, k: int) -> Tensor:
 
 
 def group_means(values: Tensor, labels: Tensor) -> Tensor:
-    """Give each row of `values` (R, ...) the mean of its group, in their dtype and order."""
+    """The mean of each row's group, for `values` (R, ...), in their dtype and order."""
     flat = values.double().flatten(1)
     sums = torch.zeros(int(labels.max()) + 1, flat.shape[1], dtype=torch.float64).index_add_(0, labels, flat)
     means = sums / torch.bincount(labels).unsqueeze(1)

@@ -1,13 +1,14 @@
-"""Private styles: clipping about a public center and the analytic Gaussian mechanism, for every linear style release.
+"""Private styles: clipping around a public center and the analytic Gaussian mechanism, for every linear style release.
 
-Of a release that is a mean over images (CCST's eq. 8, StableFDG's eq. 3) every image's statistic t(x) is brought into a ball
-about the mean of public images, t~ = c + (t - c) min(1, C / |t - c|), Gaussian noise goes on the mean of the n images, and
-what the method sends is made of that. Of a release of single images (CCST's eq. 7, FedAlign's pool) every row is. With
-`unit="client"` everything that a client sends is one value. Noise: Balle & Wang, ICML 2018, Theorem 8
-(fdgsec.privacy.mechanisms). Sensitivities: fdgsec/privacy/clipping.py. Public images: fdgsec/federation/public_clip_bounds.py.
+For a release that is a mean over images (CCST's eq. 8, StableFDG's eq. 3), every image's statistic t(x) is clipped to a
+ball around the mean of public images, t~ = c + (t - c) min(1, C / |t - c|), Gaussian noise is added to the mean of the
+n images, and the artifact is computed from that. For a release of single images (CCST's eq. 7, FedAlign's pool), every
+row is clipped and noised. With `unit="client"` everything that a client sends is one value. Noise: Balle & Wang, ICML
+2018, Theorem 8 (fdgsec.privacy.mechanisms). Sensitivities: fdgsec/privacy/clipping.py. Public images:
+fdgsec/federation/public_clip_bounds.py.
 
-A method that shares every round composes: noise grows with the root of the number of rounds, so that the whole run meets
-epsilon. The page docs/defenses/private-styles.md says what is promised and what is not."""
+A method that shares every round composes: noise grows with the root of the number of rounds, so that the whole run
+meets epsilon. What is guaranteed and what is not is in docs/defenses/private-styles.md."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,21 +48,20 @@ from fdgsec.runtime.errors import UsageError
 T = TypeVar("T")
 STYLES = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
 AS_ASKED = 1 + 1e-9
-"""A relation is listed where its sensitivity is at most this much of the one that noise was calibrated for: rounding."""
+"""A relation is listed where its sensitivity is at most this factor times the calibrated one, to allow for rounding."""
 
 _Made = dict[tuple[object, ...], object]
-_MADE: WeakKeyDictionary[StatisticSource, _Made] = (
-    WeakKeyDictionary()
-)  # memo: frames and regions of a run, dropped with its lens
+# cache of frames and regions, dropped with the run's statistic source
+_MADE: WeakKeyDictionary[StatisticSource, _Made] = WeakKeyDictionary()
 
 
 @runtime_checkable
 class ClustersImages(Protocol):
-    """What is public of a method whose clients average clusters of their images (FISC)."""
+    """A method whose clients average clusters of their images (FISC)."""
 
     @property
     def local_clustering(self) -> bool:
-        """Whether they do."""
+        """Whether clients cluster their images."""
         ...
 
     @property
@@ -72,11 +72,12 @@ class ClustersImages(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateStyles:
-    """Clips each image's (or client's) style about a public center and adds Gaussian noise for (epsilon, delta).
+    """Clip each image's (or client's) style around a public center and add Gaussian noise for (epsilon, delta).
 
-    `epsilon` inf clips without noise and promises nothing. `clip` is C; "auto" the `quantile` of public images' own
-    distances, in units of how much each coordinate varies among these (`scale` "public", with squares taken about their
-    means) or in those of t itself ("raw"). `neighbors` says what changes a record, `unit` whether it is a record at all.
+    `epsilon` inf clips without noise and gives no guarantee. `clip` is C; "auto" is the `quantile` of public images'
+    own distances, in units of each coordinate's standard deviation among these (`scale` "public", with squares centered
+    on their means) or in those of t itself ("raw"). `neighbors` is the neighboring relation, `unit` the privacy unit.
+
     Raises UsageError for options out of range."""
 
     epsilon: float = 8.0
@@ -95,7 +96,8 @@ class PrivateStyles:
             )
         if (isinstance(self.clip, float) and not self.clip > 0) or not 0 < self.quantile <= 1:
             raise UsageError(
-                f"private-styles needs clip above 0 (or auto) and quantile in (0, 1]; got {self.clip} and {self.quantile}."
+                f"private-styles needs clip above 0 (or auto) and quantile in (0, 1]; got {self.clip} and "
+                f"{self.quantile}."
             )
         if self.unit == "client" and self.neighbors == "add-remove":
             raise UsageError(
@@ -105,7 +107,7 @@ class PrivateStyles:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What the guarantee rests on."""
+        """The assumptions of the guarantee."""
         size = "how many images a client has" if self.unit == "record" else "how many rows a client sends"
         counted = (
             "the number of images is private here: whatever else tells it (weights of an update) is not covered"
@@ -124,9 +126,10 @@ class PrivateStyles:
 
     @property
     def promise(self) -> PlannedGuarantee | None:
-        """What was asked for, and what that implies: whoever wants n private (add-remove) is not served where it is public.
+        """The requested relation and those that it implies; add-remove does not imply the relations in which n is
+        public.
 
-        Nothing without noise."""
+        None without noise."""
         if math.isinf(self.epsilon):
             return None
         implied: set[Relation] = {"zero-out"} if self.neighbors == "replace-one" else set()
@@ -146,7 +149,7 @@ class PrivateStyles:
                 _check_clusters(part)
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Protect what a client shares; models, scores and numbers are none of its business."""
+        """Protect what a client shares; models, scores and numbers are not affected."""
         artifact = outgoing.artifact
         if outgoing.stage != "share" or not isinstance(artifact, STYLES):
             return None
@@ -164,7 +167,7 @@ class PrivateStyles:
         return self._mean(outgoing, frame, rng)
 
     def _mean(self, outgoing: Outgoing, frame: Frame, rng: torch.Generator) -> Protected:
-        """The noisy mean, the number of images being public."""
+        """The noisy mean, where the number of images is public."""
         coordinates = frame.coordinates(outgoing.sender.records)
         images = len(coordinates)
         noise, uses = self._priced(outgoing, sensitivity_of_mean(frame.region, images))
@@ -185,7 +188,7 @@ class PrivateStyles:
     def _rows(
         self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: torch.Generator
     ) -> Protected:
-        """Every row noisy by itself."""
+        """Add noise to every row."""
         noise, uses = self._priced(outgoing, sensitivity)
         coordinates = _noised(region.inside(rows_of(outgoing.artifact)), noise, rng)
         return Protected(artifact=with_rows(outgoing.artifact, region.values(coordinates)), uses=uses)
@@ -193,7 +196,7 @@ class PrivateStyles:
     def _priced(
         self, outgoing: Outgoing, sensitivity: Mapping[Relation, float]
     ) -> tuple[float, tuple[Use, ...] | None]:
-        """The noise's standard deviation, and what it costs in each relation in which epsilon holds or better."""
+        """The noise's standard deviation, and its cost in each relation in which epsilon holds or better."""
         asked = sensitivity[self.neighbors]
         clock = outgoing.sender.clock
         releases = max(clock.rounds, 1) if outgoing.sender.method.shares == "every" else 1
@@ -206,14 +209,15 @@ class PrivateStyles:
         return noise, (Use(mechanism="gaussian", noise=noise, sensitivity=known, unit=self.unit),)
 
     def _check_rows(self, outgoing: Outgoing) -> None:
-        """Raise UsageError where a row is not of one image, an image may have two, or their number is private."""
+        """Raise UsageError where rows are not of one image each, an image may have several, or their number is
+        private."""
         shown = shared_rows(outgoing.sender.state, outgoing.name)
         rows = len(rows_of(outgoing.artifact))
         if shown is None or len(shown) != rows or len(shown.unique()) != rows:
             raise UsageError(
-                f"private-styles cannot protect {outgoing.name!r} per record: rows of {outgoing.artifact.kind} are not of one "
-                "image each, or an image has several (a mean of whole spectra is one release of 3 x H x (W // 2 + 1) "
-                "numbers); take private-styles:unit=client."
+                f"private-styles cannot protect {outgoing.name!r} per record: rows of {outgoing.artifact.kind} are "
+                "not of one image each, or an image has several (a mean of whole spectra is one release of 3 x H x "
+                "(W // 2 + 1) numbers); take private-styles:unit=client."
             )
         if self.neighbors == "add-remove":
             raise UsageError(
@@ -234,7 +238,7 @@ class PrivateStyles:
         )  # fmt: skip
 
     def _made(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
-        """Make a public thing once per run, slot, image size and received model."""
+        """Compute a public value once per run, slot, image size and received model."""
         sender = outgoing.sender
         if sender.statistic_source is None:
             return make()
@@ -252,24 +256,24 @@ def _noised(values: Tensor, noise: float, rng: torch.Generator) -> Tensor:
 
 
 def _parts(method: object) -> Iterator[object]:
-    """The method, and those that it is built upon."""
+    """The method, and those that it extends."""
     while method is not None:
         yield method
         method = getattr(method, "base", None)
 
 
 def _check_clusters(method: ClustersImages) -> None:
-    """Raise UsageError where one image can move all clusters, or stds are averaged where t has their squares."""
+    """Raise UsageError where one image can change all clusters, or stds are averaged where t has their squares."""
     plain = "--set method.local_clustering=false --set method.sigma=mixture"
     if method.local_clustering:
         raise UsageError(
-            f"private-styles cannot protect {type(method).__name__} per record: one image can change which images FINCH puts "
-            "together, and with them the style by more than any 1/n, so that no usable sensitivity is known; take "
-            "private-styles:unit=client, or the pooled style of all images, which is another method than the paper's "
-            f"({plain})."
+            f"private-styles cannot protect {type(method).__name__} per record: one image can change which images "
+            "FINCH puts together, and with them the style by more than any 1/n, so that no usable sensitivity is "
+            "known; take private-styles:unit=client, or the pooled style of all images, which is another method than "
+            f"the paper's ({plain})."
         )
     if method.sigma != "mixture":
         raise UsageError(
-            f"private-styles protects means of (mu, sigma^2 + mu^2); {type(method).__name__} without clusters averages sigma "
-            f"itself; take the pooled std instead ({plain})."
+            f"private-styles protects means of (mu, sigma^2 + mu^2); {type(method).__name__} without clusters "
+            f"averages sigma itself; take the pooled std instead ({plain})."
         )

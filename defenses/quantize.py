@@ -1,8 +1,8 @@
-"""Styles rounded to few levels of a public range: less is sent, and no guarantee is given.
+"""Quantization: styles rounded to few levels of a public range; it gives no guarantee.
 
-A style of 2C numbers in float32 is as good as a name for its image: the look-up attacks match it bit by bit. Rounding to
-2^bits levels takes the low digits away. How far that goes is measured, not promised: rounding is no mechanism of
-differential privacy (a number next to a boundary is one record away from another level)."""
+A style of 2C numbers in float32 identifies its image: the look-up attacks match it bit by bit. Rounding to 2^bits
+levels removes the low digits. Its effect is measured, not guaranteed: rounding is not a mechanism of differential
+privacy (one record can move a number across a boundary to another level)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ Quantized = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 class Quantize:
     """Round every number of a style to one of 2^bits levels of a public range; no (epsilon, delta).
 
-    Means lie in [`low`, `high`], stds and spreads in [0, `high`], amplitudes in [0, H W] (pixels lie in [0, 1]), and what
-    lies outside is cut off. The default range holds the styles of the bundled encoder, of VGG relu4_1 and of normalized pixels;
-    for pixels alone take low=-3, high=3. `rounding` "stochastic" rounds up as often as a number is far on its way to the next
-    level, so that its mean is right; "nearest" draws nothing."""
+    Means lie in [`low`, `high`], stds and spreads in [0, `high`], amplitudes in [0, H W] (pixels lie in [0, 1]); values
+    outside are clipped. The default range covers the styles of the bundled encoder, of VGG relu4_1 and of normalized
+    pixels; for pixels alone take low=-3, high=3. `rounding` "stochastic" rounds up with the probability of a number's
+    relative distance to the next level, which is unbiased; "nearest" is deterministic."""
 
     bits: int = 8
     low: float = -4.0
@@ -34,21 +34,21 @@ class Quantize:
     rounding: Literal["nearest", "stochastic"] = "nearest"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bits <= 23:  # as many digits as float32 sends
+        if not 1 <= self.bits <= 23:  # the mantissa of float32
             raise UsageError(f"quantize needs bits in 1..23; got {self.bits}.")
         if not self.low < self.high or self.high <= 0:
             raise UsageError(f"quantize needs low < high and high > 0; got low = {self.low}, high = {self.high}.")
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What it does not promise."""
+        """What it does not guarantee."""
         return ("quantize: no (epsilon, delta): rounding hides digits, not records",)
 
     def check(self, method: Method) -> None:
-        """Works with every method; those that share no style are left as they are."""
+        """Works with every method; those that share no style are unchanged."""
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Give the rounded style, and no guarantee."""
+        """Round the style; no guarantee."""
         artifact = outgoing.artifact
         if not isinstance(artifact, Quantized):
             return None
@@ -64,7 +64,7 @@ class Quantize:
         return (self.low if name == "mean" else 0.0), self.high
 
     def rounded(self, value: Tensor, *, low: float, high: float, rng: torch.Generator) -> Tensor:
-        """Give low + step k, step = (high - low) / (2^bits - 1), k a whole number, in the dtype of `value`."""
+        """low + step k, step = (high - low) / (2^bits - 1), k an integer, in the dtype of `value`."""
         step = (high - low) / (2**self.bits - 1)
         place = (value.double().clamp(low, high) - low) / step
         if self.rounding == "nearest":

@@ -1,10 +1,10 @@
 """Secure aggregation: the server learns sums over clients and nothing else (Bonawitz et al., CCS 2017).
 
-Clients mask what they send with pairwise secrets that cancel in the sum. The masks are not simulated, what they achieve is:
-on the wire the clients' uploads become one, of the sender "clients", before guards and transcript. Of styles the sum is that
-of n (mu, sigma^2 + mu^2), so that the exact pooled style of all images comes out (CCST eq. 8); of models and spectra it is
-that of weight times value; weights themselves are added. It hides who sent what; a sum over few clients still tells about
-each (the differencing attack), and no (epsilon, delta) comes with it."""
+Clients mask what they send with pairwise secrets that cancel in the sum. The masks are not simulated, only their
+effect: on the wire the clients' uploads become one, of the sender "clients", before guards and transcript. For styles
+the sum is that of n (mu, sigma^2 + mu^2), which gives the exact pooled style of all images (CCST eq. 8). For models and
+spectra it is that of weight times value; weights themselves are added. It hides who sent what. A sum over few clients
+still reveals information about each (the differencing attack), and there is no (epsilon, delta)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ Sum = Callable[[Sequence[Artifact], Tensor], Artifact]
 
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation:
-    """Let the server see the sum of all clients' uploads in place of each; no (epsilon, delta).
+    """Show the server the sum of all clients' uploads in place of each; no (epsilon, delta).
 
-    `least` is the fewest clients that are summed over: with fewer nothing is sent. Weights and numbers of images are added
-    up as well, and are public to nobody singly."""
+    `least` is the minimum number of clients in a sum: with fewer nothing is sent. Weights and numbers of images are
+    summed as well, so that those of a single client are not public."""
 
     least: int = 2
 
@@ -39,9 +39,12 @@ class SecureAggregation:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What the simulated protocol rests on, and what it does not promise."""
+        """The assumptions of the simulated protocol, and what it does not guarantee."""
         return (
-            "secure-aggregation: masks are not simulated: clients follow the protocol, and do not collude with the server",
+            (
+                "secure-aggregation: masks are not simulated: clients follow the protocol, and do not collude with the "
+                "server"
+            ),
             "secure-aggregation: no (epsilon, delta) of its own: the sum itself is exact",
         )
 
@@ -50,11 +53,12 @@ class SecureAggregation:
         needs = needs_of(method)
         if needs.uploads != "sum":
             raise UsageError(
-                f"secure-aggregation leaves the server with sums; this method needs single uploads because {needs.because}."
+                "secure-aggregation leaves the server with sums; this method needs single uploads because "
+                f"{needs.because}."
             )
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Leave it: a client's own defenses act before."""
+        """No change: uploads are summed on the wire, after the client's own defenses."""
         return None
 
     def policy(self) -> Policy:
@@ -64,17 +68,18 @@ class SecureAggregation:
 
 @dataclass(frozen=True, kw_only=True)
 class _Summing:
-    """Adds all uploads of a stage up."""
+    """Sums all uploads of a stage."""
 
     least: int
 
     def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
-        """Give the one upload that reaches the server: weighted means by slot, and the sum of the weights.
+        """The one upload that reaches the server: weighted means by slot, and the sum of the weights.
 
         Raises UnseenError for too few clients, UsageError for what cannot be summed."""
         if len(uploads) < self.least:
             raise UnseenError(
-                f"secure-aggregation sums over at least {self.least} clients, and {len(uploads)} took part: nothing is sent."
+                f"secure-aggregation sums over at least {self.least} clients, and {len(uploads)} took part: nothing "
+                "is sent."
             )
         first = uploads[0]
         if any(
@@ -83,7 +88,7 @@ class _Summing:
             raise UsageError("secure-aggregation sums uploads of the same parts; these clients sent different ones.")
         weights = torch.tensor([upload.weight for upload in uploads], dtype=torch.float64)
         if float(weights.min()) < 0 or float(weights.sum()) <= 0:
-            raise UsageError("secure-aggregation sums uploads that weigh more than nothing together, and none less.")
+            raise UsageError("secure-aggregation needs weights of at least 0 that do not sum to 0.")
         artifacts = {slot: _summed(slot, [u.artifacts[slot] for u in uploads], weights) for slot in first.artifacts}
         total = Upload(
             round=first.round, stage=first.stage, sender=CLIENTS, artifacts=artifacts, weight=float(weights.sum()),
@@ -93,7 +98,7 @@ class _Summing:
 
 
 def _summed(slot: str, artifacts: Sequence[Artifact], weights: Tensor) -> Artifact:
-    """Give the sum of one slot's artifacts. Raises UsageError for different or unsummable ones."""
+    """The sum of one slot's artifacts. Raises UsageError for artifacts that differ in kind or cannot be summed."""
     first = artifacts[0]
     shapes = [{name: value.shape for name, value in artifact.tensors().items()} for artifact in artifacts]
     if any(type(artifact) is not type(first) for artifact in artifacts) or any(shape != shapes[0] for shape in shapes):
@@ -107,7 +112,7 @@ def _summed(slot: str, artifacts: Sequence[Artifact], weights: Tensor) -> Artifa
 
 
 def _means(tensors: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
-    """Give the weighted mean of every entry, integers rounded, in its dtype; sums run in float64."""
+    """The weighted mean of every entry, integers rounded, in its dtype; sums run in float64."""
     shares = weights / weights.sum()
     means: dict[str, Tensor] = {}
     for name, value in tensors[0].items():
@@ -119,7 +124,7 @@ def _means(tensors: Sequence[Mapping[str, Tensor]], weights: Tensor) -> dict[str
 
 
 def _pooled_style(artifacts: Sequence[Artifact], weights: Tensor) -> StyleStatistics:
-    """The style of all clients' pixels: sigma^2 + mu^2 averages. What stands inside the roots beside a variance stays there."""
+    """The style of all clients' pixels: sigma^2 + mu^2 averages. An epsilon inside the roots is kept."""
     tensors = [artifact.tensors() for artifact in artifacts]
     mean, std = (torch.stack([one[name] for one in tensors]).double() for name in ("mean", "std"))
     shares = (weights / weights.sum()).unsqueeze(1)
@@ -142,7 +147,7 @@ def _mean_spectrum(artifacts: Sequence[Artifact], weights: Tensor) -> Amplitudes
 
 
 def _numbers(artifacts: Sequence[Artifact], weights: Tensor) -> Scores:
-    """The sum of the weights, and behind it the weighted means of the metrics."""
+    """The sum of the weights, followed by the weighted means of the metrics."""
     told = torch.stack([artifact.tensors()["values"] for artifact in artifacts]).double()
     means = (weights.unsqueeze(1) * told).sum(0) / weights.sum()
     return Scores(values=torch.cat([told[:, 0].sum().reshape(1), means[1:]]))

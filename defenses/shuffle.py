@@ -1,9 +1,9 @@
-"""Shuffling: the server gets every client's upload, in random order and without its sender's name.
+"""Shuffling: the server receives every client's upload in random order and without its sender's name.
 
-Uploads of a stage arrive as those of "anonymous:0", "anonymous:1", ...; a fresh order each stage, so that no number means the
-same client twice. The parts of one upload stay together (a model with its weight). Order alone gives no epsilon:
-shuffling amplifies that of local randomizers (Feldman, McMillan & Talwar, FOCS 2021), which is not claimed here, and what a style says of its
-client links it without a name (the linkage attack)."""
+Uploads of a stage arrive as those of "anonymous:0", "anonymous:1", ..., in a fresh order at each stage, so that a
+number does not identify a client. The parts of one upload stay together (a model with its weight). Shuffling alone
+gives no epsilon. It amplifies that of local randomizers (Feldman, McMillan & Talwar, FOCS 2021), which is not claimed
+here, and the content of a style links it to its client without a name (the linkage attack)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +20,11 @@ from fdgsec.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffle:
-    """Hand uploads to the server in random order, without their senders' names; no (epsilon, delta)."""
+    """Send uploads to the server in random order, without their senders' names; no (epsilon, delta)."""
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What the shuffler has to be, and what it does not promise."""
+        """The assumptions about the shuffler, and what it does not guarantee."""
         return (
             "shuffle: a shuffler that neither reads uploads nor colludes with the server stands between",
             "shuffle: no (epsilon, delta): what an upload says of its client links it without a name",
@@ -37,7 +37,7 @@ class Shuffle:
             raise UsageError(f"shuffle hides who sent what; this method needs to know it because {needs.because}.")
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Leave it: what is hidden is the sender."""
+        """No change: only the sender is hidden, on the wire."""
         return None
 
     def policy(self) -> Policy:
@@ -47,10 +47,10 @@ class Shuffle:
 
 @dataclass(frozen=True, kw_only=True)
 class _Shuffling:
-    """Gives uploads new names in an order drawn by its coins."""
+    """Renames uploads in a random order."""
 
     def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
-        """Give the same uploads in random order."""
+        """The same uploads in random order."""
         order = torch.randperm(len(uploads), generator=rng).tolist()
         return [_renamed(uploads[number], f"{ANONYMOUS}:{place}") for place, number in enumerate(order)]
 
@@ -63,7 +63,7 @@ def _renamed(upload: Upload, sender: str) -> Upload:
 
 
 def _disowned(artifact: Artifact, sender: str) -> Artifact:
-    """Spectra name their owner in every row: make that the new sender."""
+    """Replace the owner that spectra name in every row by the new sender."""
     if not isinstance(artifact, Amplitudes):
         return artifact
     return replace(artifact, owner=torch.full_like(artifact.owner, number_of(sender)))

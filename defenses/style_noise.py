@@ -1,11 +1,11 @@
-"""Noise on styles as FISC adds it (Nguyen et al. 2024, https://arxiv.org/abs/2410.22622, appendix B.5, Table 10).
+"""Noise on styles as in FISC (Nguyen et al. 2024, https://arxiv.org/abs/2410.22622, appendix B.5, Table 10).
 
-The paper names a scale s and a coefficient p and refers to FedPCL (Tan et al. 2022), whose released code computes
-v' = (1 - p) v + e with e drawn at scale s (`add_noise_proto` in lib/utils.py): p multiplies no noise. It is a public factor that
-whoever reads v' divides out again, and that is done here for every adversary (`undone`): what is left is noise of scale
-s / (1 - p). Mode "coefficient" is what the words say instead, v' = v + p e.
+The paper names a scale s and a coefficient p and refers to FedPCL (Tan et al. 2022), whose released code computes v' =
+(1 - p) v + e with e drawn at scale s (`add_noise_proto` in lib/utils.py): p does not multiply the noise. It is a public
+factor that any reader of v' can divide by, and every adversary does so here (`undone`): what remains is noise of scale
+s / (1 - p). Mode "coefficient" follows the paper's words instead, v' = v + p e.
 
-Differs from the code: stds (and amplitudes, which are not negative either) are kept at `least` or above."""
+Differs from the code: stds (and amplitudes, which are not negative either) are clamped to at least `least`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ from fdgsec.runtime.errors import UsageError
 
 Noised = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 Derived = Noised | StyleBank | InterpolationStyle
-"""What clients send with noise on it, and what servers make of that."""
+"""Artifacts that clients send with noise, and those that servers compute from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StyleNoise:
-    """Noise on styles, spectra included, as FISC's Table 10 adds it; no (epsilon, delta), since nothing is clipped.
+    """Noise on styles and spectra as in FISC's Table 10; no (epsilon, delta), because nothing is clipped.
 
-    `p` and `scale` are the table's p and s; `mode` "fedpcl" is (1 - p) v + e, "coefficient" v + p e. `distribution` of e, as in
-    FedPCL's code: gaussian of sd s, laplace of scale s (sd sqrt(2) s), or exponential of mean s, which is one-sided: it
-    moves every number up by s on average. No std comes out below `least`."""
+    `p` and `scale` are the table's p and s; `mode` "fedpcl" is (1 - p) v + e, "coefficient" v + p e. `distribution` of
+    e, as in FedPCL's code: gaussian of sd s, laplace of scale s (sd sqrt(2) s), or exponential of mean s, which is
+    one-sided and increases every number by s on average. Stds are clamped to at least `least`."""
 
     p: float = 0.1
     scale: float = 0.05
@@ -56,23 +56,23 @@ class StyleNoise:
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What it does not promise."""
+        """What it does not guarantee."""
         return (
             "style-noise: no (epsilon, delta): styles are not clipped, so that no noise bounds what one image changes",
         )
 
     def check(self, method: Method) -> None:
-        """Works with every method; those that share no style are left as they are."""
+        """Works with every method; those that share no style are unchanged."""
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Give the style with noise on every number, and no guarantee."""
+        """Add noise to every number of a style; no guarantee."""
         artifact = outgoing.artifact
         if not isinstance(artifact, Noised):
             return None
         return Protected(artifact=renumbered(artifact, lambda name, value: self._noised(name, value, rng)), uses=None)
 
     def undone(self, artifact: Artifact) -> Artifact:
-        """Take the noise's mean off and divide 1 - p out, as whoever knows the options does."""
+        """Subtract the noise's mean and divide by 1 - p, as any party that knows the options can."""
         return renumbered(artifact, self._restored) if isinstance(artifact, Derived) else artifact
 
     def _noised(self, name: str, value: Tensor, rng: torch.Generator) -> Tensor:
@@ -91,7 +91,7 @@ class StyleNoise:
         return 1.0 if self.mode == "fedpcl" else self.p
 
     def _drawn(self, value: Tensor, rng: torch.Generator) -> Tensor:
-        """Give e, float64, in the shape of `value`; Laplace's is the difference of two exponentials."""
+        """Draw e, float64, in the shape of `value`; Laplace noise is the difference of two exponentials."""
         if self.distribution == "gaussian":
             return self.scale * torch.randn(value.shape, generator=rng, dtype=torch.float64)
         first = torch.empty(value.shape, dtype=torch.float64).exponential_(generator=rng)
