@@ -29,10 +29,10 @@ job = ""
 CODE = '''\
 """The two apps of an installed fdgsec."""
 
-from fdgsec.experiments import flower_apps
+from fdgsec.experiments.flower import apps
 
-server = flower_apps.server
-client = flower_apps.client
+server = apps.server
+client = apps.client
 '''
 
 
