@@ -1,9 +1,9 @@
-"""Downloads that may be cut at any time: a file is there, complete and checked, or it is not there.
+"""Downloads over http and https that can be interrupted and resumed; a target file is complete and checked, or absent.
 
-What has come so far lies beside the target as `NAME.part`, with a note (`NAME.part.json`) on which version of which file
-it belongs to. The next call asks the server for the rest (RFC 9110, sections 13.1.5 and 14: If-Range and Range); where a
-server cannot give that part, gives another, or has another version of the file by now, it starts over. Only a complete,
-checked file gets the target's name. http and https alone, by urllib, which reads the proxies of the environment."""
+The bytes received so far are stored beside the target as `NAME.part`, with a note (`NAME.part.json`) that identifies
+the version of the file they belong to. The next call requests only the rest (RFC 9110, sections 13.1.5 and 14: If-Range
+and Range). If the server cannot send that part, sends another one, or has a different version by now, the download
+starts over. Only a complete, checked file gets the target's name. urllib reads the proxies from the environment."""
 
 import hashlib
 import http.client
@@ -21,22 +21,22 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from fdgsec.runtime.errors import MissingResourceError
 
-Progress = Callable[[int, int | None], None]  # (bytes done, bytes in all where the server says so)
+Progress = Callable[[int, int | None], None]  # (bytes done, total bytes or None where the server does not say)
 
 TIMEOUT = 15.0  # seconds without an answer or a byte
-ATTEMPTS = 5  # a cut connection is taken up again at once, as long as each attempt brings something
+ATTEMPTS = 5  # an interrupted download is resumed at once, as long as each attempt receives something
 _BLOCK = 1 << 20
 _MEGABYTE = 10**6
 _HEADERS = {"User-Agent": "fdgsec", "Accept-Encoding": "identity"}  # some servers refuse Python's own name
 
 
 class DownloadError(MissingResourceError):
-    """A file cannot be had from the network; what it was to replace is as it was (exit 3)."""
+    """A file cannot be downloaded; an existing file at the target stays unchanged (exit 3)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Order:
-    """One download, and where its unfinished file lies."""
+    """One download, and the location of its unfinished file."""
 
     url: str
     target: Path
@@ -56,7 +56,7 @@ class _Order:
         return self.part.stat().st_size if self.part.is_file() else 0
 
     def validator(self) -> str | None:
-        """Give the tag or date of the version that the part is of ("": the server gave none), None where it is not."""
+        """Give the tag or date of the version the part belongs to ("": the server gave none), None without a part."""
         try:
             note = json.loads(self.note.read_text())
         except (OSError, ValueError):
@@ -65,17 +65,17 @@ class _Order:
         return str(note["validator"]) if known else None
 
     def begin(self, validator: str) -> None:
-        """Forget the part and note what the next one will be of."""
+        """Delete the part and store the validator of the next one."""
         self.part.unlink(missing_ok=True)
         self.note.write_text(json.dumps({"url": self.url, "validator": validator}))
 
     def discard(self) -> None:
-        """Forget the part."""
+        """Delete the part and its note."""
         self.part.unlink(missing_ok=True)
         self.note.unlink(missing_ok=True)
 
     def fault(self, file: Path) -> str | None:
-        """Say how `file` differs from what is known of it."""
+        """Describe how `file` differs from the expected size or digest; None where it agrees."""
         if self.size is not None and (found := file.stat().st_size) != self.size:
             return f"{found} bytes; expected {self.size}"
         if self.sha256 is not None:
@@ -87,13 +87,13 @@ class _Order:
 
 
 def download(url: str, target: Path, *, sha256: str | None, size: int | None, progress: Progress | None = None) -> Path:
-    """Fetch `url` into `target` and give `target`; nothing is asked of the network where it is there already.
+    """Download `url` to `target` and give `target`; a correct `target` that is already there is not downloaded again.
 
     `sha256` is the expected digest, or its first digits where only those are published; `size` is in bytes; None means
-    "not known". A `target` that disagrees with them is replaced once the right file has come. Raises ValueError where
-    `url` is not http(s), and DownloadError, in one line, where there is no network, the server refuses, the disk is too
-    small, the connection is cut and brings nothing more, or the file is another one: that is deleted, while the part
-    that a cut connection leaves is kept for the next call."""
+    "not known". A `target` that disagrees with them is replaced once the right file is complete. Raises ValueError
+    where `url` is not http(s). Raises DownloadError, in one line, where there is no network, the server refuses, the
+    disk is too small, the connection breaks repeatedly, or the file is not the expected one. A wrong file is deleted;
+    the part of an interrupted download is kept for the next call."""
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"url must be an http(s) address; got {url!r}.")
     order = _Order(url=url, target=target, sha256=sha256, size=size)
@@ -113,7 +113,7 @@ def download(url: str, target: Path, *, sha256: str | None, size: int | None, pr
 
 
 def reach(url: str) -> None:
-    """Ask for `url` and drop the answer. Raises DownloadError, in one line, where it cannot be had."""
+    """Request `url` and discard the answer. Raises DownloadError, in one line, where it cannot be reached."""
     try:
         _open(Request(url, headers=_HEADERS)).close()
     except (OSError, http.client.HTTPException) as error:
@@ -121,7 +121,7 @@ def reach(url: str) -> None:
 
 
 def in_megabytes(show: Callable[[str, int, int], None], what: str) -> Progress:
-    """Turn a display of (description, done, total) steps into one of bytes; one step is a megabyte (1,000,000 bytes)."""
+    """Adapt a progress display of (description, done, total) steps to bytes; a step is a megabyte (1,000,000 bytes)."""
 
     def advance(done: int, total: int | None) -> None:
         steps = -(-done // _MEGABYTE)
@@ -132,7 +132,7 @@ def in_megabytes(show: Callable[[str, int, int], None], what: str) -> Progress:
 
 @contextmanager
 def _alone(order: _Order) -> Iterator[None]:
-    """Keep other processes off the part, where the system can lock files; leave nothing where nothing has come."""
+    """Lock the part against other processes, where the system can lock files; an empty part leaves no files behind."""
     with ExitStack() as held:
         if sys.platform != "win32":
             import fcntl
@@ -162,9 +162,9 @@ def _receive(order: _Order, progress: Progress | None) -> None:
 
 
 def _connect(order: _Order, progress: Progress | None) -> None:
-    """Ask for what is missing and append it. Raises OSError or HTTPException where the connection fails."""
+    """Request the missing bytes and append them. Raises OSError or HTTPException where the connection fails."""
     validator = order.validator()
-    # where the server gives no validator, only a digest can tell afterwards whether two pieces are of one file
+    # without a validator from the server, only a digest can tell afterwards whether two pieces belong to one file
     offset = order.done if validator or (validator == "" and order.sha256) else 0
     headers = dict(_HEADERS)
     if offset:
@@ -194,12 +194,12 @@ def _connect(order: _Order, progress: Progress | None) -> None:
 
 
 def _start_over(order: _Order, progress: Progress | None) -> None:
-    order.part.unlink(missing_ok=True)  # not the note, by which other processes are kept off
+    order.part.unlink(missing_ok=True)  # not the note: it holds the lock against other processes
     _connect(order, progress)
 
 
 def _check(order: _Order, response: http.client.HTTPResponse, *, total: int | None, present: int) -> None:
-    """Raise DownloadError for an answer whose headers say that it cannot become the file."""
+    """Raise DownloadError where the headers of an answer show that it is not the expected file."""
     if response.headers.get_content_type() == "text/html" and order.target.suffix not in (".html", ".htm"):
         raise DownloadError(
             f"{order.url} gave a web page, not {order.target.name}: open it in a browser and save the file."
@@ -217,13 +217,13 @@ def _check(order: _Order, response: http.client.HTTPResponse, *, total: int | No
 
 
 def _begins_at(response: http.client.HTTPResponse, offset: int) -> bool:
-    """Tell whether a part is the one from byte `offset` on."""
+    """Tell whether a partial answer starts at byte `offset`."""
     span = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
     return span is not None and int(span[1]) == offset
 
 
 def _announced(response: http.client.HTTPResponse, offset: int) -> int | None:
-    """Give the length in bytes of the whole file, of which this is the rest from `offset` on; None for "not said"."""
+    """Give the bytes of the whole file, of which this answer is the rest from `offset` on; None where unknown."""
     whole = re.fullmatch(r"bytes \d+-\d+/(\d+)", response.headers.get("Content-Range", ""))
     if offset and whole is not None:
         return int(whole[1])
@@ -245,18 +245,18 @@ def _append(response: http.client.HTTPResponse, file: Path, total: int | None, p
 
 
 def _version(response: http.client.HTTPResponse) -> str:
-    """Give what tells this version of a file from a later one: its strong entity tag, else its date, else nothing."""
+    """Give what distinguishes versions of a file: its strong entity tag, else its date, else ""."""
     tag = response.headers.get("ETag", "")
     return tag if tag.startswith('"') else response.headers.get("Last-Modified", "")
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows redirects to http and https, but not from https to what can be read and changed on its way."""
+    """Follows redirects to http and https, but never from https to unencrypted http."""
 
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage, newurl: str
     ) -> Request | None:
-        """Give the request for the new place, as urllib does."""
+        """Give the request for the new address, as urllib does."""
         allowed = "https://" if req.type == "https" else ("https://", "http://")
         if not newurl.lower().startswith(allowed):
             raise URLError(f"refused to be sent from {req.type} to {newurl}")
@@ -272,6 +272,6 @@ def _open(request: Request) -> http.client.HTTPResponse:
 
 
 def _reason(error: Exception) -> str:
-    """Word a network error, which may quote the server, in one printable line; one without words by its type."""
+    """Describe a network error in one printable line; an error without a message is described by its type."""
     text = " ".join(str(error).removeprefix("<urlopen error ").removesuffix(">").split()).rstrip(".")
     return "".join(letter if letter.isprintable() else "?" for letter in text) or type(error).__name__

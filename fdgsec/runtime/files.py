@@ -1,4 +1,4 @@
-"""Where fdgsec keeps what it can recompute, and how it writes a file so that nobody ever reads half of one."""
+"""The cache folder of fdgsec, and atomic writing of files."""
 
 import os
 import tempfile
@@ -18,7 +18,7 @@ def cache_root() -> Path:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `path` to write to; it becomes `path` on success and vanishes on failure."""
+    """Yield a temporary sibling of `path` to write to; it is renamed to `path` on success and deleted on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
     os.close(handle)

@@ -1,4 +1,4 @@
-"""Named random streams: draws depend on names, never on the order of calls (DESIGN 6.1)."""
+"""Named random streams: draws depend on a seed and names, never on the order of calls."""
 
 import hashlib
 from typing import Literal
@@ -9,10 +9,10 @@ Root = Literal["world", "secret", "attack"]
 
 
 def stream(seed: int, root: Root, *names: str | int) -> torch.Generator:
-    """Give the CPU generator that belongs to `seed`, `root` and `names`.
+    """Give the CPU generator for `seed`, `root` and `names`.
 
-    `world` drives data and training, `secret` what an adversary must not know (defense noise, client sampling,
-    derangements), `attack` the adversary's own coins. Equal arguments give equal draws on every platform.
+    `world` is for data and training, `secret` for what an adversary must not know (defense noise, client sampling,
+    derangements), `attack` for the adversary's own randomness. Equal arguments give equal draws on every platform.
     Raises ValueError for an unknown root."""
     if root not in ("world", "secret", "attack"):
         raise ValueError(f"root must be 'world', 'secret' or 'attack'; got {root!r}.")
@@ -22,14 +22,14 @@ def stream(seed: int, root: Root, *names: str | int) -> torch.Generator:
 
 
 def child(rng: torch.Generator, *names: str | int) -> torch.Generator:
-    """Derive a named stream from `rng` without advancing it, so that siblings do not disturb each other."""
+    """Derive a named stream from `rng` without advancing it, so that streams with different names are independent."""
     key = "\x1f".join([str(rng.initial_seed()), *(f"{type(name).__name__}:{name}" for name in names)])
     digest = hashlib.sha256(key.encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
 def derangement(count: int, rng: torch.Generator) -> torch.Tensor:
-    """Draw a permutation of 0..count - 1 that leaves nothing in place, one cycle through all (1 alone stays)."""
+    """Draw a permutation of 0..count - 1 without a fixed point, as one cycle through all (1 alone stays)."""
     cycle = torch.randperm(count, generator=rng)
     order = torch.empty_like(cycle)
     order[cycle] = cycle.roll(1)

@@ -1,3 +1,3 @@
-"""The version of fdgsec, which pyproject.toml reads too."""
+"""The version of fdgsec; pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"
