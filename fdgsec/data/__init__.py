@@ -1,1 +1,1 @@
-"""Datasets, roles and partitions: everything between the disk and a client."""
+"""Datasets, roles and partitions: everything from files on disk to the images of each client."""

@@ -1,6 +1,6 @@
-"""Every dataset that fdgsec knows by name, and `load_dataset`, which turns a name into images.
+"""The datasets that fdgsec knows by name, and `load_dataset`, which loads one of them.
 
-A dataset is one entry of `DATASETS`: what it consists of, where it may lie, and which domain is unseen by default."""
+Each dataset is an entry of `DATASETS`: its files, the folders it may be in, and the default unseen domain."""
 
 import os
 import tomllib
@@ -27,18 +27,18 @@ from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.random_streams import child, stream
 
 LAZY_ABOVE = 100_000
-"""Sets of more images are decoded when they are asked for, smaller ones at once."""
+"""Datasets with more images than this are decoded lazily, others at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetEntry:
     """One known dataset, a table of datasets.toml.
 
-    `target_domain` is the domain left unseen by default ("" for the last one), `image_size` the default side in pixels.
-    `folders` are the names it goes by under a data root, `page` is where its owners hand it out, `archives` what may be
-    downloaded without asking anybody, `hub` a copy of it on the hub of Hugging Face (`hub_columns` hold its domains and
-    classes), `official` the splits that some distribution of it comes with, `files` what it consists of. A dataset that
-    is drawn rather than read has no `files`, but `drawn`: how many images of each domain by default."""
+    `target_domain` is the default unseen domain ("" for the last one), `image_size` the default side in pixels.
+    `folders` are the folder names under a data root, `page` is the download page of the owners. `archives` are the
+    files that can be downloaded without registration. `hub` is a copy on the Hugging Face hub; `hub_columns` hold its
+    domains and classes. `official` names the official splits of some distribution of it. `files` specifies its files.
+    A procedural dataset has no `files`, but `drawn`: the default number of images of each domain."""
 
     title: str
     target_domain: str
@@ -56,7 +56,7 @@ class DatasetEntry:
 
     @property
     def anything(self) -> bool:
-        """Whether any tree of images is this dataset (`folder`)."""
+        """Whether any tree of images can be this dataset (`folder`)."""
         return self.files is not None and not self.folders
 
 
@@ -92,14 +92,15 @@ def load_dataset(
     lazy: bool | None = None,
     progress: Progress | None = None,
 ) -> DomainDataset:
-    """Load the dataset called `name`, square images of `image_size` pixels, checked against its known manifest.
+    """Load the dataset called `name` as square images of `image_size` pixels, checked against its known manifest.
 
-    `data_root` (else $FDGSEC_DATA, else the cache's `data`) is a .zip file, the dataset's folder, or a folder that holds
-    either; see `locate`. With `allow_partial` missing images are accepted and foreign ones left out. `per_domain` keeps
-    at most that many images of each domain, classes in proportion, drawn by `seed` before anything is decoded (shapes
-    draws that many instead; which shapes they are never depends on `seed`), `per_class` that many of each class in each
-    domain. Pixels above `memory_budget` bytes are
-    mapped from a file; with `lazy` (None: above 100,000 images) they are decoded when they are asked for. Raises UsageError, DatasetNotFoundError or DataError."""
+    `data_root` (else $FDGSEC_DATA, else the cache's `data`) is a .zip file, the dataset's folder, or a folder that
+    holds either; see `locate`. With `allow_partial` missing images are accepted and foreign ones left out.
+    `per_domain` keeps at most that many images of each domain, classes in proportion, sampled by `seed` before
+    decoding. Of the procedural dataset it draws that many; which images these are never depends on `seed`.
+    `per_class` keeps at most that many images of each class in each domain. Pixels above `memory_budget` bytes are
+    mapped from a file. With `lazy` (None: above 100,000 images) images are decoded when they are accessed.
+    Raises UsageError, DatasetNotFoundError or DataError."""
     entry = dataset_entry(name)
     size = entry.image_size if image_size is None else image_size
     for option, value in {"image_size": size, "per_domain": per_domain, "per_class": per_class}.items():
@@ -111,7 +112,7 @@ def load_dataset(
     with open_source(path) as source:
         if entry.files.leaf and (pixels := read_leaf(source, image_size=size, per_domain=per_domain, seed=seed)):
             if per_class is not None:
-                raise UsageError(f"{name} comes as LEAF's JSON, which is capped by per_domain; leave per_class out.")
+                raise UsageError(f"{name} is stored as LEAF's JSON, which only per_domain limits; leave per_class out.")
             return pixels
         listing = scan(source, entry.files, allow_partial=allow_partial)
         files = listing.files
@@ -144,8 +145,8 @@ def load_dataset(
 
 
 def _draw(image_size: int, per_domain: int, per_class: int | None, progress: Progress | None) -> DomainDataset:
-    """Draw shapes, the one procedural dataset; its generation seed is 0, so that `shapes` names one set of images."""
-    from fdgsec.data.shapes import CLASSES, DOMAINS, shapes  # reading a dataset does not need the drawing
+    """Draw `shapes`, the one procedural dataset; its seed is always 0, so that `shapes` names one set of images."""
+    from fdgsec.data.shapes import CLASSES, DOMAINS, shapes  # loading files does not need the renderer
 
     if per_class is not None:
         per_domain = min(per_domain, per_class * len(CLASSES))
@@ -168,16 +169,16 @@ def dataset_entry(name: str) -> DatasetEntry:
 
 
 def fetch(name: str, *, data_root: Path | None = None, progress: Progress | None = None) -> list[Path]:
-    """Download a dataset into the data root where its owners let it be downloaded, and give what now holds it.
+    """Download a dataset into the data root, and give the folder or files that now hold it.
 
-    Raises UsageError for an unknown or drawn one, DatasetNotFoundError, with the page to get it from, where it cannot be
-    downloaded; see `fdgsec.data.fetch`."""
+    Raises UsageError for an unknown or procedural dataset. Raises DatasetNotFoundError, with the page of its owners,
+    where it cannot be downloaded; see `fdgsec.data.fetch`."""
     entry = dataset_entry(name)
     if entry.files is None or entry.anything:
         raise UsageError(f"{name} is {entry.title}: there is nothing to fetch.")
     root = data_root_of(data_root)
     if root.is_file():
-        raise UsageError(f"{root} is a file; --data-root must be a folder to fetch into.")
+        raise UsageError(f"{root} is a file; --data-root must be a folder to download to.")
     return fetch_dataset(
         name, title=entry.title, page=entry.page, root=root, folder=entry.folders[0], archives=entry.archives,
         hub=entry.hub or None, hub_columns=entry.hub_columns, progress=progress,
@@ -187,13 +188,13 @@ def fetch(name: str, *, data_root: Path | None = None, progress: Progress | None
 def locate(name: str, data_root: Path | None = None) -> Path:
     """Find the folder or .zip file that holds a dataset.
 
-    Tried in this order, names without regard to case: `data_root` itself where it is a file; its folders called as the
+    Candidates, in this order and ignoring case: `data_root` itself where it is a file; its folders with a name of the
     dataset (PACS, pacs_v1.0); `data_root` itself; its .zip files, in alphabetical order, whose names start like the
-    dataset's. The first that holds images of the dataset is taken. Raises DatasetNotFoundError where nothing is there,
-    and DataError where what goes by the name holds no such images."""
+    dataset's. The first that holds images of the dataset is taken. Raises DatasetNotFoundError where there is no
+    candidate, and DataError where a candidate with the right name holds no such images."""
     entry = dataset_entry(name)
     if entry.files is None:
-        raise UsageError(f"{name} is drawn, not read from disk: it has no place.")
+        raise UsageError(f"{name} is drawn, not read from disk: it has no folder.")
     root = data_root_of(data_root)
     if root.is_file() or (entry.anything and data_root is not None and root.is_dir()):
         return root
@@ -214,19 +215,19 @@ def locate(name: str, data_root: Path | None = None) -> Path:
         _refuse(named[0], entry.files)
     inside = f" with the folders {', '.join(entry.files.domains)}" if entry.files.domains else ""
     raise DatasetNotFoundError(
-        f"{entry.files.title} not found in {root}: expected {root / entry.folders[0]}{inside}, or a {name}*.zip; get it "
-        f"from {entry.page} and give its place with --data-root or FDGSEC_DATA; see docs/data.md."
+        f"{entry.files.title} not found in {root}: expected {root / entry.folders[0]}{inside}, or a {name}*.zip; "
+        f"get it from {entry.page} and pass its folder with --data-root or FDGSEC_DATA; see docs/data.md."
     )
 
 
 def _refuse(path: Path, spec: FolderSpec) -> None:
-    """Raise the DataError that says what is wrong with a folder or archive that goes by the dataset's name."""
+    """Raise the DataError that says what is wrong with a folder or archive that has the dataset's name."""
     with open_source(path) as source:
         scan(source, spec)
 
 
 def data_root_of(given: Path | None) -> Path:
-    """Where datasets lie: what was given, else $FDGSEC_DATA, else the cache's `data`."""
+    """Give the folder of all datasets: `given`, else $FDGSEC_DATA, else the cache's `data`."""
     if given is not None:
         return given.expanduser()
     named = os.environ.get("FDGSEC_DATA")
@@ -234,7 +235,7 @@ def data_root_of(given: Path | None) -> Path:
 
 
 def _candidates(root: Path, entry: DatasetEntry) -> list[Path]:
-    """List what may hold the dataset under `root`, in the order of `locate`."""
+    """List the folders and archives under `root` that may hold the dataset, in the order of `locate`."""
     known = [folder.casefold() for folder in entry.folders]
     children = sorted(root.iterdir(), key=lambda path: path.name)
     folders = [path for folder in known for path in children if path.name.casefold() == folder and path.is_dir()]
@@ -247,7 +248,7 @@ def _candidates(root: Path, entry: DatasetEntry) -> list[Path]:
 
 
 def _may_hold(root: Path, spec: FolderSpec) -> bool:
-    """Tell cheaply whether `root` is itself the dataset's folder, as walking all of a large disk is not cheap."""
+    """Tell whether `root` may itself be the dataset's folder, without walking all of a large disk."""
     names = {path.name.casefold() for path in root.iterdir()}
     lists = {spec.list.file} if spec.list is not None else set()
     if spec.patches is not None or spec.leaf:
@@ -260,7 +261,7 @@ def _may_hold(root: Path, spec: FolderSpec) -> bool:
 def _sample(
     files: Sequence[ImageFile], per_domain: int | None, per_class: int | None, rng: torch.Generator
 ) -> list[ImageFile]:
-    """Keep at most `per_domain` files of each domain, classes in proportion, and `per_class` of each; the order stays."""
+    """Keep at most `per_domain` files of each domain, classes in proportion, and `per_class` of each, in order."""
     kept: list[ImageFile] = []
     for domain in sorted({file.domain for file in files}):
         members = [file for file in files if file.domain == domain]

@@ -1,6 +1,6 @@
-"""Ways in which distributions of a dataset say what each image is: folders, lists of splits, a CSV file, boxes.
+"""Readers of dataset layouts: class folders, lists of splits, CSV files and annotated boxes.
 
-Each reader gives what it found by name; `fdgsec.data.folder_layouts` numbers and checks it."""
+Each reader gives domains and classes by name; `fdgsec.data.folder_layouts` numbers and checks them."""
 
 import csv
 import io
@@ -15,12 +15,12 @@ from fdgsec.runtime.errors import DataError
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 SPLITS = frozenset({"train", "crossval", "val", "test", "full", "images"})
-"""Folders between a domain and its classes; `full` repeats the others (VLCS), `images` is none (Office-31)."""
+"""Folders between a domain and its classes; `full` repeats other splits (VLCS), `images` is no split (Office-31)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
 class Found:
-    """One image as its distribution describes it: the domain by name, the class by name or number, None where unsaid."""
+    """One image as its distribution describes it: domain by name, class by name or number, None where not given."""
 
     path: str
     stem: str
@@ -32,14 +32,15 @@ class Found:
 
 
 def is_image(path: str) -> bool:
-    """Tell an image by its suffix."""
+    """Tell whether `path` has the suffix of an image."""
     return path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def find_base(source: Source, spec: FolderSpec) -> str | None:
-    """Find the folder that holds the domains ("" is the root): the outermost one that fits the layout; None for none.
+    """Find the outermost folder that fits the layout ("" is the root), or None.
 
-    With closed domains a known class in a known domain decides; failing that a list, or known domains of other classes."""
+    With closed domains it holds a known class in a known domain; failing that, a list, or known domains with other
+    classes."""
     if spec.patches is not None or (spec.leaf and any(name.endswith(".json") for name in source.files)):
         folders = [name.rpartition("/")[0] for name in source.files if name.lower().endswith(".json")]
         return min(folders, key=lambda base: (base.count("/"), base), default=None)
@@ -65,12 +66,12 @@ def find_base(source: Source, spec: FolderSpec) -> str | None:
 
 
 def _fits(folders: Sequence[str], spec: FolderSpec) -> bool:
-    """Tell whether these are <domain>/<class> or <domain>/<split>/<class>."""
+    """Tell whether these folders are <domain>/<class> or <domain>/<split>/<class>."""
     return plain(folders[0]) in spec.domain_numbers and (len(folders) == 2 or plain(folders[1]) in SPLITS)
 
 
 def _common_folder(source: Source) -> str | None:
-    """The folder two levels above the classes: of a tree or archive that wraps everything in one more folder too."""
+    """Give the folder two levels above the classes, which may lie inside one more folder of the tree or archive."""
     shared: list[str] | None = None
     for name in source.files:
         if not is_image(name):
@@ -84,10 +85,10 @@ def _common_folder(source: Source) -> str | None:
     return None if shared is None else "/".join(shared)
 
 
-def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+def from_folders(source: Source, base: str) -> Iterator[Found]:
     """Read <domain>/<class>/<image> and <domain>/<split>/<class>/<image> below `base`.
 
-    `full` is left out where a domain has other splits: it repeats their images under other names."""
+    `full` is left out where a domain has other splits, because it repeats their images under other names."""
     prefix = f"{base}/" if base else ""
     names = [name for name in source.files if name.startswith(prefix) and is_image(name)]
     folders = {tuple(name[len(prefix) :].split("/")[:-1]) for name in names}
@@ -101,14 +102,14 @@ def from_folders(source: Source, base: str, spec: FolderSpec) -> Iterator[Found]
             if part == "full" and plain(parts[0]) in split:
                 continue
             between = part if part not in ("full", "images") else ""
-            named = f"{between}-{stem}" if between else stem  # splits number their files each from 0
+            named = f"{between}-{stem}" if between else stem  # each split numbers its files from 0
             yield Found(path=path, stem=named, domain=parts[0], label=parts[2], split=between)
         else:
             yield Found(path=path, stem=stem, domain=None, label=None)
 
 
 def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
-    """Leave out what the dataset's list of duplicates names, where that lies in `base` or beside it."""
+    """Leave out the images in the dataset's list of duplicates, where that list is in `base` or beside it."""
     places = [f"{part}/{spec.duplicates}" if part else spec.duplicates for part in (base, base.rpartition("/")[0])]
     name = next((place for place in places if spec.duplicates and place in source.files), None)
     if name is None:
@@ -122,10 +123,11 @@ def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: 
 
 
 def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
-    """Give each image the split of the list that names it; with `only_listed` drop what none names.
+    """Give each image the split of the list that contains it; with `only_listed` leave out unlisted images.
 
-    The lists are `<splits>/<domain>_<split>[_kfold].txt` beside or in `base`, a path and a number a line. Only the path
-    counts: some lists number classes from 1, and those of a subset anew. Where several name an image, training wins."""
+    The lists are `<splits>/<domain>_<split>[_kfold].txt` beside or in `base`; each line holds a path and a number.
+    Only the path is used, because some lists number classes from 1 and lists of a subset renumber them. An image in
+    several lists counts as training."""
     folders = [f"{part}/{spec.splits}/" if part else f"{spec.splits}/" for part in (base, base.rpartition("/")[0])]
     lists = [name for name in source.files if name.startswith(tuple(folders)) and name.endswith(".txt")]
     split_of: dict[str, str] = {}
@@ -137,7 +139,7 @@ def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderS
                 split_of.setdefault(path, stem.rpartition("_")[2])
     if spec.only_listed and not lists:
         raise DataError(
-            f"{source.path} has no lists {spec.splits}/<domain>_<split>.txt, which say what of it is {spec.title}; "
+            f"{source.path} has no lists {spec.splits}/<domain>_<split>.txt, which select the images of {spec.title}; "
             "put that folder beside the domains."
         )
     start = len(base) + 1 if base else 0
@@ -151,19 +153,19 @@ def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderS
             yield image
     if spec.only_listed and (absent := sorted(set(split_of) - seen)):
         raise DataError(
-            f"{source.path}: {len(absent)} images of the lists in {spec.splits} are not there, first "
+            f"{source.path}: {len(absent)} images of the lists in {spec.splits} are missing, first "
             f"{printable(absent[0])}; complete the files or correct the lists."
         )
 
 
 def has_list(source: Source, base: str, spec: ListSpec) -> bool:
-    """Tell whether `base` holds the list with the columns it needs; other datasets' lists have other columns."""
+    """Tell whether `base` holds the list with the columns that `spec` needs; lists of other datasets have others."""
     name = f"{base}/{spec.file}" if base else spec.file
     return name in source.files and _columns(spec.path, spec.domain) <= set(_rows(source, name).fieldnames or ())
 
 
 def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[Found]:
-    """Read what the list names, in its order. Raises DataError for a listed image that is not there."""
+    """Read the images of the list, in its order. Raises DataError for a listed image that is missing."""
     prefix = f"{base}/" if base else ""
     names = _class_names(source, prefix + spec.names) if spec.names and prefix + spec.names in source.files else {}
     for number, row in enumerate(_rows(source, prefix + spec.file), start=2):
@@ -175,7 +177,7 @@ def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[Found]:
             path = prefix + _filled(spec.elsewhere, values)
         if path not in source.files:
             where = f"line {number} of {prefix + spec.file} lists {printable(path)}"
-            raise DataError(f"{source.path}: {where}, which is not there; complete the files or correct the list.")
+            raise DataError(f"{source.path}: {where}, which is missing; complete the files or correct the list.")
         domain = _filled(spec.domain, values)
         label: str | int | None = _filled(spec.label, values) or None
         if label is None:
@@ -211,9 +213,10 @@ def _rows(source: Source, name: str) -> "csv.DictReader[str]":
 
 
 def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
-    """Cut one patch around each annotated box of COCO's JSON; boxes are (x0, y0, x1, y1), patches may touch the border.
+    """Crop one patch around each annotated box of COCO's JSON.
 
-    All patches of one image are a group: what is learned from one says much about the next."""
+    Boxes are (x0, y0, x1, y1); patches may touch the border. All patches of one image form a group, because they are
+    not independent."""
     prefix = f"{base}/" if base else ""
     for name in sorted(n for n in source.files if n.startswith(prefix) and n.lower().endswith(".json")):
         try:
@@ -231,7 +234,7 @@ def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
             path = prefix + str(image.get("file_name", ""))
             if path not in source.files:
                 raise DataError(
-                    f"{source.path}: {name} annotates {printable(path)}, which is not there; complete the files."
+                    f"{source.path}: {name} annotates {printable(path)}, which is missing; complete the files."
                 )
             left, top = round((x0 + x1 - spec.side) / 2), round((y0 + y1 - spec.side) / 2)
             yield Found(

@@ -1,4 +1,4 @@
-"""What a dataset on disk must consist of, as rows of fdgsec/data/datasets.toml say it."""
+"""Specifications of the files of a dataset, as fdgsec/data/datasets.toml gives them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ from functools import cached_property
 
 @dataclass(frozen=True, kw_only=True)
 class ListSpec:
-    """A CSV file that says what each image is; every text is a template over its columns.
+    """A CSV file that describes each image; every text is a template over its columns.
 
-    `label` gives a class by name, `index` counted from 0 (it serves where `label` is empty); `elsewhere` is tried where
-    `path` is not there. `split_names` translates values of `split`; `split_of_domain` overrules them for whole domains.
-    `names` is a further CSV file (columns y, name) with the names of the classes."""
+    `label` gives a class by name, `index` counted from 0 (used where `label` is empty). `elsewhere` is tried where
+    `path` is missing. `split_names` translates values of `split`; `split_of_domain` overrides them for whole domains.
+    `names` is a second CSV file (columns y, name) with the names of the classes."""
 
     file: str
     path: str
@@ -30,7 +30,7 @@ class ListSpec:
 class PatchSpec:
     """Patches of `side` pixels around annotated boxes of large images, listed in COCO's JSON.
 
-    `classes` translates category numbers; `domain` is the field of an image that names its domain."""
+    `classes` maps category numbers to classes; `domain` is the field of an image that names its domain."""
 
     side: int
     classes: Mapping[str, str]
@@ -39,15 +39,16 @@ class PatchSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSpec:
-    """What a dataset on disk must consist of.
+    """The domains, classes and images that a dataset on disk must have.
 
-    `domains` maps each canonical domain to further names for it, `classes` are in the order of their labels (further names
-    in `class_aliases`; where `numbered_from` is set, folders may carry their numbers instead); empty means open: what is
-    found is taken. Names are compared without case, and blanks and hyphens count as underscores. Each table of `counts`
-    is one accepted version: by domain the number of images, or one number per class. `total`, `class_count` and
-    `domain_count` are checked where they are not 0. `manifest_sha256` hashes the sorted `domain/class/stem` lines: no
-    suffix, as distributions differ in it. `splits` is the folder of Dassl's lists; with `only_listed` they select. `duplicates` is a list of
-    images, a path a line, that are left out where it lies beside the domains."""
+    `domains` maps each canonical domain to its other names. `classes` are in the order of their labels; other names are
+    in `class_aliases`, and where `numbered_from` is set folders may have their numbers as names. Empty `domains` or
+    `classes` are open: the folders found are taken. Names are compared without case, and blanks and hyphens count as
+    underscores. Each table of `counts` is one accepted version: by domain the number of images, or one number per
+    class. `total`, `class_count` and `domain_count` are checked where they are not 0. `manifest_sha256` hashes the
+    sorted `domain/class/stem` lines, without suffixes, which differ between distributions. `splits` is the folder of
+    Dassl's lists; with `only_listed` they select the images. `duplicates` is a list of images, one path a line, that
+    are left out where the list lies beside the domains."""
 
     title: str
     domains: Mapping[str, Sequence[str]]
@@ -68,19 +69,19 @@ class FolderSpec:
 
     @property
     def images(self) -> int:
-        """How many images the complete dataset has, 0 where that is not known."""
+        """Give the number of images of the complete dataset, 0 where unknown."""
         if not self.counts:
             return self.total
         return sum(row if isinstance(row, int) else sum(row) for row in self.counts[0].values())
 
     @cached_property
     def domain_numbers(self) -> Mapping[str, int]:
-        """The number of a domain by any of its plain names."""
+        """Map each normalized name of a domain to its number."""
         return {plain(name): i for i, (key, more) in enumerate(self.domains.items()) for name in (key, *more)}
 
     @cached_property
     def class_numbers(self) -> Mapping[str, int]:
-        """The number of a class by any of its plain names."""
+        """Map each normalized name of a class to its number."""
         known = {
             plain(name): index
             for index, key in enumerate(self.classes)
@@ -92,5 +93,5 @@ class FolderSpec:
 
 
 def plain(name: str) -> str:
-    """Fold case, blanks and hyphens, in which distributions of one dataset differ."""
+    """Normalize case, blanks and hyphens, in which distributions of one dataset differ."""
     return name.casefold().replace(" ", "_").replace("-", "_")

@@ -1,4 +1,4 @@
-"""Several domains as one: what nobody trains on may be more than a single domain."""
+"""Groups of domains as one domain: the unseen domain may consist of several."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,12 @@ JOIN, SPLIT = "+", "@"
 
 
 def gathered(dataset: DomainDataset, name: str) -> tuple[DomainDataset, str]:
-    """Make one domain of those that `name` means, and name it.
+    """Join the domains that `name` refers to into one, and give the dataset and the name of the joined domain.
 
-    `name` is a domain as it is, several joined by "+", or "@SPLIT": the domains whose images all lie in that official split
-    (WILDS keeps whole cameras and hospitals for `@val` and `@test`). Images keep ids, order and labels; the new domain has
-    the place of its first. Raises DataError for a domain or split that the dataset does not have, and one that is named twice."""
+    `name` is a domain, several domains joined by "+", or "@SPLIT": the domains whose images all lie in that official
+    split (WILDS keeps whole cameras and hospitals for `@val` and `@test`). Images keep ids, order and labels; the new
+    domain takes the place of its first. Raises DataError for a domain or split that the dataset does not have, and for
+    a domain that is named twice."""
     if name in dataset.domain_names:
         return dataset, name
     members = _of_split(dataset, name[1:]) if name.startswith(SPLIT) else _named(dataset, name)

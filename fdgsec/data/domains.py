@@ -1,4 +1,4 @@
-"""Images with a label, a domain and an id: the one dataset type that everything downstream takes."""
+"""DomainDataset: images with a label, a domain and an id."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from fdgsec.runtime.errors import DataError
 
 
 def as_float(pixels: Tensor) -> Tensor:
-    """Turn uint8 pixels of any shape into float32 in [0, 1]."""
+    """Convert uint8 pixels of any shape to float32 in [0, 1]."""
     return pixels.to(torch.float32).div_(255.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DomainDataset:
-    """A multi-domain image set held as uint8; subsets share the pixels.
+    """A multi-domain image dataset stored as uint8; subsets share the pixels.
 
-    `store` is (S, 3, H, W) uint8, possibly memory-mapped or decoded when asked for; `rows` (N,) names the rows of `store` that are in this set.
-    `labels` and `domains` are (N,) int64 indices into `class_names` and `domain_names`; `ids` are unique strings
-    (`domain/class/stem`); `attributes` are (N,) or (N, k) tensors: the factors of procedural data, `split` (an index into
-    `split_names`, -1 for none) and `group` (what belongs together: a slide, a sequence) where a distribution says so.
-    Raises DataError where sizes or ranges disagree."""
+    `store` is (S, 3, H, W) uint8, possibly memory-mapped or decoded lazily; `rows` (N,) are the rows of `store` that
+    are in this dataset. `labels` and `domains` are (N,) int64 indices into `class_names` and `domain_names`; `ids` are
+    unique strings (`domain/class/stem`). `attributes` are (N,) or (N, k) tensors: the factors of procedural data,
+    `split` (an index into `split_names`, -1 for none) and `group` (a slide or sequence of dependent images) where the
+    distribution has them. Raises DataError where sizes or ranges disagree."""
 
     name: str
     store: Tensor | LazyPixels
@@ -66,7 +66,7 @@ class DomainDataset:
         return int(self.store.shape[2]), int(self.store.shape[3])
 
     def pixels(self, positions: Tensor | None = None) -> Tensor:
-        """Copy the uint8 images at `positions` (all of them by default): (n, 3, H, W)."""
+        """Copy the uint8 images at `positions` (default: all): (n, 3, H, W)."""
         return self.store[self.rows if positions is None else self.rows[positions]]
 
     def subset(self, positions: Tensor) -> "DomainDataset":
@@ -93,7 +93,7 @@ class DomainDataset:
         return self.subset(self.attributes["split"] == list(self.split_names).index(name))
 
     def domain_index(self, domain: int | str) -> int:
-        """Number a domain. Raises DataError for an unknown name."""
+        """Give the number of a domain. Raises DataError for an unknown name."""
         if isinstance(domain, int):
             return domain
         if domain not in self.domain_names:
@@ -102,15 +102,15 @@ class DomainDataset:
 
     @cached_property
     def manifest_sha256(self) -> str:
-        """The hash of the sorted ids, one per line: which images these are, whatever their encoding."""
+        """Hash the sorted ids, one per line: this identifies the images, whatever their encoding."""
         return hashlib.sha256("\n".join(sorted(self.ids)).encode()).hexdigest()
 
     @cached_property
     def content_sha256(self) -> str:
-        """The hash of ids, labels, domains and pixels in order: the key of every cache."""
+        """Hash ids, labels, domains and pixels in order: the key of every cache."""
         digest = hashlib.sha256("\n".join(self.ids).encode())
         digest.update(self.labels.numpy().tobytes() + self.domains.numpy().tobytes())
-        if isinstance(self.store, LazyPixels):  # known by name, size and stamp, or all would have to be decoded
+        if isinstance(self.store, LazyPixels):  # identified by name, size and stamp, to avoid decoding every image
             digest.update(f"lazy {tuple(self.store.shape[1:])}".encode() + self.store.describe(self.rows))
             return digest.hexdigest()
         for start in range(0, len(self), 1024):
@@ -136,7 +136,7 @@ def join(parts: Sequence[DomainDataset]) -> DomainDataset:
 
 
 def shrunk(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
-    """Bring uint8 images (N, 3, H, W) to `size` in [0, 1], each new pixel the average of the area that it covers."""
+    """Resize uint8 images (N, 3, H, W) to `size` by area averaging, and scale them to [0, 1]."""
     parts = [
         interpolate(
             as_float(images[rows] if isinstance(images, Tensor) else images.pixels(rows)), size=size, mode="area"
@@ -147,5 +147,5 @@ def shrunk(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
 
 
 def shares_of(kinds: Tensor, count: int) -> Tensor:
-    """Count which share of each row of `kinds` (..., n) is of each kind: (..., count)."""
+    """Give the share of each kind in each row of `kinds` (..., n): (..., count)."""
     return torch.nn.functional.one_hot(kinds, count).to(torch.float64).mean(-2)

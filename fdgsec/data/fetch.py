@@ -1,4 +1,4 @@
-"""Brings a dataset onto this machine, or says in one line where its owners hand it out."""
+"""Download of datasets, or a one-line error with the page of their owners."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -10,12 +10,12 @@ from fdgsec.data.unpack import TAR_SUFFIXES, inner_path, unpack_tar, whole_folde
 from fdgsec.runtime.download import DownloadError, download, in_megabytes
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError
 
-Progress = Callable[[str, int, int], None]  # (what, done, in all)
+Progress = Callable[[str, int, int], None]  # (description, done, total)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """One file that a dataset is handed out as; `file_name`, which may have folders, is its place under the data root.
+    """One downloadable file of a dataset; `file_name`, which may contain folders, is its path under the data root.
 
     `sha256` (or its first digits) and `size` in bytes are checked where they are known."""
 
@@ -26,7 +26,7 @@ class Archive:
 
     @property
     def packed(self) -> bool:
-        """Whether it has to be unpacked: a tar; a zip is read in place."""
+        """Whether it has to be unpacked: a tar does; a zip is read in place."""
         return self.file_name.lower().endswith(TAR_SUFFIXES)
 
 
@@ -42,16 +42,17 @@ def fetch_dataset(
     hub_columns: Sequence[str] = COLUMNS,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Put the dataset `name` under the data root `root`, and give what now holds it.
+    """Download the dataset `name` to the data root `root`, and give the files and folders that now hold it.
 
     `archives` are downloaded to `root`/<file_name>; tars are unpacked together into `root`/`folder` and deleted, zips
-    stay as they are. Without archives the `hub` repository is written, by its `hub_columns` of domain and class, to `root`/`folder`/<domain>/<class>/. What is
-    there is not fetched again: every file and folder gets its name only when it is complete, so that a call that was cut
-    can be repeated. Raises DatasetNotFoundError, in one line with `page`, where neither is known or the network fails;
-    MissingResourceError without the extra `hub`; DataError for a file that is damaged or not to be trusted."""
+    stay as they are. Without archives the `hub` repository is written to `root`/`folder`/<domain>/<class>/, by its
+    `hub_columns` of domain and class. Files that are already there are not downloaded again. Every file and folder
+    gets its name only when it is complete, so an interrupted call can be repeated. Raises DatasetNotFoundError, in one
+    line with `page`, where neither archives nor hub are known or the network fails; MissingResourceError without the
+    extra `hub`; DataError for a file that is damaged or unsafe."""
     for part in (folder, *(archive.file_name for archive in archives)):
         if inner_path(part) is None:
-            raise ValueError(f"a dataset's place must be a path inside the data root; got {part!r}.")
+            raise ValueError(f"a dataset's path must lie inside the data root; got {part!r}.")
     home = root / folder
     try:
         if archives:
@@ -79,7 +80,7 @@ def _fetch_archives(archives: Sequence[Archive], *, root: Path, home: Path, prog
         download(archive.url, file, sha256=archive.sha256, size=archive.size, progress=show)
         if file.suffix.lower() == ".zip" and not zipfile.is_zipfile(file):
             if there:  # it may be the user's own
-                raise DataError(f"{file} is no zip archive; move it away and fetch it again.")
+                raise DataError(f"{file} is not a zip archive; move it away and fetch it again.")
             file.unlink()
             raise DataError(f"{archive.url} gave no zip archive; it was deleted. Fetch it again.")
     if packed:
@@ -89,7 +90,7 @@ def _fetch_archives(archives: Sequence[Archive], *, root: Path, home: Path, prog
 
 
 def _unpack(files: Sequence[Path], home: Path, progress: Progress | None) -> None:
-    """Turn tars into one folder; a bad one is deleted, as it would be taken for good by the next call."""
+    """Unpack tars into one folder; delete a damaged one, as the next call would take it for complete."""
     with whole_folder(home) as staging:
         for file in files:
             try:

@@ -1,4 +1,4 @@
-"""From a folder or archive to the images of one known dataset, numbered, sorted and checked against what it must hold."""
+"""The scan of a folder or archive for the images of a known dataset: numbered, sorted and checked against its spec."""
 
 import hashlib
 import itertools
@@ -23,7 +23,7 @@ from fdgsec.runtime.errors import DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The images of one dataset before decoding, with the names that their numbers stand for."""
+    """The images of one dataset before decoding, with the names of its domains, classes and splits."""
 
     files: Sequence[ImageFile]
     domains: Sequence[str]
@@ -33,8 +33,8 @@ class Listing:
 def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Listing:
     """List the images of `spec` in `source`, sorted by domain, class and stem.
 
-    Raises DataError where there is none, a file is empty, two files have one id, or images are missing or foreign. With
-    `allow_partial` the last is accepted, and foreign images are left out."""
+    Raises DataError where there are none, a file is empty, two files have one id, or images are missing or foreign.
+    With `allow_partial` missing images are accepted and foreign ones left out."""
     base = find_base(source, spec)
     if base is None:
         found = ", ".join(sorted({name.split("/")[0] for name in source.files})[:3]) or "no file"
@@ -48,7 +48,7 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
     read = list(_read(source, base, spec))
     domains = list(spec.domains) or sorted({image.domain for image in read if image.domain}, key=_naturally)
     classes = list(spec.classes) or _open_classes(read, spec)
-    # open names are taken as they are: FEMNIST's A and a are two classes
+    # open class names are not normalized: FEMNIST's A and a are two classes
     numbers = spec.domain_numbers or {name: index for index, name in enumerate(domains)}
     labels = spec.class_numbers or {name: index for index, name in enumerate(classes)}
     files: list[ImageFile] = []
@@ -65,7 +65,7 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
                 size=source.files[image.path], split=image.split, group=image.group, box=image.box,
             )
         )  # fmt: skip
-    del read  # as large as what was made of it
+    del read  # it takes as much memory as `files`
     files.sort(key=lambda file: (file.domain, file.label, file.id, file.path))
     _check_files(source, files)
     if not allow_partial:
@@ -81,18 +81,18 @@ def _read(source: Source, base: str, spec: FolderSpec) -> Iterable[Found]:
         return from_boxes(source, base, spec.patches)
     if spec.list is not None and has_list(source, base, spec.list):
         return from_list(source, base, spec.list)
-    found = without_duplicates(from_folders(source, base, spec), source, base, spec)
+    found = without_duplicates(from_folders(source, base), source, base, spec)
     return with_splits(found, source, base, spec)
 
 
 def _naturally(name: str) -> tuple[str, int, str]:
-    """Order location_9 before location_10."""
+    """Sort key that orders location_9 before location_10."""
     head = name.rstrip("0123456789")
     return head, int(name[len(head) :] or -1), name
 
 
 def _open_classes(read: Sequence[Found], spec: FolderSpec) -> list[str]:
-    """Name classes that the catalogue leaves open: by their folders, or by number where lists only number them."""
+    """Name the classes that the catalog leaves open: by their folders, or by number where lists only number them."""
     named = sorted({image.label for image in read if isinstance(image.label, str)})
     numbered = [image.label for image in read if isinstance(image.label, int)]
     if not numbered:
@@ -120,7 +120,7 @@ def _check_files(source: Source, files: Sequence[ImageFile]) -> None:
 def _check_counts(
     source: Source, spec: FolderSpec, files: Sequence[ImageFile], foreign: Sequence[str], classes: Sequence[str]
 ) -> None:
-    """Raise DataError where these are not exactly the known images, saying what is off."""
+    """Raise DataError where these are not exactly the known images, with the differences."""
     faults = _off(spec, files, classes)
     if foreign:
         faults.append(f"foreign images: {len(foreign)} ({printable(_some(sorted(foreign), limit=3))})")
@@ -132,12 +132,12 @@ def _check_counts(
         size = f" of {spec.images} images" if spec.images else ""
         raise DataError(
             f"{source.path} is not the known {spec.title}{size}: {'; '.join(faults)}. "
-            "Complete it, or pass --allow-partial to go on with what is known of it."
+            "Complete it, or pass --allow-partial to use the known images that are there."
         )
 
 
 def _off(spec: FolderSpec, files: Sequence[ImageFile], classes: Sequence[str]) -> list[str]:
-    """Say which numbers differ from the accepted version that comes nearest, or nothing."""
+    """Describe the counts that differ from the nearest accepted version; empty where none does."""
     faults = []
     if spec.counts:
         found = Counter((file.domain, file.label) for file in files)

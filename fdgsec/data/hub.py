@@ -1,8 +1,8 @@
-"""Datasets from the Hugging Face hub, written out as the image folders that every dataset here is read from.
+"""Datasets from the Hugging Face hub, written to disk as image folders.
 
 The columns are those of the flwrlabs copies (dataset cards of flwrlabs/pacs and flwrlabs/office-home): `image`, and two
-whose values (text, a number, or the number of a named class) name the domain and the class, `domain` and `label` unless
-the catalogue says otherwise (`writer_id` and `character` of flwrlabs/femnist)."""
+columns whose values (text, a number, or the number of a named class) give the domain and the class. These are `domain`
+and `label` unless the catalog names others (`writer_id` and `character` of flwrlabs/femnist)."""
 
 import importlib
 import io
@@ -21,7 +21,7 @@ from fdgsec.runtime.errors import DataError, MissingResourceError
 
 COLUMNS = ("domain", "label")
 _SIGNATURES = {b"\x89PNG\r\n\x1a\n": ".png", b"\xff\xd8\xff": ".jpg"}
-_TRUE = ("1", "ON", "YES", "TRUE")  # what the hub's own library takes for yes
+_TRUE = ("1", "ON", "YES", "TRUE")  # the values that the hub's own library accepts as true
 _EVERY = 64  # images between two progress reports
 
 
@@ -54,12 +54,10 @@ def write_hub_copy(
 ) -> None:
     """Write every image of the hub's `repository` to `folder`/<domain>/<class>/ as it is stored there.
 
-    `columns` are those of the domain and of the class.
-
-    An image keeps the name that it has on the hub, if that is one of its own, else it gets a number; its bytes are not
-    decoded. `progress` counts images. Raises MissingResourceError without the extra `hub`; DownloadError, at once and in
-    one line, without a network and (unless the hub's own cache has the set) with HF_HUB_OFFLINE; DataError for another
-    layout. The hub's cache keeps its copy, under $HF_HOME."""
+    `columns` are those of the domain and of the class. An image keeps its name on the hub if that is unique, else it
+    gets a number; its bytes are not decoded. `progress` counts images. Raises MissingResourceError without the extra
+    `hub`; DownloadError, at once and in one line, without a network and (unless the hub's own cache has the dataset)
+    with HF_HUB_OFFLINE; DataError for another layout. The hub's cache keeps its copy, under $HF_HOME."""
     domain, label = columns
     library = _library()
     splits = _loaded(library, repository)
@@ -89,14 +87,14 @@ def _library() -> _Library:
 
 
 def _loaded(library: _Library, repository: str) -> Mapping[str, _Table]:
-    """Give the splits of `repository`."""
+    """Load the splits of `repository`."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() not in _TRUE:
-        # the library alone would try again for half a minute before it says that there is no network
+        # without a network the library would retry for half a minute
         reach(f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co').rstrip('/')}/api/datasets/{repository}")
     try:
-        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):  # its bars are for terminals
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):  # progress bars need a terminal
             return library.load_dataset(repository)
-    except Exception as error:  # it raises its own errors, those of its HTTP library and those of Arrow
+    except Exception as error:  # the library raises its own errors, those of its HTTP library and those of Arrow
         raise DownloadError(f"{repository} cannot be loaded from the hub: {_one_line(error)}.") from error
 
 
@@ -130,7 +128,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _name(table: _Table, row: Mapping[str, object], column: str, repository: str) -> str:
-    """Give the name in `column` of a row: a folder's, so it must be a plain one."""
+    """Give the name in `column` of a row. Raises DataError unless it can name a folder."""
     value, feature = row[column], table.features[column]
     if isinstance(value, int) and isinstance(feature, _Named):
         value = feature.names[value] if 0 <= value < len(feature.names) else None
@@ -143,9 +141,9 @@ def _name(table: _Table, row: Mapping[str, object], column: str, repository: str
 
 
 def _image(value: object, where: str) -> tuple[bytes, str, str]:
-    """Give an image's bytes, the suffix that they call for, and the stem of the name it has on the hub ("": none)."""
+    """Give an image's bytes, the suffix of their format, and the stem of its name on the hub ("": none)."""
     content = value.get("bytes") if isinstance(value, Mapping) else None
-    if not isinstance(content, bytes):  # a path alone would make a stranger's table choose files of this machine
+    if not isinstance(content, bytes):  # a path would let a downloaded table choose files of this machine
         raise DataError(f"{where} is not stored in the table.")
     suffix = next((suffix for start, suffix in _SIGNATURES.items() if content.startswith(start)), None)
     if suffix is None:
@@ -156,7 +154,7 @@ def _image(value: object, where: str) -> tuple[bytes, str, str]:
 
 
 def _unused(stem: str, taken: set[str]) -> str:
-    """Give `stem` if it is still free in its folder, whatever its case, else the next number; and take it."""
+    """Give `stem`, or the next number where the folder has it already (ignoring case), and add it to `taken`."""
     number = len(taken)
     while not stem or stem.casefold() in taken:
         number += 1

@@ -1,4 +1,4 @@
-"""Pixels decoded when they are asked for: for sets too large to be held, or even to be written down decoded."""
+"""Lazily decoded pixels, for datasets that are too large for memory or for a file of decoded pixels."""
 
 import threading
 from collections import OrderedDict
@@ -16,10 +16,10 @@ CACHE_BYTES = 2**30
 
 
 class LazyPixels:
-    """Stands where a (S, 3, H, W) uint8 tensor would: `store[rows]` decodes those rows, in parallel.
+    """A replacement of a (S, 3, H, W) uint8 tensor: `store[rows]` decodes those rows, in parallel.
 
-    The last `cache_bytes` of decoded pixels are kept. Raises DataError, naming the file, for an image that cannot be
-    decoded, when it is first asked for."""
+    The last `cache_bytes` of decoded pixels are kept. Raises DataError, with the file, when an image is accessed that
+    cannot be decoded."""
 
     dtype = torch.uint8
     ndim = 4
@@ -69,6 +69,6 @@ class LazyPixels:
         return torch.from_numpy(np.stack([found[row] for row in wanted]))
 
     def describe(self, rows: Tensor) -> bytes:
-        """What identifies these rows without reading them: path, size in bytes, box and stamp of each file."""
+        """Identify these rows without reading them: path, size in bytes, box and stamp of each file."""
         files = (self._files[row] for row in rows.tolist())
         return "\n".join(f"{f.path}|{f.size}|{f.box}|{self._source.stamp(f.path)}" for f in files).encode()

@@ -1,4 +1,4 @@
-"""LEAF's JSON (FEMNIST): pixels as numbers in the file, one writer one domain (Caldas et al. 2018)."""
+"""Reader of LEAF's JSON (FEMNIST): pixels as numbers in the file, each writer is a domain (Caldas et al. 2018)."""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ SPLITS = ("train", "test")
 def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: int) -> DomainDataset | None:
     """Read every JSON file with LEAF's `user_data`; None where there is none (a hub copy is a tree of images).
 
-    A writer's images in files below `train` and `test` get that split. `per_domain` keeps that many of each writer's,
-    drawn by `seed`. Raises DataError for a damaged file."""
+    Images in files below `train` and `test` get that split. `per_domain` keeps at most that many images of each
+    writer, sampled by `seed`. Raises DataError for a damaged file."""
     names = sorted(name for name in source.files if name.lower().endswith(".json"))
     parts: list[tuple[str, str, Tensor, Tensor]] = []
     for name in names:
@@ -49,7 +49,8 @@ def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: 
         name="femnist", store=store.contiguous(), rows=torch.arange(len(ids)),
         labels=torch.cat([labels for *_, labels in parts]),
         domains=torch.tensor([numbers[writer] for writer, _, _, labels in parts for _ in range(len(labels))]),
-        ids=tuple(ids), class_names=CLASSES, domain_names=tuple(writers), attributes=attributes, split_names=split_names,
+        ids=tuple(ids), class_names=CLASSES, domain_names=tuple(writers), attributes=attributes,
+        split_names=split_names,
     )  # fmt: skip
 
 

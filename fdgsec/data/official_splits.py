@@ -1,6 +1,6 @@
-"""Official splits: which images a dataset's own lists, folders or tables name for training, validation and testing.
+"""Official splits: the images that a dataset's own lists, folders or tables assign to training, validation and testing.
 
-They go by various names (`crossval` in Dassl's lists, `id_val` in those of WILDS), each of which has one part here."""
+Datasets name them differently (`crossval` in Dassl's lists, `id_val` in those of WILDS); each name maps to one part."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,11 +19,11 @@ PARTS: Mapping[str, Part] = MappingProxyType({
     "crossval": "validation", "val": "validation", "id_val": "validation",
     "test": "test", "id_test": "test",
 })  # fmt: skip
-"""What an official split is for, by its name."""
+"""The part (training, validation or test) of each official split, by its name."""
 
 
 def official(dataset: DomainDataset, part: Part) -> Tensor:
-    """Mark the images that the official splits name for `part`: (N,) bool, all False where none is."""
+    """Mark the images that the official splits assign to `part`: (N,) bool, all False where there is no split."""
     numbers = [number for number, name in enumerate(dataset.split_names) if PARTS.get(name) == part]
     if not numbers:
         return torch.zeros(len(dataset), dtype=torch.bool)
@@ -31,10 +31,10 @@ def official(dataset: DomainDataset, part: Part) -> Tensor:
 
 
 def require_official(dataset: DomainDataset) -> None:
-    """Raise UsageError, naming those that have some, for a dataset whose layout names no training images."""
+    """Raise UsageError for a dataset without an official training split; the error lists the datasets that have one."""
     if not official(dataset, "train").any():
         known = ", ".join(name for name, entry in DATASETS.items() if entry.official)
         raise UsageError(
-            f"{dataset.name} has no official training split as it lies here; some layout of these has one: {known} "
+            f"{dataset.name} has no official training split in the files here; some layout of these has one: {known} "
             "(see docs/data.md). Without --splits official the seed draws the validation images."
         )

@@ -1,6 +1,6 @@
-"""Who holds what: which domains are seen, how their images are spread over clients, and what is kept for validation.
+"""Partitions: the seen and unseen domains, the spread of images over clients, and the validation split.
 
-Partitions map the domain of every image to one array of image indices per client:
+Each partition maps the domain of every image to one array of image indices per client:
 
 - `one_domain_per_client`: CCST (Chen et al., WACV 2023) and FedDAG; every source domain is one client.
 - `single_domain`: StableFDG's single-domain clients (Park et al., NeurIPS 2023) and FedAlign's uniform split.
@@ -30,7 +30,7 @@ _Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class ClientData:
-    """One client's images; `name` is the party that it is on the wire (`client:0`)."""
+    """One client's images; `name` is its party name in messages (`client:0`)."""
 
     name: str
     data: DomainDataset
@@ -38,7 +38,7 @@ class ClientData:
 
 @dataclass(frozen=True, kw_only=True)
 class DomainSplit:
-    """Positions of the images of seen domains, of whole domains kept for selection, and of the unseen domain."""
+    """Positions of the images of the seen domains, of the domains for model selection, and of the unseen domain."""
 
     train: Tensor
     validation: Tensor
@@ -46,16 +46,16 @@ class DomainSplit:
 
 
 def lodo(dataset: DomainDataset, target: int | str) -> DomainSplit:
-    """Leave one domain out: `target` is the test set, all else is seen, and no domain is kept for selection.
+    """Leave one domain out: `target` is the test set, all others are seen, and no domain is kept for model selection.
 
-    Raises UsageError where nothing is left to train on or to test, DataError for an unknown domain."""
+    Raises UsageError where no image is left for training or testing, DataError for an unknown domain."""
     return _split(dataset, validation=None, test=dataset.domain_index(target))
 
 
 def ltdo(dataset: DomainDataset, *, validation: int | str, test: int | str) -> DomainSplit:
-    """Leave two domains out: models are selected on `validation` and tested on `test`, of which neither is trained on.
+    """Leave two domains out: models are selected on `validation` and tested on `test`; neither is used for training.
 
-    Raises UsageError where the two are one or nothing is left, DataError for an unknown domain."""
+    Raises UsageError where the two are the same or no image is left, DataError for an unknown domain."""
     return _split(dataset, validation=dataset.domain_index(validation), test=dataset.domain_index(test))
 
 
@@ -76,10 +76,10 @@ def _split(dataset: DomainDataset, *, validation: int | None, test: int) -> Doma
 def split_validation(
     dataset: DomainDataset, *, rng: torch.Generator, fraction: float = 0.1
 ) -> tuple[DomainDataset, DomainDataset]:
-    """Split (training, validation) images of one client, or of all of them, before any augmentation.
+    """Split images of one client, or of all clients, into (training, validation), before any augmentation.
 
-    Each (domain, class) cell gives its share, to the nearest image that keeps the total at `fraction`; validation may be
-    empty for a handful of images. Raises UsageError where `fraction` is not in [0, 1)."""
+    Each (domain, class) cell gives its share, rounded so that the total stays at `fraction`. Validation may be empty
+    for a handful of images. Raises UsageError where `fraction` is not in [0, 1)."""
     if not 0 <= fraction < 1:
         raise UsageError(f"the validation fraction must lie in [0, 1); got {fraction}.")
     cells = dataset.domains * len(dataset.class_names) + dataset.labels
@@ -94,12 +94,12 @@ def split_validation(
 
 
 def one_domain_per_client(domain_ids: Tensor) -> list[Tensor]:
-    """Give each domain that has images to a client of its own, in the order of the domains."""
+    """Give each domain that has images to its own client, in the order of the domains."""
     return [(domain_ids == domain).nonzero().flatten() for domain in _present(domain_ids)]
 
 
 def single_domain(domain_ids: Tensor, clients_per_domain: int, *, rng: torch.Generator) -> list[Tensor]:
-    """Shuffle each domain and cut it into `clients_per_domain` equal chunks, of which the last takes the rest.
+    """Shuffle each domain and cut it into `clients_per_domain` equal chunks; the last takes the remainder.
 
     Raises UsageError where a domain has fewer images than clients."""
     _require_clients(clients_per_domain)
@@ -123,7 +123,7 @@ def dirichlet_domain(
     """Spread every domain over all clients in proportions drawn from Dir(alpha, ..., alpha).
 
     With `cap` a client that already holds its even share of all images gets nothing of the next domain. The whole draw
-    is repeated until the smallest client has `min_samples`. Raises UsageError after `attempts` of them."""
+    is repeated until the smallest client has `min_samples`. Raises UsageError after `attempts` draws."""
     _require_clients(clients)
     if not (alpha > 0 and math.isfinite(alpha)):
         raise UsageError(f"alpha must be positive and finite; got {alpha}.")
@@ -163,21 +163,21 @@ def _dirichlet_counts(
 def lambda_split(domain_ids: Tensor, clients: int, *, lam: float, seed: int, strict: bool = False) -> list[Tensor]:
     """Mix domains over clients by `lam`: 0 keeps them apart, 1 gives every client the same mixture.
 
-    Equals the authors' splitter index by index for the same `seed`. Theirs hands the images that rounding leaves over to
-    clients 0, 1, ..., and so lets a few stray ones into them even at 0; `strict` hands them to the domain's own clients
-    first. Raises UsageError for `lam` outside [0, 1]."""
+    Equals the authors' splitter index by index for the same `seed`. Theirs gives the images left over by rounding to
+    clients 0, 1, ..., so that even at 0 a client may hold a few images of other domains; `strict` gives them to the
+    domain's own clients first. Raises UsageError for `lam` outside [0, 1]."""
     _require_clients(clients)
     if not 0 <= lam <= 1:
         raise UsageError(f"lambda must lie in [0, 1]; got {lam}.")
     draws = np.random.default_rng(seed)
     sizes = np.bincount(domain_ids.numpy()).astype(np.int64)
-    # an empty domain draws nothing: the unseen one may be left out without shifting the others
+    # an empty domain draws nothing: leaving out the unseen domain does not change the others
     shuffled = [torch.from_numpy(draws.permutation(np.flatnonzero(domain_ids.numpy() == d))) for d in range(len(sizes))]
     return _occupied(_cut(shuffled, _lambda_counts(sizes, clients, lam, strict)))
 
 
 def _lambda_counts(sizes: _Counts, clients: int, lam: float, strict: bool) -> _Counts:
-    """Tabulate (clients, domains) how many images each client gets of each domain."""
+    """Tabulate how many images of each domain each client gets: (clients, domains)."""
     domains = len(sizes)
     if np.count_nonzero(sizes) <= clients:
         shards = _shards(sizes, clients)
@@ -196,7 +196,7 @@ def _lambda_counts(sizes: _Counts, clients: int, lam: float, strict: bool) -> _C
 
 
 def _shards(sizes: _Counts, clients: int) -> _Counts:
-    """Count the clients that each domain is the main one of: one more, again and again, where they are fullest."""
+    """Count the clients whose main domain each domain is: repeatedly one more for the one with most images a client."""
     shards: _Counts = (sizes > 0).astype(np.int64)
     while shards.sum() < clients:
         shards[np.argmax(sizes / np.maximum(shards, 1))] += 1
@@ -204,7 +204,7 @@ def _shards(sizes: _Counts, clients: int) -> _Counts:
 
 
 def _whole_domains(sizes: _Counts, clients: int) -> npt.NDArray[np.float64]:
-    """Give whole domains, the largest first, each to the client that has the fewest images so far."""
+    """Assign whole domains, the largest first, each to the client with the fewest images so far."""
     whole = np.zeros((clients, len(sizes)))
     for domain in np.argsort(sizes)[::-1]:
         whole[np.argmin(whole.sum(axis=1)), domain] = sizes[domain]
@@ -225,9 +225,10 @@ def partition(
 ) -> list[ClientData]:
     """Spread the images of the seen domains over `client:0`, `client:1`, ... by the named scheme.
 
-    `clients` absent means one per domain for `domain`, else two (FedAlign's number). `alpha`, `cap` and `min_samples`
-    belong to `dirichlet`; `min_samples` absent means StableFDG's 70, less for small data. `lam` and `strict` belong to
-    `lambda`. Raises UsageError for an unknown scheme or a number of clients that it cannot serve."""
+    The default of `clients` is one per domain for `domain`, else two (FedAlign's number). `alpha`, `cap` and
+    `min_samples` belong to `dirichlet`; the default of `min_samples` is StableFDG's 70, less for small data. `lam` and
+    `strict` belong to `lambda`. Raises UsageError for an unknown scheme, or a number of clients that it does not
+    support."""
     ids = dataset.domains
     domains = len(_present(ids))
     if scheme not in get_args(Scheme):
@@ -248,7 +249,7 @@ def partition(
 
 
 def _client_count(scheme: Scheme, domains: int, clients: int | None) -> int:
-    """Settle how many clients a scheme serves. Raises UsageError where it cannot serve `clients`."""
+    """Give the number of clients of a scheme. Raises UsageError where it does not support `clients`."""
     if clients is None:
         return domains if scheme == "domain" else 2 * domains
     rule = {"domain": f"exactly {domains} clients", "single-domain": f"a multiple of {domains} clients"}
@@ -258,7 +259,7 @@ def _client_count(scheme: Scheme, domains: int, clients: int | None) -> int:
 
 
 def stablefdg_minimum(images: int, clients: int) -> int:
-    """The 70 images that StableFDG's released code asks of its smallest client, or 35% of an even share if fewer."""
+    """Give StableFDG's minimum of 70 images for the smallest client, or 35% of an even share if that is fewer."""
     return max(1, min(70, int(0.35 * images / clients)))
 
 
@@ -273,7 +274,7 @@ def _present(domain_ids: Tensor) -> list[int]:
 
 
 def _shuffled(domain_ids: Tensor, rng: torch.Generator) -> list[Tensor]:
-    """Shuffle the positions of each domain's images, by a stream of its own."""
+    """Shuffle the positions of each domain's images, each domain by its own stream."""
     found = zip(_present(domain_ids), one_domain_per_client(domain_ids), strict=True)
     return [part[torch.randperm(len(part), generator=child(rng, "shuffle", domain))] for domain, part in found]
 
@@ -288,7 +289,7 @@ def _cut(shuffled: Sequence[Tensor], counts: _Counts) -> list[Tensor]:
 
 
 def _occupied(parts: list[Tensor]) -> list[Tensor]:
-    """Raise UsageError where a client would have nothing to train on."""
+    """Raise UsageError where a client would have no image."""
     for client, part in enumerate(parts):
         if not len(part):
             total = sum(map(len, parts))

@@ -1,7 +1,7 @@
-"""Roles: which images train the federation, which are its non-members, and which an adversary may know (DESIGN 3).
+"""Roles of images: members of the federation, held-out non-members, and auxiliary data that an adversary may know.
 
 The split comes before any partition, per domain and class, so that members and non-members are alike. Near-duplicates
-stay on one side: an image whose copy is a member is no honest non-member."""
+stay together: an image whose copy is a member is not a valid non-member."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,8 @@ _BLOCK = 1024
 class Roles:
     """A dataset in three parts: `federation` (members), `held_out` (non-members), `auxiliary` (what `knows` may name).
 
-    `fractions` are the shares asked for, in this order, `threshold` the distance below which images are duplicates."""
+    `fractions` are the requested shares, in this order; `threshold` is the distance below which images are
+    duplicates."""
 
     federation: DomainDataset
     held_out: DomainDataset
@@ -53,10 +54,10 @@ def split_roles(
     fractions: tuple[float, float, float] = FRACTIONS,
     threshold: float = THRESHOLD,
 ) -> Roles:
-    """Split every (domain, class) cell into federation, held-out and auxiliary images, groups together.
+    """Split every (domain, class) cell into federation, held-out and auxiliary images; groups stay together.
 
-    Groups are those of the distribution (attribute `group`: slides, sequences) where it has any, else near-duplicates;
-    images that are decoded only when asked for are not searched for these.
+    Groups are those of the distribution (attribute `group`: slides, sequences) where it has any, else near-duplicates.
+    Lazily decoded images are not searched for near-duplicates.
 
     A cell misses its fractions by less than one image, or by less than the largest duplicate group in it. The split
     depends on `rng` and on the images, not on their order. Raises UsageError where the fractions do not add up to 1."""
@@ -114,7 +115,7 @@ def _groups_by_size(groups: Tensor, rng: torch.Generator) -> list[Tensor]:
 
 
 def _role_with_room(need: Tensor, room: Tensor, fractions: Sequence[float], rng: torch.Generator) -> int:
-    """Draw a role by its fraction among those that a group fits into; where it fits none, take the least overfull."""
+    """Draw a role by its fraction among those with room for the group; without one, take the least overfull."""
     excess = (need[:, None] - room).clamp(min=0).sum(dim=0)
     possible = torch.tensor(fractions) > 0
     fits = possible & (excess == 0)
@@ -124,7 +125,7 @@ def _role_with_room(need: Tensor, room: Tensor, fractions: Sequence[float], rng:
 
 
 def _settled(room: Tensor) -> Tensor:
-    """Take what groups overdrew in one role from the roles with most room; the sum stays."""
+    """Balance the roles that groups overfilled against the roles with most room; the sum is unchanged."""
     left = room.clamp(min=0)
     while left.sum() > room.sum():
         left[left.argmax()] -= 1
@@ -132,11 +133,11 @@ def _settled(room: Tensor) -> Tensor:
 
 
 def duplicate_groups(dataset: DomainDataset, *, threshold: float = THRESHOLD) -> Tensor:
-    """Number the near-duplicate group of every image: (N,) int64, alike for images of one group.
+    """Number the near-duplicate group of every image: (N,) int64, equal for images of one group.
 
     Two images of a domain are near-duplicates where the root mean square difference of their 16 x 16 averages (RGB in
-    [0, 1]) is below `threshold`; groups are the connected components. Time grows with the square of a domain. Raises
-    UsageError where `threshold` is negative."""
+    [0, 1]) is below `threshold`; groups are the connected components. Time grows with the square of a domain's size.
+    Raises UsageError where `threshold` is negative."""
     if threshold < 0:
         raise UsageError(f"the duplicate threshold must be >= 0; got {threshold}.")
     groups = torch.empty(len(dataset), dtype=torch.int64)
@@ -165,8 +166,8 @@ def _thumbnails(dataset: DomainDataset, positions: Tensor) -> Tensor:
 def _near_pairs(points: Tensor, threshold: float) -> Tensor:
     """List the pairs of rows closer than `threshold` (root mean square): (2, pairs), each pair once.
 
-    Block by block one matrix product proposes pairs with a margin for its rounding; each is then settled in float64, so
-    that the answer does not depend on the blocks."""
+    Block by block one matrix product proposes pairs with a margin for its rounding; each pair is then checked in
+    float64, so that the result does not depend on the blocks."""
     limit = threshold**2 * points.shape[1]
     margin = 1e-5 * points.shape[1]  # over 10 times the error of |a|^2 + |b|^2 - 2ab in float32 for values in [0, 1]
     norms = points.square().sum(dim=1)

@@ -1,4 +1,4 @@
-"""Sampling images: how many of each class, domain or role make up a total, and draws of so many from a pool."""
+"""Sampling of images: apportionment of a total to classes, domains or roles, and random draws from a pool."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fdgsec.runtime.random_streams import integer_seed
 
 
 def apportion(weights: Sequence[float], total: int) -> list[int]:
-    """Divide `total` whole things in proportion to `weights` by largest remainders; ties go to the first."""
+    """Divide the integer `total` in proportion to `weights` by largest remainders; ties go to the first."""
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights] if whole else [0.0] * len(weights)
     parts = [math.floor(share) for share in shares]
@@ -33,7 +33,7 @@ def stratified(data: DomainDataset, per_class: int, rng: torch.Generator) -> Dom
 
 
 def uniform(pool: DomainDataset, count: int, rng: torch.Generator) -> Tensor:
-    """Give the positions of `count` images, each as likely as any, without replacement, shuffled."""
+    """Give the positions of `count` images, drawn uniformly without replacement, in random order."""
     return torch.randperm(len(pool), generator=rng)[:count]
 
 
@@ -47,7 +47,7 @@ def skewed(
 ) -> Tensor:
     """Draw images whose classes (or domains) follow proportions from Dirichlet(concentration).
 
-    Without replacement, shuffled; kinds that the pool lacks get nothing."""
+    Without replacement, in random order; classes that the pool lacks get no image."""
     values, kinds = (pool.labels, pool.class_names) if by == "labels" else (pool.domains, pool.domain_names)
     proportions = np.random.default_rng(integer_seed(rng)).dirichlet([concentration] * len(kinds))
     share = (torch.from_numpy(proportions) + 1e-12)[values]

@@ -1,7 +1,7 @@
-"""shapes: seven silhouettes in four styles, drawn by arithmetic, so that everything runs without a download.
+"""shapes: a procedural dataset of seven silhouettes in four styles, which needs no download.
 
-It proves mechanics, never a finding (DESIGN 6.9). What it offers beyond photographs is ground truth: hue, texture,
-position and more are drawn from the same law for every class and domain, hence independent of both.
+Use it to test that code runs, never for findings. Unlike photographs it has ground truth: hue, texture, position and
+more are drawn from the same distribution for every class and domain, hence independent of both.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ PAINTERS: Mapping[str, Callable[[Scenes, int], Tensor]] = {
     "sketch": sketch,
 }
 DOMAINS = tuple(PAINTERS)
-# Images are always drawn in whole blocks of this many per class, so that no pixel depends on how many were asked for:
+# Images are always drawn in whole blocks of this many per class, so that no pixel depends on the requested number:
 # the last bit of a vectorized sine may depend on where in the tensor it is computed.
 _BLOCK = 3
 _DRAWS = 16
@@ -91,7 +91,7 @@ def _block(domain: str, first: int, image_size: int, seed: int) -> tuple[Tensor,
 
 
 def _scenes(domain: str, indices: range, seed: int) -> Scenes:
-    """Draw what the images show, class after class; every image has a stream of its own and class changes no law."""
+    """Draw the contents of images, class after class; each image has its own stream, which ignores its class."""
     rng = [stream(seed, "world", "shapes", domain, label, index) for label in CLASSES for index in indices]
     draws = torch.stack([torch.rand(_DRAWS, generator=image) for image in rng])
     return Scenes(

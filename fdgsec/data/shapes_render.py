@@ -1,6 +1,6 @@
-"""The four painters of `shapes`: each turns scenes into RGB images, (B, 3, S, S) in about [0, 1].
+"""The four renderers of `shapes`: each turns scenes into RGB images, (B, 3, S, S) in about [0, 1].
 
-The constants are taste, judged by looking at docs/img/shapes.png; none comes from a paper."""
+The constants were chosen by eye on docs/img/shapes.png; none comes from a paper."""
 
 import math
 
@@ -12,7 +12,7 @@ from fdgsec.data.shapes_scene import Scenes, distance, grid, hsv, inside, mix, n
 
 
 def photo(scenes: Scenes, size: int) -> Tensor:
-    """Light a rounded object that lies on stone or wood, with a soft shadow, a lens and a sensor."""
+    """Render a lit, rounded object on stone or wood, with a soft shadow and the effects of a camera."""
     x, y = grid(size)
     luma, tint, rough, albedo = noise(scenes, size, (0.55, 0.5, 0.95, 0.8))
     look, shape = scenes.look, distance(scenes, x, y)
@@ -42,7 +42,7 @@ def photo(scenes: Scenes, size: int) -> Tensor:
 
 
 def _camera(scenes: Scenes, image: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Add what a camera adds: vignette, white balance, a soft lens and shot noise."""
+    """Add the effects of a camera: vignette, white balance, soft focus and shot noise."""
     size = image.shape[-1]
     vignette = 1.08 - 0.55 * ((x - 0.5) ** 2 + (y - 0.5) ** 2)
     warmth = (scenes.look[:, 4:5] - 0.5) * torch.tensor([[0.12, 0.0, -0.12]])
@@ -62,11 +62,11 @@ def _smear(fields: Tensor, along_x: Tensor, along_y: Tensor) -> Tensor:
     for step in (-3, -2, -1, 0, 1, 2, 3):
         there = torch.stack([x + 0.016 * step * along_x, y + 0.016 * step * along_y], -1) * 2 - 1
         total += F.grid_sample(fields, there, padding_mode="reflection", align_corners=False)
-    return total * (1.7 / 7)  # averaging calms the field; 1.7 gives most of its contrast back
+    return total * (1.7 / 7)  # averaging lowers the contrast of the field; 1.7 restores most of it
 
 
 def painting(scenes: Scenes, size: int) -> Tensor:
-    """Lay dabs of saturated paint along a flow field on canvas: dabs displace the scene, bristles streak it."""
+    """Render dabs of saturated paint along a flow field on canvas: dabs displace the scene, bristles streak it."""
     x, y = grid(size)
     flow, sky, bristles, load, drift = noise(scenes, size, (0.4, 0.45, 1.1, 0.8, 0.9))
     look = scenes.look
@@ -100,7 +100,7 @@ def _steps(field: Tensor) -> Tensor:
 
 
 def cartoon(scenes: Scenes, size: int) -> Tensor:
-    """Fill flat, bright colors inside a heavy outline, over a plain, dotted, rayed or striped ground."""
+    """Render flat, bright colors inside a heavy outline, over a plain, dotted, rayed or striped ground."""
     x, y = grid(size)
     (speckle,) = noise(scenes, size, (0.9,))
     look, shape = scenes.look, distance(scenes, x, y)
@@ -129,7 +129,7 @@ def _flat(signed: Tensor, size: int) -> Tensor:
 
 
 def sketch(scenes: Scenes, size: int) -> Tensor:
-    """Draw gray pencil on paper: two wobbling outlines, hatching away from the light, the texture as ink lines."""
+    """Render a gray pencil drawing: two wobbling outlines, hatching away from the light, the texture as ink lines."""
     x, y = grid(size)
     wobble_x, wobble_y, pressure, tooth = noise(scenes, size, (0.5, 0.5, 0.6, 1.1))
     look = scenes.look

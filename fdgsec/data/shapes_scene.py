@@ -1,8 +1,8 @@
-"""What an image of `shapes` shows before any domain paints it: silhouettes, textures, colors and noise.
+"""The scenes of `shapes` before rendering: silhouettes, textures, colors and noise.
 
-Everything lives in image coordinates: x to the right and y downwards in [0, 1], lengths as shares of the image side,
-so that the image size only sets how finely a scene is sampled. Silhouettes are signed distance functions (negative
-inside); all seven cover the area of a disc of radius 1, so that class cannot be read off the amount of paint."""
+Coordinates are image coordinates: x to the right and y downwards in [0, 1], lengths as shares of the image side. The
+image size only sets how finely a scene is sampled. Silhouettes are signed distance functions (negative inside); all
+seven cover the area of a disc of radius 1, so that the class cannot be inferred from the covered area."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ FINEST_GRID = 128  # noise is defined up to this many cells a side; larger image
 
 @dataclass(frozen=True, kw_only=True)
 class Scenes:
-    """What a batch of B images shows, before any domain paints it; equal counts of each class, class after class.
+    """The contents of a batch of B images before rendering; equal counts of each class, class after class.
 
-    `position` is (B, 2) as (x, y), `look` (B, K) holds uniform draws that only one painter interprets, the rest are
-    (B,); `rng` has one generator per image for its noise."""
+    `position` is (B, 2) as (x, y), `look` (B, K) holds uniform draws whose meaning depends on the renderer, the rest
+    are (B,); `rng` has one generator per image for its noise."""
 
     hue: Tensor
     background_hue: Tensor
@@ -36,7 +36,7 @@ class Scenes:
 
 
 def plane(values: Tensor) -> Tensor:
-    """Turn one value per image (B,) or one color per image (B, 3) into something that broadcasts over pixels."""
+    """Reshape one value per image (B,) or one color per image (B, 3) to broadcast over pixels."""
     return values[:, :, None, None] if values.ndim == 2 else values[:, None, None]
 
 
@@ -77,7 +77,7 @@ def _cross(x: Tensor, y: Tensor, arm: float, width: float) -> Tensor:
 
 
 def _crescent(x: Tensor, y: Tensor) -> Tensor:
-    """Bound the distance to a disc from which a second disc, to its right, is bitten."""
+    """Bound the distance to a crescent: a disc minus a second disc to its right."""
     return torch.maximum(torch.hypot(x - 0.3, y) - 1.4333, 1.1467 - torch.hypot(x - 1.0167, y))
 
 
@@ -100,7 +100,7 @@ def grid(size: int) -> tuple[Tensor, Tensor]:
 
 
 def local(scenes: Scenes, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn image coordinates into the object's own, unscaled: centered and turned."""
+    """Transform image coordinates to the object's own, unscaled: centered and rotated."""
     x, y = x - plane(scenes.position[:, 0]), y - plane(scenes.position[:, 1])
     cosine, sine = plane(scenes.rotation.cos()), plane(scenes.rotation.sin())
     return x * cosine + y * sine, y * cosine - x * sine
@@ -140,7 +140,7 @@ def noise(scenes: Scenes, size: int, gains: Sequence[float]) -> list[Tensor]:
 
 
 def white(scenes: Scenes, size: int) -> Tensor:
-    """Draw standard normal noise per pixel, (B, 3, S, S): the only draw that belongs to the resolution."""
+    """Draw standard normal noise per pixel, (B, 3, S, S): the only draw that depends on the resolution."""
     return torch.stack([torch.randn(3, size, size, generator=rng) for rng in scenes.rng])
 
 

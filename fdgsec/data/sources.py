@@ -1,6 +1,6 @@
-"""Image folders and zip archives as one kind of source, and their images decoded once into uint8 pixels.
+"""Image folders and zip archives behind one interface, and the decoding of their images to uint8 pixels.
 
-Nothing is ever extracted to disk. `fdgsec.data.folder_layouts` says which files of a source belong to a dataset."""
+Nothing is extracted to disk. `fdgsec.data.folder_layouts` says which files of a source belong to a dataset."""
 
 import hashlib
 import io
@@ -30,10 +30,10 @@ Progress = Callable[[str, int, int], None]
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 
-MEMORY_BUDGET = 4 * 2**30  # bytes of pixels; above it they are kept in a file that is mapped into memory
+MEMORY_BUDGET = 4 * 2**30  # bytes of pixels; above it they are stored in a memory-mapped file
 _DEPTH = 8  # folders below the root that are searched, so that a link to a parent cannot loop
 _CHUNK = 64  # images that one thread decodes between two progress reports
-_LARGEST = 2**31  # bytes of one file of an archive: more would fill the memory, and no image or list has them
+_LARGEST = 2**31  # bytes of one file of an archive: larger ones would fill the memory, and no image or list is
 _LAST = threading.local()
 # what Pillow's decoders and zipfile raise on damaged (or encrypted) input, depending on the format
 _DAMAGE = (
@@ -51,10 +51,10 @@ _DAMAGE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
 class ImageFile:
-    """One image before decoding: where it lies in its source, what it shows, and its size in bytes.
+    """One image before decoding: its path in its source, id, domain, class, and size in bytes.
 
-    `split` is the official one where there is any, `group` names what belongs together (a slide, a sequence), `box`
-    (left, top, right, bottom) is the part of the file that is meant, None for all of it."""
+    `split` is the official one where there is any, `group` names the slide or sequence it belongs to, `box`
+    (left, top, right, bottom) is the region of the file that is used, None for all of it."""
 
     path: str
     id: str
@@ -73,11 +73,11 @@ class Source(Protocol):
     files: Mapping[str, int]
 
     def read(self, name: str) -> bytes:
-        """Give the bytes of one file; called from several threads."""
+        """Read the bytes of one file; called from several threads."""
         ...
 
     def stamp(self, name: str) -> str:
-        """Give what changes when the file does, without reading it: its checksum or its time."""
+        """Give a value that changes when the file does, without reading it: its checksum or modification time."""
         ...
 
 
@@ -124,12 +124,12 @@ class _Archive:
 
 
 def hidden(name: str) -> bool:
-    """Tell whether a file or folder is some system's housekeeping (`.DS_Store`, `__MACOSX`, `Thumbs.db`)."""
+    """Tell whether a file or folder is a system's metadata (`.DS_Store`, `__MACOSX`, `Thumbs.db`)."""
     return name.startswith(".") or name in ("__MACOSX", "Thumbs.db")
 
 
 def printable(text: str) -> str:
-    """Replace what would break a one-line message, as file names may hold anything."""
+    """Replace characters that would break a one-line message; file names may hold anything."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -145,7 +145,7 @@ def open_source(path: Path) -> Iterator[Source]:
 
 
 def opened(path: Path) -> Source:
-    """Open a folder or a .zip file for as long as it is held. Raises DataError where it cannot be read."""
+    """Open a folder or a .zip file without a context manager. Raises DataError where it cannot be read."""
     try:
         return _Folder(path) if path.is_dir() else _Archive(path, zipfile.ZipFile(path))
     except (zipfile.BadZipFile, NotImplementedError, UnicodeError, IndexError, struct.error) as error:
@@ -157,7 +157,7 @@ def opened(path: Path) -> Source:
 
 
 def text_of(source: Source, name: str) -> str:
-    """Read a list or another file in UTF-8. Raises DataError naming one that is none, or cannot be unpacked."""
+    """Read a text file in UTF-8. Raises DataError where it is not UTF-8 or cannot be unpacked."""
     try:
         return source.read(name).decode("utf-8-sig")
     except DataError:
@@ -181,8 +181,9 @@ def decode(
     """Decode `files` into one (N, 3, image_size, image_size) uint8 tensor of RGB pixels.
 
     Images of another size are resampled (bicubic, antialiased). `threads` 0 means one per core, up to 4. Above
-    `memory_budget` bytes the pixels live in a file of the cache, written once and mapped: writing to the tensor changes
-    the copy in memory, never the file. `progress` hears (what, done, of). Raises DataError naming a corrupt image."""
+    `memory_budget` bytes the pixels live in a cache file, written once and memory-mapped: writing to the tensor changes
+    the copy in memory, never the file. `progress` receives (description, done, total). Raises DataError with the name
+    of a corrupt image."""
     shape = (len(files), 3, image_size, image_size)
     size = len(files) * 3 * image_size**2
     threads = threads or default_threads()
@@ -201,12 +202,12 @@ def decode(
 
 
 def default_threads() -> int:
-    """One per core, up to 4."""
+    """Give the number of decoding threads: one per core, up to 4."""
     return min(4, os.cpu_count() or 1)
 
 
 def _pixel_file(files: Sequence[ImageFile], image_size: int) -> Path:
-    """Name the cache file of these pixels: byte sizes tell apart two encodings of one manifest (227 px, 128 px)."""
+    """Name the cache file of these pixels; byte sizes distinguish two encodings of one manifest (227 px, 128 px)."""
     key = hashlib.sha256("\n".join(f"{file.id}\t{file.size}\t{file.box or ''}" for file in files).encode()).hexdigest()
     return cache_root() / "pixels" / f"{key[:40]}-{image_size}.u8"
 
@@ -222,7 +223,7 @@ def _require_space(source: Source, target: Path, size: int) -> None:
 def _fill(
     pixels: Pixels, source: Source, files: Sequence[ImageFile], *, threads: int, progress: Progress | None
 ) -> None:
-    """Decode every file into its row; Pillow lets go of the interpreter lock, so that threads help."""
+    """Decode every file into its row, in threads: Pillow releases the interpreter lock."""
 
     def work(start: int) -> int:
         stop = min(start + _CHUNK, len(files))
@@ -237,7 +238,7 @@ def _fill(
 
 
 def decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
-    """Give one image as (3, image_size, image_size) uint8. Raises DataError naming a corrupt one."""
+    """Decode one image to (3, image_size, image_size) uint8. Raises DataError with the name of a corrupt one."""
     try:
         if file.box is not None:
             rgb = _whole(source, file.path).crop(file.box)
@@ -255,7 +256,7 @@ def decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
 
 
 def _whole(source: Source, path: str) -> Image.Image:
-    """A large image of which patches are wanted; each thread keeps its last one, as patches of one image come together."""
+    """Open a large image to crop patches; each thread keeps its last one, as patches of one image come together."""
     if getattr(_LAST, "key", None) != (source.path, path):
         with Image.open(io.BytesIO(source.read(path))) as image:
             _LAST.image, _LAST.key = _eight_bit(image).convert("RGB"), (source.path, path)
@@ -264,7 +265,7 @@ def _whole(source: Source, path: str) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Bring 16-bit grays (microscopes, fundus cameras) to 8 bits by their range; Pillow alone would clip them at 255."""
+    """Convert 16-bit grays (microscopes, fundus cameras) to 8 bits by their range; Pillow would clip them at 255."""
     if not image.mode.startswith("I"):
         return image
     values = np.asarray(image)

@@ -1,4 +1,4 @@
-"""Unpacks what others have packed, and makes nothing of it that lies outside the folder it was meant for."""
+"""Unpacking of downloaded tar archives, which never writes outside the target folder."""
 
 import gzip
 import lzma
@@ -18,13 +18,13 @@ from fdgsec.runtime.errors import DataError, MissingResourceError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _EVERY = 256  # members between two progress reports
-_LEFT = ".fetch-"  # how a folder that is being filled begins
-_MOST = 200  # times its own size that an archive may unpack to: images hardly shrink, gigabytes of zeros do
+_LEFT = ".fetch-"  # prefix of a folder that is being filled
+_MOST = 200  # limit on unpacked size / archive size: images hardly compress, a bomb of zeros does
 _FREE = 2**30  # bytes that any archive may unpack to
 
 
 def inner_path(name: str) -> PurePosixPath | None:
-    """Read `name` as a path inside some folder; None where it is absolute, climbs, or names nothing, on any system."""
+    """Parse `name` as a relative path; None where it is absolute, contains "..", or is empty, on any system."""
     path, windows = PurePosixPath(name), PureWindowsPath(name)
     climbs = ".." in path.parts or ".." in windows.parts
     return None if path.is_absolute() or windows.anchor or climbs or not path.parts or "\0" in name else path
@@ -32,10 +32,10 @@ def inner_path(name: str) -> PurePosixPath | None:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder beside `folder` to fill; it becomes `folder` on success and vanishes on failure.
+    """Yield an empty folder beside `folder` to fill; it is renamed to `folder` on success and deleted on failure.
 
-    What killed processes left there is removed, where the system can lock folders. Raises OSError where `folder` is
-    there and not empty."""
+    Folders that killed processes left are removed, where the system can lock folders. Raises OSError where `folder`
+    exists and is not empty."""
     staging = folder.with_name(f"{_LEFT}{secrets.token_hex(4)}")
     staging.mkdir(parents=True)
     try:
@@ -52,7 +52,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold a folder, and tell whether it is there and nobody else does; False where the system has no such locks."""
+    """Lock a folder, and tell whether it exists and no other process holds it; False on systems without such locks."""
     if sys.platform == "win32":
         yield False
         return
@@ -72,10 +72,10 @@ def _locked(folder: Path) -> Iterator[bool]:
 def unpack_tar(file: Path, folder: Path, *, progress: Callable[[int, int | None], None] | None = None) -> None:
     """Write the files of the tar archive `file`, compressed or not, under `folder`; `progress` counts its bytes.
 
-    Raises DataError where it is damaged or would unpack to far more than its size, and where a member is a link or a
-    device or has an absolute path or one with `..`: a dataset has no use for such members, so that the whole archive is
-    refused. Raises MissingResourceError where the disk cannot hold it. What was written by then stays: unpack into a
-    folder that is thrown away (`whole_folder`)."""
+    Raises DataError where it is damaged, would unpack to far more than its size, or has a member that is a link or a
+    device, or whose path is absolute or contains "..". A dataset needs no such members, so the whole archive is
+    refused. Raises MissingResourceError where the disk is too small. Files written before the error stay: unpack into
+    a temporary folder (`whole_folder`)."""
     try:
         _extract(file, folder, progress)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -83,7 +83,7 @@ def unpack_tar(file: Path, folder: Path, *, progress: Callable[[int, int | None]
     except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:  # one name is a file and a folder
         raise _damaged(file, error) from error
     except OSError as error:
-        if error.errno is None:  # bz2's way to say so; what the system says has a number
+        if error.errno is None:  # bz2 reports damage as an OSError without a number
             raise _damaged(file, error) from error
         raise
 
@@ -95,7 +95,7 @@ def _damaged(file: Path, error: Exception) -> DataError:
 def _extract(file: Path, folder: Path, progress: Callable[[int, int | None], None] | None) -> None:
     size, unpacked = file.stat().st_size, 0
     with file.open("rb") as packed, tarfile.open(fileobj=packed, tarinfo=_Member) as archive:
-        if hasattr(tarfile, "data_filter"):  # a second wall behind the checks below; Python 3.11.0 to 3 have none
+        if hasattr(tarfile, "data_filter"):  # in addition to the checks below; Python 3.11.0 to 3.11.3 lack it
             archive.extraction_filter = tarfile.data_filter
         for number, member in enumerate(iter(archive.next, None)):
             if member.isdir() and not PurePosixPath(member.name).parts:
@@ -111,11 +111,11 @@ def _extract(file: Path, folder: Path, progress: Callable[[int, int | None], Non
             if progress and number % _EVERY == 0:
                 progress(packed.tell(), size)
         while archive.fileobj and archive.fileobj.read(1 << 20):
-            pass  # the checksum of what was packed comes at its very end
+            pass  # read to the end, where the checksum of the compressed data is
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose header must be whole: tarfile alone takes a broken one for the end of the archive."""
+    """A member that rejects a damaged header, which tarfile would take for the end of the archive."""
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> "_Member":
@@ -136,5 +136,6 @@ def _check_member(file: Path, member: tarfile.TarInfo, folder: Path) -> None:
         raise DataError(f"{file} is refused: its member {name!r} is a link or a device; a dataset has only files.")
     if member.size > (free := shutil.disk_usage(folder).free):
         raise MissingResourceError(
-            f"{file} does not fit: its member {name!r} has {member.size} bytes, {folder.parent} has {free} free; make room."
+            f"{file} does not fit: its member {name!r} has {member.size} bytes, {folder.parent} has {free} free; "
+            "make room."
         )

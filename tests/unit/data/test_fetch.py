@@ -221,7 +221,7 @@ def test_a_broken_zip_that_was_there_before_is_refused_and_not_deleted(tmp_path,
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "tiny.zip").write_bytes(b"mine")
 
-    with pytest.raises(DataError, match=r"tiny\.zip is no zip archive; move it away"):
+    with pytest.raises(DataError, match=r"tiny\.zip is not a zip archive; move it away"):
         fetch("tiny.zip")
 
     assert (tmp_path / "data" / "tiny.zip").read_bytes() == b"mine"

@@ -111,7 +111,7 @@ def test_a_class_that_domainnet_does_not_have_is_refused_by_name(tmp_path: Path)
 def test_a_listed_image_that_is_absent_is_named(tmp_path: Path) -> None:
     files = {name: data for name, data in minidomainnet().items() if name != "domainnet/real/zebra/b.png"}
 
-    with pytest.raises(DataError, match=r"1 images of the lists in splits_mini are not there, first real/zebra/b\.png"):
+    with pytest.raises(DataError, match=r"1 images of the lists in splits_mini are missing, first real/zebra/b\.png"):
         load("minidomainnet", write(tmp_path, files))
 
 

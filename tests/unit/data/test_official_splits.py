@@ -198,7 +198,7 @@ def test_a_layout_without_splits_is_answered_in_one_line_with_the_datasets_that_
 
     written = capsys.readouterr().err
     assert len(written.splitlines()) == 1
-    assert "vlcs has no official training split as it lies here" in written
+    assert "vlcs has no official training split in the files here" in written
     assert all((name in written) == bool(entry.official) for name, entry in DATASETS.items() if name != "folder")
     assert not out.exists()
 

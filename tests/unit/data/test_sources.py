@@ -100,7 +100,7 @@ def test_a_listed_image_that_is_absent_is_named_with_its_line(tmp_path: Path) ->
 
     message = refused(write(tmp_path, files))
 
-    assert "line 3 of metadata.csv lists photo/dog/gone.png, which is not there" in message
+    assert "line 3 of metadata.csv lists photo/dog/gone.png, which is missing" in message
 
 
 def test_pixels_are_rgb_and_resampled_to_the_size_asked_for(tmp_path: Path) -> None:
