@@ -1,1 +1,1 @@
-"""Statistics that judge a guess: intervals, identification, images, distributions."""
+"""Statistics of tensors: intervals, ROC curves, similarity of images, distances between feature distributions."""

@@ -1,7 +1,7 @@
-"""How well a classifier does on one domain: accuracy, weighted AUC and weighted F1.
+"""Accuracy, weighted AUC and weighted F1 of a classifier on one domain.
 
-FedDAG (section VI) reports the last two. Both weight classes by their number of images; a class that the domain does not
-have takes no part. Areas and scores are scikit-learn's."""
+FedDAG (section VI) reports the last two. Both weight classes by their number of images, and leave out classes without
+images in the domain. scikit-learn computes them."""
 
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -15,9 +15,9 @@ from fdgsec.runtime.errors import DataError
 
 
 def classification(logits: Tensor, labels: Tensor) -> Mapping[str, float]:
-    """Judge logits (n, classes) against labels (n,): "accuracy", "auc" and "f1".
+    """Evaluate logits (n, classes) against labels (n,): "accuracy", "auc" and "f1".
 
-    "auc" is left out where one class alone is present. Raises DataError for an empty domain or logits that are not
+    "auc" is left out where only one class is present. Raises DataError for an empty domain or logits that are not
     finite."""
     if not len(labels):
         raise DataError("there is no image to classify; a domain needs at least one.")
@@ -31,7 +31,7 @@ def classification(logits: Tensor, labels: Tensor) -> Mapping[str, float]:
 
 
 def weighted_auc(probabilities: Tensor, labels: Tensor) -> float:
-    """Average the one-against-the-rest areas of the classes present, weighted by their images; .5 where only one is."""
+    """Average the one-vs-rest AUC of the classes present, weighted by their images; 0.5 where only one is present."""
     names, counts = np.unique(labels.numpy(), return_counts=True)
     if len(names) < 2:
         return 0.5
@@ -40,6 +40,6 @@ def weighted_auc(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def weighted_f1(predicted: Tensor, labels: Tensor) -> float:
-    """Average the classes' F1, weighted by their images; a class never predicted scores 0."""
-    score = cast("Callable[..., float]", f1_score)  # its stub takes no number for zero_division
+    """Average the F1 of the classes, weighted by their images; a class that is never predicted scores 0."""
+    score = cast("Callable[..., float]", f1_score)  # its type stub allows no number for zero_division
     return float(score(labels.numpy(), predicted.numpy(), average="weighted", zero_division=0.0))

@@ -1,4 +1,4 @@
-"""Bootstrap machinery behind the intervals: resamples of records or whole clusters, and the cuts that bound a statistic.
+"""Bootstrap procedures behind the intervals: resampling of records or whole clusters, and BCa bounds.
 
 BCa is Efron, "Better bootstrap confidence intervals" (JASA 1987); its small-sample widening is Hesterberg,
 "What teachers should know about the bootstrap" (2015). All tensors are float64 on the CPU."""
@@ -12,13 +12,13 @@ from torch import Tensor
 
 Statistic = Callable[[Tensor], Tensor]
 Bounds = tuple[float, float]
-_ELEMENTS = 4_000_000  # of a block of resamples: 32 MB
+_ELEMENTS = 4_000_000  # in a block of resamples: 32 MB
 
 
 def cluster_multiplicities(
     pos_clusters: Tensor, neg_clusters: Tensor, *, rng: torch.Generator, repeats: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Resample clusters with replacement, those with positives only, negatives only and both each among themselves.
+    """Resample clusters with replacement, separately those with positives only, with negatives only and with both.
 
     Gives how often each of the C clusters is drawn, (repeats, C) float64, and the column of each positive and negative.
     Raises ValueError where one of the three groups has a single cluster, which no resampling could vary."""
@@ -55,11 +55,12 @@ def jackknife(values: Tensor, statistic: Statistic) -> Tensor:
 
 
 def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, level: float) -> tuple[float, float]:
-    """Cut `resampled` (R,) at the BCa levels and join Student's interval around `estimate`.
+    """Cut `resampled` (R,) at the BCa levels and take the union with Student's interval around `estimate`.
 
-    `without_one` (n,) are the jackknife values, whose skewness is the acceleration. Efron's normal quantiles become
-    Student's, widened by sqrt(n / (n - 1)); Student's own interval (bootstrap standard error, n - 1 degrees of freedom)
-    is joined because resamples of few or bounded values cannot reach beyond those seen. The result holds `estimate`."""
+    `without_one` (n,) are the jackknife values; their skewness gives the acceleration. Efron's normal quantiles become
+    Student's, widened by sqrt(n / (n - 1)). Student's own interval (bootstrap standard error, n - 1 degrees of freedom)
+    is included because resamples of few or bounded values cannot reach beyond the observed ones. The result contains
+    `estimate`."""
     n, repeats = len(without_one), len(resampled)
     below = float((resampled < estimate).sum()) + 0.5 * float((resampled == estimate).sum())
     bias = float(special.ndtri(min(max(below / repeats, 1 / (repeats + 1)), repeats / (repeats + 1))))
@@ -76,7 +77,7 @@ def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, level
 def _bca_level(bias: float, acceleration: float, z: float) -> float:
     shifted = bias + z
     shrink = 1 - acceleration * shifted
-    if shrink <= 0:  # so skewed that the transformation has turned over: the end of the distribution
+    if shrink <= 0:  # skewed beyond the range of the transformation: take the end of the distribution
         return 1.0 if shifted > 0 else 0.0
     return float(special.ndtr(bias + shifted / shrink))
 
@@ -87,13 +88,15 @@ def constant(values: Tensor) -> bool:
 
 
 def unseen_bounds(estimate: float, units: int, bounds: Bounds | None, *, level: float) -> tuple[float, float]:
-    """Bound a mean of which every unit seen was `estimate`: a share q of others may exist that gave none of `units`.
+    """Bound a mean where every observed unit has the value `estimate`.
 
-    q = 1 - ((1 - level) / 2) ** (1 / units), the rule of three made exact; those others lie anywhere within `bounds`.
-    Raises ValueError without `bounds`."""
+    A share q of units with other values may exist and be missed by all of `units`: q = 1 - ((1 - level) / 2) **
+    (1 / units), the exact form of the rule of three. These units may lie anywhere within `bounds`. Raises ValueError
+    without `bounds`."""
     if bounds is None:
         raise ValueError(
-            f"all {units} values equal {estimate}, which no resampling can bound; give bounds=(least, greatest) possible."
+            f"all {units} values equal {estimate}, so resampling gives no interval; "
+            "give bounds=(least, greatest) possible value."
         )
     unseen = 1 - ((1 - level) / 2) ** (1 / units)
     return estimate - unseen * (estimate - bounds[0]), estimate + unseen * (bounds[1] - estimate)

@@ -1,7 +1,7 @@
-"""Image sets of any length through an extractor, a batch at a time; what a dataset gave is kept by content and weights.
+"""Batched feature extraction from image sets of any length; results for datasets are cached by content and weights.
 
-The cache key is the extractor's fingerprint and `DomainDataset.content_sha256`, so neither other weights nor other
-images can ever be answered from it. Tensors are not cached: they are what is judged, datasets what it is judged by."""
+The cache key is the extractor's fingerprint and `DomainDataset.content_sha256`, so a cached result always belongs to
+the same weights and images. Tensors, the images under evaluation, are not cached; datasets, their reference, are."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -17,16 +17,16 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import cache_root, write_atomic
 
 Images = Tensor | DomainDataset
-BATCH = 16  # images that the network sees at once: fastest on a CPU; give a GPU 128 or more
+BATCH = 16  # images in one pass of the network: fastest on a CPU; use 128 or more on a GPU
 _READ = 128  # images read from a dataset at once: enough to decode in parallel
 
 
 def extracted(extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True) -> Extracted:
-    """Give features and logits of all images, float32 on the CPU.
+    """Extract features and logits of all images, float32 on the CPU.
 
-    `images` is a dataset, uint8, or floating in [0, 1]; (N, D + K) numbers are held. `reuse` allows a dataset's answer
-    to come from the cache; it is stored there in any case. Raises UsageError for no images or no batch size, ValueError
-    for values out of range or not finite."""
+    `images` is a dataset, uint8, or floating in [0, 1]; (N, D + K) numbers are held. With `reuse` a dataset's result
+    may be read from the cache; it is written there in any case. Raises UsageError for no images or no batch size,
+    ValueError for values out of range or not finite."""
 
     def compute() -> dict[str, Tensor]:
         parts = list(_passes(extractor, images, batch_size))
@@ -41,7 +41,7 @@ def extracted(extractor: Extractor, images: Images, *, batch_size: int = BATCH, 
 def feature_statistics(
     extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True
 ) -> Gaussian:
-    """Give mean and scatter of the features of all images; memory does not depend on how many there are.
+    """Compute mean and scatter of the features of all images; memory does not depend on their number.
 
     Arguments and errors as for `extracted`."""
 
@@ -54,7 +54,7 @@ def feature_statistics(
 
 
 def _streamed(batches: Iterator[Tensor]) -> Gaussian:
-    """Summarize features (n, D) that come in batches, which are gathered to `ROWS` first."""
+    """Summarize batches of features (n, D), collected into blocks of `ROWS` first."""
     total: Gaussian | None = None
     waiting: list[Tensor] = []
     for batch in batches:
@@ -83,7 +83,7 @@ def _passes(extractor: Extractor, images: Images, batch_size: int) -> Iterator[E
 def _cached(
     kind: str, extractor: Extractor, images: Images, compute: Callable[[], dict[str, Tensor]], *, reuse: bool
 ) -> Mapping[str, Tensor]:
-    """Read what is stored for a dataset, else compute and store it; an unreadable file counts as none."""
+    """Read the stored result of a dataset, else compute and store it; an unreadable file counts as none."""
     if not isinstance(images, DomainDataset) or not len(images):
         return compute()
     seen = f"{kind}-{extractor.name}-{extractor.fingerprint[:32]}-{images.content_sha256[:32]}"

@@ -1,8 +1,8 @@
-"""What turns images into the features whose distributions are compared, by name; never from a hidden download.
+"""Feature extractors by name, for distances between distributions of images; none is downloaded implicitly.
 
 `inception` is the network that FID, KID and the inception score are defined with (Heusel et al. 2017, Binkowski et al.
 2018, Salimans et al. 2016), in pytorch-fid's own blocks on stored weights. Distances on any other extractor are other
-numbers and carry its name: `frechet_mini`, `kernel_squeezenet`."""
+quantities and carry its name: `frechet_mini`, `kernel_squeezenet`."""
 
 import hashlib
 import math
@@ -23,14 +23,14 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.random_streams import stream
 
 INCEPTION = "inception"
-INCEPTION_SIDE = 299  # pixels, whatever the input
+INCEPTION_SIDE = 299  # pixels to which every input is resized
 EXTRACTORS: tuple[str, ...] = (INCEPTION, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG))
 Device = torch.device | str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Extracted:
-    """What an extractor gives for N images: features (N, D) and, where it classifies, logits (N, K); float32."""
+    """Output of an extractor for N images: features (N, D) and, where it classifies, logits (N, K); float32."""
 
     features: Tensor
     logits: Tensor | None = None
@@ -49,17 +49,17 @@ class Extractor(ABC):
     device: torch.device
 
     def extract(self, images: Tensor) -> Extracted:
-        """Give features and logits in one pass. Raises ValueError for anything but finite floats in [0, 1]."""
+        """Compute features and logits in one pass. Raises ValueError for anything but finite floats in [0, 1]."""
         check_images(images, "images")
         with torch.no_grad():
             return self._extract(images.to(self.device, torch.float32))
 
     def features(self, images: Tensor) -> Tensor:
-        """Give the features, (N, D) float32."""
+        """Compute the features, (N, D) float32."""
         return self.extract(images).features
 
     def logits(self, images: Tensor) -> Tensor:
-        """Give the logits, (N, K) float32. Raises UsageError where this extractor does not classify."""
+        """Compute the logits, (N, K) float32. Raises UsageError where this extractor does not classify."""
         found = self.extract(images).logits
         if found is None:
             raise UsageError(f"{self.name} gives features only; the inception score needs {INCEPTION}.")
@@ -67,19 +67,19 @@ class Extractor(ABC):
 
     @abstractmethod
     def _extract(self, images: Tensor) -> Extracted:
-        """The features of checked float32 images on the extractor's device."""
+        """Extract from checked float32 images on the extractor's device."""
 
 
 class InceptionExtractor(Extractor):
     """The Inception v3 of FID: 2048 pool features and 1008 logits; images resized and scaled as pytorch-fid does.
 
     That is bilinear to 299 px without antialiasing or alignment of corners, then [-1, 1]. The logits leave out the bias
-    of the last layer, as those of the inception score's authors do."""
+    of the last layer, as in the code of the inception score's authors."""
 
     dimension, classes = 2048, 1008
 
     def __init__(self, state: Mapping[str, Tensor], *, name: str, device: Device = "cpu") -> None:
-        """`state` has the keys of the published file; only that file's may be called `inception` (see `stored`)."""
+        """`state` has the keys of the published file; only its weights may be named `inception` (see `stored`)."""
         self.name, self.device = name, torch.device(device)
         with torch.device("meta"):
             network = inception_fid()
@@ -94,8 +94,10 @@ class InceptionExtractor(Extractor):
 
     @classmethod
     def stored(cls, *, device: Device = "cpu") -> "InceptionExtractor":
-        """Use the stored `inception_fid`: named `inception` if it is the published file, else by its hash, so that its
-        distances are `frechet_inception_<hash>` and never FID. Raises WeightsUnavailableError where none is stored."""
+        """Use the stored `inception_fid` weights.
+
+        They are named `inception` if they are the published file, else by their hash, so that distances are called
+        `frechet_inception_<hash>` and never FID. Raises WeightsUnavailableError where none are stored."""
         record = weights.record("inception_fid")
         name = INCEPTION if record.official else f"{INCEPTION}_{record.sha256[:8]}"
         return cls(weights.load_state("inception_fid"), name=name, device=device)
@@ -112,32 +114,32 @@ class InceptionExtractor(Extractor):
 class EncoderExtractor(Extractor):
     """A style encoder's features: unit length at each position (times root D), averaged over positions; D its channels.
 
-    Unit length, as LPIPS takes it, because encoders differ in scale by orders of magnitude, and the kernel distance,
-    which is cubic in the features, would see nothing but the strongest channel."""
+    Features have unit length, as in LPIPS, because encoders differ in scale by orders of magnitude. Without it the
+    kernel distance, which is cubic in the features, would depend on the strongest channel only."""
 
     classes = None
 
     def __init__(self, encoder: StyleEncoder) -> None:
-        """The device is the encoder's."""
+        """The device is that of `encoder`."""
         self.name, self.dimension = encoder.name, encoder.channels
         self.device = encoder.device
         self.fingerprint = _fingerprint(f"spatial mean of unit features of {encoder.fingerprint}", {})
         self._encoder = encoder
 
     def _extract(self, images: Tensor) -> Extracted:
-        cells = self._encoder.encode(images).permute(0, 2, 3, 1).flatten(1, 2)  # (N, hw, D), already in this layout
+        cells = self._encoder.encode(images).permute(0, 2, 3, 1).flatten(1, 2)  # (N, hw, D), without a copy
         lengths: Tensor = torch.linalg.vector_norm(cells, dim=2, keepdim=True)
         weights_of_cells = math.sqrt(self.dimension) / (cells.shape[1] * lengths.clamp_min(1e-10))
         return Extracted(features=(weights_of_cells.transpose(1, 2) @ cells).squeeze(1))
 
 
 class BackboneExtractor(Extractor):
-    """The penultimate features of a classifier, at the size that the images have."""
+    """The penultimate features of a classifier, at the resolution of the images."""
 
     classes = None
 
     def __init__(self, classifier: Classifier, *, name: str, device: Device = "cpu") -> None:
-        """`name` says which weights these are; the head is not used. The classifier is frozen and moved."""
+        """`name` identifies the weights; the head is not used. The classifier is frozen and moved to `device`."""
         self.name, self.dimension, self.device = name, classifier.features_width, torch.device(device)
         used = {key: tensor for key, tensor in classifier.state_dict().items() if not key.startswith("head.")}
         self.fingerprint = _fingerprint(f"penultimate features of {classifier.backbone}, {classifier.norm} norm", used)
@@ -149,7 +151,7 @@ class BackboneExtractor(Extractor):
 
 
 def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
-    """Give the extractor called `name` (`EXTRACTORS`), on `device`.
+    """Make the extractor called `name` (`EXTRACTORS`), on `device`.
 
     Raises UsageError for an unknown name, WeightsUnavailableError where its weights are not stored."""
     if name not in EXTRACTORS:
@@ -164,7 +166,7 @@ def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
 
 
 def _frozen(network: nn.Module, device: torch.device) -> nn.Module:
-    """Fix the weights, in the memory layout that is fastest for convolutions."""
+    """Freeze the weights, in the memory layout that is fastest for convolutions."""
     return network.to(device).to(memory_format=torch.channels_last).eval().requires_grad_(False)
 
 

@@ -1,10 +1,10 @@
-"""The Frechet distance of two feature sets, each taken for a Gaussian (Heusel et al. 2017).
+"""The Frechet distance between two feature sets, each modeled as a Gaussian (Heusel et al. 2017).
 
     |m1 - m2|^2 + tr C1 + tr C2 - 2 tr (C1 C2)^(1/2)
 
-The last trace is the sum of the singular values of A B^T for any A, B with A^T A = C1 and B^T B = C2. That is the number of
-pytorch-fid's `calculate_frechet_distance`, which asks scipy for a general matrix root instead: in a form that scipy 1.18
-no longer has, and that is inexact where covariances are singular (fewer images than dimensions). Covariances divide by
+The last trace is the sum of the singular values of A B^T for any A, B with A^T A = C1 and B^T B = C2. The result equals
+that of pytorch-fid's `calculate_frechet_distance`, which calls scipy's general matrix root in a form that scipy 1.18 no
+longer has, and that is inexact where covariances are singular (fewer images than dimensions). Covariances divide by
 n - 1, as there. All arithmetic is float64 on the CPU.
 
 The estimate is biased upwards by about a / n (Chong & Forsyth 2020): compare only at equal n."""
@@ -18,12 +18,12 @@ from scipy import special
 from torch import Tensor
 
 REPEATS = 20
-ROWS = 512  # of features summed at once: the (D, D) sum is touched once for so many images
+ROWS = 512  # feature vectors summed at once, so that the (D, D) sum is updated once for all of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """A two-sided interval for the expectation of an estimate at the n it was made with."""
+    """A two-sided interval for the expectation of an estimate at its own n."""
 
     low: float
     high: float
@@ -39,13 +39,13 @@ class Gaussian:
 
     @property
     def covariance(self) -> Tensor:
-        """The unbiased covariance (D, D). Raises ValueError for fewer than two vectors."""
+        """Compute the unbiased covariance (D, D). Raises ValueError for fewer than two vectors."""
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 vectors; got {self.count}.")
         return self.scatter / (self.count - 1)
 
     def joined(self, other: "Gaussian") -> "Gaussian":
-        """The statistics of both sets together, exact up to rounding in any order (Chan, Golub & LeVeque 1979)."""
+        """Merge the statistics of both sets, exact up to rounding in any order (Chan, Golub & LeVeque 1979)."""
         if self.mean.shape != other.mean.shape:
             raise ValueError(f"features must have equal dimensions; got {len(self.mean)} and {len(other.mean)}.")
         total = self.count + other.count
@@ -57,7 +57,7 @@ class Gaussian:
 
 
 def gaussian(features: Tensor) -> Gaussian:
-    """Summarize features (N, D), in blocks. Raises ValueError where they are not finite, or there are none."""
+    """Compute mean and scatter of features (N, D), in blocks. Raises ValueError unless finite and N >= 1."""
     vectors = checked(features, "features")
     parts = (_summary(part.to("cpu", torch.float64)) for part in vectors.split(ROWS))
     return reduce(Gaussian.joined, parts)
@@ -70,7 +70,7 @@ def _summary(vectors: Tensor) -> Gaussian:
 
 
 def frechet_distance(first: Gaussian, second: Gaussian) -> float:
-    """Give the squared Frechet distance of two Gaussians, never below 0.
+    """Compute the squared Frechet distance between two Gaussians, never below 0.
 
     Raises ValueError where dimensions differ or a set has fewer than two vectors."""
     if first.mean.shape != second.mean.shape:
@@ -79,7 +79,7 @@ def frechet_distance(first: Gaussian, second: Gaussian) -> float:
 
 
 def frechet_of(first: Tensor, second: Tensor) -> float:
-    """Give the same distance of two feature sets (n, D) and (m, D), by way of the smaller of n and D."""
+    """Compute the squared Frechet distance between feature sets (n, D) and (m, D), by the smaller of n and D."""
     one, other = checked(first, "first"), checked(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ValueError(f"features must have equal dimensions; got {one.shape[1]} and {other.shape[1]}.")
@@ -91,13 +91,13 @@ def frechet_of(first: Tensor, second: Tensor) -> float:
 def frechet_interval(
     first: Tensor, second: Tensor, *, value: float, rng: torch.Generator, repeats: int = REPEATS, level: float = 0.95
 ) -> Band | None:
-    """Bound the expectation of `value`, the distance of these sets, at their own n; images are resampled on both sides.
+    """Bound the expectation of `value`, the distance between these sets, at their own n, by resampling both sides.
 
-    A bootstrap sees its own sample as the population, so resampling adds the bias a / n once more: its percentiles lie
-    above the value, often wholly. Used here is only its spread about its own mean, as a standard error with Student's
-    quantile (`repeats` - 1 degrees of freedom); it is too wide where the two populations are alike. The interval says
-    where the distance of other samples of these sizes would lie on average, not where the unbiased distance lies.
-    None where nothing varies."""
+    A bootstrap treats its own sample as the population, so resampling adds the bias a / n a second time: its
+    percentiles lie above the value, often entirely. Therefore only its spread around its own mean is used, as a
+    standard error with Student's quantile (`repeats` - 1 degrees of freedom); it is too wide where the two populations
+    are alike. The interval covers the mean distance of other samples of these sizes, not the unbiased distance. None
+    where nothing varies."""
     one, other = first.to("cpu", torch.float64), second.to("cpu", torch.float64)
     drawn = torch.tensor([_of(_again(one, rng), _again(other, rng)) for _ in range(repeats)], dtype=torch.float64)
     return student(value, float(drawn.std()), repeats, level=level, least=0.0)
@@ -106,7 +106,9 @@ def frechet_interval(
 def student(
     value: float, error: float, repeats: int, *, level: float, least: float = -math.inf, greatest: float = math.inf
 ) -> Band | None:
-    """Put Student's interval about `value`, cut to what is possible, for a standard error found from `repeats` values."""
+    """Build Student's interval around `value`, clipped to the possible range.
+
+    `error` is a standard error estimated from `repeats` values."""
     if repeats < 2:
         raise ValueError(f"an interval needs at least 2 resamples; got repeats={repeats}.")
     if error <= 1e-12 * max(1.0, abs(value)):
@@ -116,7 +118,7 @@ def student(
 
 
 def checked(features: Tensor, name: str) -> Tensor:
-    """Give `features` detached. Raises ValueError, naming `name`, unless (N >= 1, D >= 1), floating and finite."""
+    """Detach `features`. Raises ValueError, with `name`, unless (N >= 1, D >= 1), floating and finite."""
     if features.ndim != 2 or not features.numel() or not features.is_floating_point():
         raise ValueError(f"{name} must be floating (N, D), N and D >= 1; got {tuple(features.shape)} {features.dtype}.")
     if not bool(features.isfinite().all()):
@@ -149,7 +151,7 @@ def _root(covariance: Tensor) -> Tensor:
 
 
 def _distance(first_mean: Tensor, first: Tensor, second_mean: Tensor, second: Tensor) -> float:
-    """Combine means (D,) and factors A, B of the covariances."""
+    """Compute the distance from means (D,) and factors A, B of the covariances."""
     cross = torch.linalg.svdvals(first @ second.T).sum()
     found = (first_mean - second_mean).square().sum() + first.square().sum() + second.square().sum() - 2 * cross
     return max(0.0, float(found))  # rounding may leave -1e-12 of the traces

@@ -1,8 +1,8 @@
-"""How alike two images are: MSE, PSNR, SSIM and perceptual distances, one number per pair of images, never per batch.
+"""Similarity of image pairs: MSE, PSNR, SSIM and perceptual distances, one value per pair, never per batch.
 
 Images are (N, 3, H, W) floating tensors in [0, 1]; all functions are differentiable in both and stay on their device.
-PSNR and SSIM reward blur: read them beside `mean_image`, which wins on them knowing nothing. Never judge a
-reconstruction by the distance that it was optimized with."""
+PSNR and SSIM reward blur: compare them with `mean_image`, which scores high without any knowledge of the image. Never
+evaluate a reconstruction with the distance that it was optimized for."""
 
 import math
 import warnings
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
 
-PSNR_CEILING = 100.0  # dB, at an MSE of 1e-10: what identical images score instead of infinity
+PSNR_CEILING = 100.0  # dB, at an MSE of 1e-10: the value for identical images, instead of infinity
 SSIM_WINDOW = 11
 LPIPS_LEAST_SIDE = 64  # pixels; LPIPS was calibrated on 64 x 64 patches
 Backbone = Literal["alex", "vgg", "squeeze"]
@@ -31,19 +31,19 @@ def mse(first: Tensor, second: Tensor) -> Tensor:
 def psnr(first: Tensor, second: Tensor) -> Tensor:
     """Give each pair's peak signal-to-noise ratio in dB for data range 1: (N,), at most 100 (`PSNR_CEILING`).
 
-    Average these, not the MSE of a batch: one good reconstruction then cannot hide, nor one bad one dominate."""
+    Average these values, not the MSE of a batch, so that no single reconstruction dominates."""
     return -10 * mse(first, second).clamp_min(10 ** (-PSNR_CEILING / 10)).log10()
 
 
 def ssim(first: Tensor, second: Tensor) -> Tensor:
     """Give each pair's structural similarity (Wang et al. 2004: Gaussian window 11, sigma 1.5, data range 1): (N,).
 
-    As in torchmetrics 1.9, a window at the edge looks into the image's reflection; the map is averaged here because
-    other versions average a part of it. Raises ValueError for a side under 11 pixels."""
+    As in torchmetrics 1.9, windows at the edge use the reflected image. The map is averaged here because other versions
+    average a part of it. Raises ValueError for a side under 11 pixels."""
     _check_pair(first, second)
     if min(first.shape[-2:]) < SSIM_WINDOW:
         raise ValueError(f"SSIM needs images of at least {SSIM_WINDOW} px a side; got {tuple(first.shape)}.")
-    from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import, seldom needed
+    from torchmetrics.functional.image import structural_similarity_index_measure  # slow to import, rarely needed
 
     result = structural_similarity_index_measure(
         first, second, sigma=1.5, kernel_size=SSIM_WINDOW, reduction="none", data_range=1.0, return_full_image=True
@@ -59,54 +59,54 @@ def mean_image(images: Tensor) -> Tensor:
 
 
 class PerceptualDistance(Protocol):
-    """A distance between images as a network sees them: 0 for identical ones, differentiable, (N,) per pair."""
+    """A distance between the network features of two images: 0 for identical ones, differentiable, (N,) per pair."""
 
     @property
     def name(self) -> str:
-        """What the report calls the measurement."""
+        """Name of the measurement in the report."""
         ...
 
     def __call__(self, first: Tensor, second: Tensor) -> Tensor:
-        """Give the distance of each pair: (N,)."""
+        """Compute the distance of each pair: (N,)."""
         ...
 
 
 @runtime_checkable
 class EmbeddingDistance(Protocol):
-    """A perceptual distance that is a squared Euclidean one, so that images need one network pass each, not one a pair."""
+    """A perceptual distance that is a squared Euclidean distance of embeddings: one network pass per image."""
 
     def embed(self, images: Tensor) -> Tensor:
-        """Give points (N, D) whose squared distances are the perceptual ones."""
+        """Embed images as points (N, D) whose squared distances are the perceptual ones."""
         ...
 
 
 class FeatureEncoder(Protocol):
-    """Anything that turns images (N, 3, H, W) in [0, 1] into a feature map (N, C, h, w)."""
+    """An encoder of images (N, 3, H, W) in [0, 1] as a feature map (N, C, h, w)."""
 
     @property
     def name(self) -> str:
-        """What the encoder is called."""
+        """Name of the encoder."""
         ...
 
     def encode(self, images: Tensor) -> Tensor:
-        """Give the features (N, C, h, w)."""
+        """Compute the features (N, C, h, w)."""
         ...
 
 
 @runtime_checkable
 class StagedEncoder(Protocol):
-    """An encoder that also shows its intermediate feature maps."""
+    """An encoder that also gives its intermediate feature maps."""
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """Give the feature maps (N, C_i, h_i, w_i), shallow first."""
+        """Compute the feature maps (N, C_i, h_i, w_i), shallow first."""
         ...
 
 
 class PerceptualEncoder:
-    """A distance in the manner of LPIPS (Zhang et al. 2018, without learned weights) on any encoder's features.
+    """LPIPS without learned weights (Zhang et al. 2018), on the features of any encoder.
 
-    At each position features are scaled to unit length over channels; the squared difference is summed over channels and
-    averaged over positions, then over the encoder's stages where it has any. Lies in [0, 4]; not comparable between
+    At each position features are scaled to unit length over channels. The squared difference is summed over channels
+    and averaged over positions, then over the encoder's stages where it has any. Lies in [0, 4]; not comparable between
     encoders, nor with LPIPS."""
 
     def __init__(self, encoder: FeatureEncoder) -> None:
@@ -118,13 +118,13 @@ class PerceptualEncoder:
         return f"perceptual_{self._encoder.name}"
 
     def __call__(self, first: Tensor, second: Tensor) -> Tensor:
-        """Give the distance of each pair: (N,)."""
+        """Compute the distance of each pair: (N,)."""
         _check_pair(first, second)
         pairs = zip(self._features(first), self._features(second), strict=True)
         return torch.stack([_unit_distance(one, other) for one, other in pairs]).mean(0)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Give points (N, D) whose squared Euclidean distances are the distances of the images."""
+        """Embed images as points (N, D) whose squared Euclidean distances are the distances of the images."""
         check_images(images, "images")
         maps = self._features(images)
         units = [F.normalize(part, dim=1, eps=1e-10).flatten(1) / math.sqrt(part[0, 0].numel()) for part in maps]
@@ -137,7 +137,7 @@ class PerceptualEncoder:
 
 
 class LpipsDistance:
-    """LPIPS v0.1 (Zhang et al. 2018) with the heads of the lpips package on a stored ImageNet backbone; never downloads.
+    """LPIPS v0.1 (Zhang et al. 2018): heads of the lpips package on a stored ImageNet backbone, without a download.
 
     Raises WeightsUnavailableError where the backbone (`WEIGHTS_OF`) is not stored. float32, on the device of its input.
     """
@@ -164,11 +164,12 @@ class LpipsDistance:
         return f"lpips_{self._net}"
 
     def __call__(self, first: Tensor, second: Tensor) -> Tensor:
-        """Give the distance of each pair: (N,). Raises ValueError for a side under 64 pixels."""
+        """Compute the distance of each pair: (N,). Raises ValueError for a side under 64 pixels."""
         _check_pair(first, second)
         if min(first.shape[-2:]) < LPIPS_LEAST_SIDE:
             raise ValueError(
-                f"LPIPS needs images of at least {LPIPS_LEAST_SIDE} px a side; got {tuple(first.shape)}: enlarge both first."
+                f"LPIPS needs images of at least {LPIPS_LEAST_SIDE} px a side; got {tuple(first.shape)}: "
+                "enlarge both first."
             )
         network = self._network.to(first.device)
         distance = cast(Tensor, network(first.float(), second.float(), normalize=True))
@@ -202,17 +203,18 @@ def _unit_distance(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _lpips_network(net: Backbone, state: Mapping[str, Tensor]) -> Module:
-    """Build lpips's own network, its heads from the package, and put `state` where its random backbone is.
+    """Build the lpips package's network with its own heads, and load `state` as its backbone.
 
-    The lpips package calls torchvision by arguments that have since been deprecated, draws the backbone from the global
-    generator and reads its heads by itself; the first two are kept from the caller."""
+    The lpips package calls torchvision with arguments that have since been deprecated, initializes the backbone from
+    the global generator, and reads its heads itself. The warnings and the use of the generator are hidden from the
+    caller."""
     import lpips
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.filterwarnings("ignore", category=UserWarning, module="torchvision")
         network = cast(Module, lpips.LPIPS(net=net, pnet_rand=True, pretrained=True, verbose=False))
     backbone = network.get_submodule("net")
-    # lpips cuts torchvision's `features.7.weight` out as `slice3.7.weight`.
+    # lpips renames torchvision's `features.7.weight` to `slice3.7.weight`.
     names = {key: "features." + key.split(".", 1)[1] for key in backbone.state_dict()}
     missing = sorted(set(names.values()) - set(state))
     if missing:

@@ -1,8 +1,8 @@
-"""The inception score: how sure and how varied a classifier finds a set of images (Salimans et al. 2016, section 4).
+"""The inception score: confidence and variety of a classifier on a set of images (Salimans et al. 2016, section 4).
 
 exp(mean_i KL(p(y|x_i) || p(y))), between 1 and the number of classes, and never above the number of images: a set of a
-few hundred scores low whatever it shows. Its logarithm is the mutual information of image and class. It compares with
-nothing real and says nothing about identity. float64 on the CPU."""
+few hundred images scores low whatever it contains. Its logarithm is the mutual information of image and class. It does
+not compare with real images and says nothing about identity. float64 on the CPU."""
 
 import math
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from fdgsec.metrics.frechet_distance import Band, checked, student
 
 REPEATS = 200
-CUSTOMARY_SPLIT = 5000  # images to a split in the paper: 50,000 in 10
+CUSTOMARY_SPLIT = 5000  # images in a split in the paper: 50,000 in 10
 
 
 def inception_scores(logits: Tensor, *, splits: int, rng: torch.Generator) -> Tensor:
     """Shuffle the images, cut them into at most `splits` parts and score each: (parts,).
 
-    As in torchmetrics, parts have ceil(N / splits) images and the last one what is left; mean and standard deviation
-    over parts are what is customarily printed. Raises ValueError for no split, or more than images."""
+    As in torchmetrics, parts have ceil(N / splits) images and the last one the remainder. Papers usually report mean
+    and standard deviation over parts. Raises ValueError for no split, or more than images."""
     values = checked(logits, "logits").to("cpu", torch.float64)
     if not 1 <= splits <= len(values):
         raise ValueError(f"splits must lie in 1..{len(values)} (the images); got {splits}.")
@@ -35,10 +35,11 @@ def inception_score(logits: Tensor) -> float:
 def score_interval(
     logits: Tensor, *, value: float, rng: torch.Generator, repeats: int = REPEATS, level: float = 0.95
 ) -> Band | None:
-    """Bound the expectation of the score `value` of these images at their own N, resampling images, on the log scale.
+    """Bound the expectation of the score `value` at this N, by resampling the images, on the log scale.
 
-    Resampling lowers the score once more, as repeated images vary less, so only the spread of the bootstrap is used,
-    about `value` (see `frechet.frechet_interval`). Cut to 1..K; None where nothing varies."""
+    Resampling lowers the score a second time, because repeated images vary less. Therefore only the spread of the
+    bootstrap is used, around `value` (see `frechet_distance.frechet_interval`). Clipped to 1..K; None where nothing
+    varies."""
     probabilities, information = _terms(checked(logits, "logits").to("cpu", torch.float64))
     count, classes = probabilities.shape
     drawn = torch.randint(count, (repeats, count), generator=rng)
@@ -53,7 +54,7 @@ def score_interval(
 
 
 def _terms(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Give p(y|x), (N, K), and sum_y p(y|x) log p(y|x), (N,)."""
+    """Compute p(y|x), (N, K), and sum_y p(y|x) log p(y|x), (N,)."""
     logs = logits.log_softmax(1)
     probabilities = logs.exp()
     return probabilities, (probabilities * logs).sum(1)

@@ -1,9 +1,9 @@
-"""Confidence intervals that keep their promise at n = 50 (DESIGN 6.9), and never have width zero by accident.
+"""Confidence intervals that keep their coverage at n = 50, and never have width zero by accident.
 
 Proportions: `wilson`, `clopper_pearson`; class means of proportions: `balanced_accuracy_interval`. Means and other
-statistics: `bootstrap`, `paired_bootstrap`, `cluster_bootstrap`, all BCa with small-sample corrections (`bca_bounds`);
-a percentile bootstrap would cover too rarely. AUC: `delong`, `cluster_auc_bootstrap`. Every interval holds its estimate.
-Input may be a tensor, a float array or a sequence; all arithmetic is float64 on the CPU."""
+statistics: `bootstrap`, `paired_bootstrap`, `cluster_bootstrap`, all BCa with small-sample corrections (`bca_bounds`),
+because a percentile bootstrap covers too rarely. AUC: `delong`, `cluster_auc_bootstrap`. Every interval contains its
+estimate. Input may be a tensor, a float array or a sequence; all arithmetic is float64 on the CPU."""
 
 import math
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ Method = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A two-sided interval, `low` <= `high`, and the name of what made it as the report prints it."""
+    """A two-sided interval, `low` <= `high`, and the name of its method in the report."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class Interval:
 
 
 def mean(values: Tensor) -> Tensor:
-    """Average the last dimension: the default statistic, for which resampling has short cuts."""
+    """Average the last dimension: the default statistic, for which resampling is faster."""
     return values.mean(-1)
 
 
@@ -54,7 +54,7 @@ def median(values: Tensor) -> Tensor:
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Interval:
-    """Bound a proportion by inverting the score test (Wilson 1927); `successes` may be fractional, as ties share credit.
+    """Bound a proportion by inverting the score test (Wilson 1927); ties may make `successes` fractional.
 
     Raises ValueError unless 0 <= successes <= n and n >= 1."""
     _check_proportion(successes, n, level)
@@ -86,8 +86,8 @@ def bootstrap(
 ) -> Interval:
     """Bound a statistic of independent `values` (n,) by BCa; `statistic` reduces the last dimension of a tensor.
 
-    `bounds` are the least and greatest value possible. Where all values are equal they alone bound what was not seen
-    (see `unseen_bounds`); without them that is a ValueError, as is n < 2."""
+    `bounds` are the least and greatest value possible. Where all values are equal, the interval follows from `bounds`
+    alone (see `unseen_bounds`). Raises ValueError there without `bounds`, and where n < 2."""
     vector = sample(values, "values")
     return _resampled(vector, statistic, "bootstrap", rng, repeats=repeats, level=level, bounds=bounds)
 
@@ -117,9 +117,9 @@ def cluster_bootstrap(
     level: float = 0.95,
     bounds: Bounds | None = None,
 ) -> Interval:
-    """Bound the mean over all `values` (n,), resampling whole `clusters` (n,), so that dependence within one is kept.
+    """Bound the mean over all `values` (n,), resampling whole `clusters` (n,) to keep the dependence within each.
 
-    A cluster that is drawn brings all its values; n counts clusters. `bounds` as for `bootstrap`."""
+    A drawn cluster contributes all its values; n counts clusters. `bounds` as for `bootstrap`."""
     vector, owner = sample(values, "values"), labels(clusters, "clusters")
     if len(owner) != len(vector):
         raise ValueError(f"every value needs a cluster; got {len(vector)} values and {len(owner)} clusters.")
@@ -139,12 +139,12 @@ def cluster_bootstrap(
 
 
 def delong(positive: Numbers, negative: Numbers, *, level: float = 0.95) -> Interval:
-    """Bound the AUC of independent scores on the logit scale, from the variance of DeLong, DeLong & Clarke-Pearson 1988.
+    """Bound the AUC of independent scores on the logit scale (DeLong, DeLong & Clarke-Pearson 1988).
 
-    That variance collapses near AUC 1 and under unequal group sizes, so it is never taken below the exponential model's
-    (Hanley & McNeil 1982, with the roles that make it larger). As no AUC varies more than a
-    proportion of min(n, m) trials does, the interval is cut to that proportion's Clopper-Pearson interval, which alone
-    answers at AUC 0 and 1. Raises ValueError for fewer than two scores on a side."""
+    DeLong's variance collapses near AUC 1 and under unequal group sizes, so it is never below the exponential model's
+    (Hanley & McNeil 1982, with the roles that make it larger). An AUC never varies more than a proportion of min(n, m)
+    trials does, so the interval is cut to that proportion's Clopper-Pearson interval, which alone applies at AUC 0 and
+    1. Raises ValueError for fewer than two scores on a side."""
     hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
     n, m = len(hits), len(others)
     if min(n, m) < 2:
@@ -173,10 +173,11 @@ def cluster_auc_bootstrap(
     level: float = 0.95,
     within: bool = True,
 ) -> Interval:
-    """Bound an AUC whose scores come in clusters (clients, runs), resampling clusters; one id on both sides is one cluster.
+    """Bound an AUC whose scores come in clusters (clients, runs) by resampling clusters.
 
-    `within` bounds the plain mean over clusters of the AUC inside each (every cluster needs both sides), otherwise the
-    AUC of all scores pooled. Raises ValueError for fewer than two clusters of a kind."""
+    An id on both sides is one cluster. With `within` this bounds the plain mean over clusters of the AUC inside each
+    (every cluster needs both sides), otherwise the AUC of all scores pooled. Raises ValueError for fewer than two
+    clusters of a kind."""
     hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
     own, foreign = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     if len(own) != len(hits) or len(foreign) != len(others):
@@ -207,8 +208,9 @@ def balanced_accuracy_interval(true: Labels, predicted: Labels, *, classes: int,
     """Bound balanced accuracy by combining the Clopper-Pearson intervals of the recalls.
 
     The squared distances of each recall from its bounds add like variances (method of variance estimates recovery, Zou
-    & Donner 2008). A bootstrap stratified by class has no spread in a class that is all right or all wrong: in simulations
-    at n = 50 it covered down to 23%, this at least 92.7% (400 random designs of 2 to 7 classes). Raises ValueError for a class without records."""
+    & Donner 2008). A bootstrap stratified by class has no spread in a class that is all right or all wrong: in
+    simulations at n = 50 it covered down to 23%, this at least 92.7% (400 random designs of 2 to 7 classes). Raises
+    ValueError for a class without records."""
     hits, counts = recalls(true, predicted, classes=classes)
     rates = (hits / counts).tolist()
     bounds = [_beta_bounds(h, int(c), level) for h, c in zip(hits.tolist(), counts.tolist(), strict=True)]
@@ -244,7 +246,7 @@ def _resampled(
 def _interval(
     estimate: float, resampled: Tensor, without_one: Tensor, *, level: float, bounds: Bounds | None, method: Method
 ) -> Interval:
-    """Apply BCa and cut to `bounds`."""
+    """Apply BCa and clip to `bounds`."""
     low, high = bca_bounds(estimate, resampled, without_one, level=level)
     if bounds is not None:
         low, high = max(low, bounds[0]), min(high, bounds[1])
@@ -257,7 +259,7 @@ def _check_bounds(values: Tensor, bounds: Bounds | None) -> None:
 
 
 def _areas_within(hits: Tensor, others: Tensor, own: Tensor, foreign: Tensor) -> Tensor:
-    """Give the AUC inside each cluster, in the order of their ids."""
+    """Compute the AUC inside each cluster, in the order of their ids."""
     ids: Tensor = torch.unique(own)
     if not torch.equal(ids, torch.unique(foreign)):
         raise ValueError("within=True needs positives and negatives in every cluster; some have one side only.")
@@ -265,7 +267,7 @@ def _areas_within(hits: Tensor, others: Tensor, own: Tensor, foreign: Tensor) ->
 
 
 def _wins(hits: Tensor, others: Tensor, pos_column: Tensor, neg_column: Tensor, clusters: int) -> Tensor:
-    """Count the pairs that positives of cluster c (row) win against negatives of cluster d (column), ties 1/2."""
+    """Count the pairs where positives of cluster c (row) outscore negatives of cluster d (column), ties 1/2."""
     wins = torch.zeros(clusters, clusters, dtype=torch.float64)
     for column in torch.unique(neg_column).tolist():
         rivals = others[neg_column == column]
@@ -274,13 +276,13 @@ def _wins(hits: Tensor, others: Tensor, pos_column: Tensor, neg_column: Tensor, 
 
 
 def _exponential_variance(area: float, n: int, m: int) -> float:
-    """Give the AUC's variance for exponential scores (Hanley & McNeil 1982), n positives and m negatives."""
+    """Compute the AUC's variance for exponential scores (Hanley & McNeil 1982), n positives and m negatives."""
     one, other = area / (2 - area), 2 * area * area / (1 + area)
     return (area * (1 - area) + (n - 1) * (one - area * area) + (m - 1) * (other - area * area)) / (n * m)
 
 
 def _beta_bounds(successes: float, n: int, level: float) -> tuple[float, float]:
-    """Clopper-Pearson's bounds, continued to fractional successes by the incomplete beta function."""
+    """Compute Clopper-Pearson's bounds, extended to fractional successes by the incomplete beta function."""
     tail = (1 - level) / 2
     low = 0.0 if successes <= 0 else float(special.betaincinv(successes, n - successes + 1, tail))
     high = 1.0 if successes >= n else float(special.betaincinv(successes + 1, n - successes, 1 - tail))

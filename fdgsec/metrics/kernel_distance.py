@@ -1,7 +1,7 @@
-"""The kernel distance of two feature sets: the unbiased squared MMD under (x.y / D + 1)^3 (Binkowski et al. 2018).
+"""The kernel distance between two feature sets: the unbiased squared MMD under (x.y / D + 1)^3 (Binkowski et al. 2018).
 
-On Inception features this is KID. Its expectation does not depend on how many images there are, and it is 0 for equal
-distributions, so estimates below 0 are ordinary. All arithmetic is float64 on the CPU."""
+On Inception features this is KID. Its expectation does not depend on the number of images, and is 0 for equal
+distributions, so estimates below 0 are normal. All arithmetic is float64 on the CPU."""
 
 import math
 from collections.abc import Iterator
@@ -12,21 +12,21 @@ from torch import Tensor
 from fdgsec.metrics.frechet_distance import Band, checked, student
 
 SUBSETS = 50
-_ELEMENTS = 4_000_000  # of a block of kernel values: 32 MB
+_ELEMENTS = 4_000_000  # in a block of kernel values: 32 MB
 
 
 def kernel_distance(first: Tensor, second: Tensor) -> float:
-    """Give the unbiased squared MMD of all of (n, D) and (m, D). Raises ValueError for fewer than two a side."""
+    """Compute the unbiased squared MMD of (n, D) and (m, D). Raises ValueError for fewer than two vectors a side."""
     one, other = _pair(first, second)
     every = torch.ones(1, len(one), dtype=torch.float64), torch.ones(1, len(other), dtype=torch.float64)
     return float(_distances(one, other, *every))
 
 
 def kernel_subsets(first: Tensor, second: Tensor, *, size: int, subsets: int, rng: torch.Generator) -> Tensor:
-    """Give the distance of `subsets` pairs of random subsets of `size` each, drawn without replacement: (subsets,).
+    """Compute the distance of `subsets` pairs of random subsets of `size`, drawn without replacement: (subsets,).
 
-    Their mean and standard deviation are what is customarily printed as KID. The deviation says how much a distance of
-    `size` images varies; it is no standard error of the mean. Raises ValueError unless 2 <= size <= n, m."""
+    Papers usually report their mean and standard deviation as KID. The deviation describes how much a distance of
+    `size` images varies; it is not a standard error of the mean. Raises ValueError unless 2 <= size <= n, m."""
     one, other = _pair(first, second)
     if not 2 <= size <= min(len(one), len(other)):
         raise ValueError(f"size must lie in 2..{min(len(one), len(other))} (the smaller set); got {size}.")
@@ -37,12 +37,12 @@ def kernel_subsets(first: Tensor, second: Tensor, *, size: int, subsets: int, rn
 def kernel_estimate(
     first: Tensor, second: Tensor, *, rng: torch.Generator, subsets: int = SUBSETS, level: float = 0.95
 ) -> tuple[float, Band | None]:
-    """Give the distance of all vectors, and an interval for the population's from random halves of both sets.
+    """Compute the distance of all vectors, and an interval for the population's from random halves of both sets.
 
-    (The delete-half jackknife, Shao & Wu 1989.) A half has about twice the variance of the whole, and differs from it
-    by as much again as the whole from the truth, so the root mean square of half minus whole is a standard error of the
-    whole: too large a one where the populations are equal. No interval where nothing varies, or a side has fewer than
-    four vectors."""
+    This is the delete-half jackknife (Shao & Wu 1989). A half has about twice the variance of the whole, and differs
+    from the whole by as much as the whole differs from the truth. Therefore the root mean square of half minus whole is
+    a standard error of the whole; it is too large where the populations are equal. No interval where nothing varies, or
+    a side has fewer than four vectors."""
     one, other = _pair(first, second)
     if min(len(one), len(other)) < 4:
         return kernel_distance(one, other), None
@@ -71,7 +71,7 @@ def _picks(count: int, size: int, subsets: int, rng: torch.Generator) -> Tensor:
 
 
 def _distances(first: Tensor, second: Tensor, in_first: Tensor, in_second: Tensor) -> Tensor:
-    """Give the distance of each pair of subsets, rows of `in_first` (R, n) and `in_second` (R, m): (R,).
+    """Compute the distance of each pair of subsets, rows of `in_first` (R, n) and `in_second` (R, m): (R,).
 
     Kernel values are computed once for all subsets, a block of rows at a time."""
     n, m = in_first.sum(1), in_second.sum(1)

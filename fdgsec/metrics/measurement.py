@@ -1,4 +1,4 @@
-"""Schema 1 of what fdgsec hands over: measurements that cannot be made without chance and interval, and the report."""
+"""Measurements with chance level and confidence interval, and the outcomes of positive and negative controls."""
 
 import math
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ BOUNDED = (
     "top1", "top5", "auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "balanced_accuracy", "accuracy", "gallery_top1",
     "gallery_top5", "honest_accuracy_drop",
 )  # fmt: skip
-"""Rates, and a loss of one: preferred in the verdict table, since a reader can place them without units."""
+"""Rates, and a loss of a rate: preferred in the verdict table, since a reader can interpret them without units."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One number with its interval and with what the same statistic gives without the victim's artifact.
+    """One number with its interval and its chance level: the same statistic without the victim's artifact.
 
-    `value`, `low`, `high` and `chance` are None only together with `unavailable`, the reason; `chance_kind` "none" is for
-    descriptive rows, which never enter a verdict. Raises ValueError for a number that is not finite or an interval that
-    does not hold its value."""
+    `value`, `low`, `high` and `chance` are None only together with `unavailable`, the reason. `chance_kind` "none" is
+    for descriptive rows, which never enter a verdict. Raises ValueError for a number that is not finite or an interval
+    that does not contain its value."""
 
     name: str
     value: float | None
@@ -55,7 +55,7 @@ class Measurement:
 
     @property
     def verdict(self) -> Literal["leaks", "no leak shown", "descriptive", "unavailable"]:
-        """Whether the interval's bound on the harmless side lies beyond chance."""
+        """Tell whether the interval excludes chance in the direction of a leak."""
         if self.value is None:
             return "unavailable"
         if self.chance_kind == "none" or self.chance is None or self.low is None or self.high is None:
@@ -67,7 +67,7 @@ class Measurement:
         return "descriptive"
 
     def document(self) -> dict[str, object]:
-        """The row as the report writes it."""
+        """Give the row as in the report."""
         document = asdict(self) | {"slice": dict(self.slice), "verdict": self.verdict}
         if self.unavailable is None:
             del document["unavailable"]
@@ -76,25 +76,25 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a positive control must reach: `at_least` so much in every row of a measurement whose slice says `where`."""
+    """The threshold of a positive control: `at_least` in every row of the measurement whose slice matches `where`."""
 
     measurement: str
     at_least: float
     where: Slice = field(default_factory=dict)
 
     def fits(self, row: Measurement) -> bool:
-        """Whether a row is one of those."""
+        """Tell whether the threshold applies to a row."""
         return row.name == self.measurement and all(row.slice.get(key) == said for key, said in self.where.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A measurement that must come out as expected for the attack's other rows to be believed."""
+    """A measurement with an expected outcome; where it fails, the attack's other rows are not reliable."""
 
     measurement: Measurement
     expected: str
     passed: bool
 
     def document(self) -> dict[str, object]:
-        """The row with what was expected of it."""
+        """Give the row with the expected outcome."""
         return self.measurement.document() | {"expected": self.expected, "passed": self.passed}

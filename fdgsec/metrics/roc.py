@@ -1,8 +1,8 @@
-"""Who was it: ranks and top-k over a gallery, ROC statistics of scores, accuracy of predicted labels.
+"""Identification metrics: ranks and top-k over a gallery, ROC statistics of scores, accuracy of predicted labels.
 
 Ties share credit everywhere: a statistic is its expectation when equal distances or scores are ordered at random, so an
 attack that returns a constant scores exactly chance. Input may be a tensor, a float array or a sequence; it is detached
-and brought to the CPU as float64, and NaN is a ValueError."""
+and moved to the CPU as float64. NaN is a ValueError."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ RESOLVABLE_FALSE_POSITIVES = 10
 
 
 def sample(values: Numbers, name: str, *, finite: bool = True) -> Tensor:
-    """Check `values` to be a non-empty vector without NaN (nor infinity if `finite`) and give it as float64 (n,)."""
+    """Convert `values` to float64 (n,). Raises ValueError unless non-empty and without NaN (or inf if `finite`)."""
     given = (
         values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
     )
@@ -34,7 +34,7 @@ def sample(values: Numbers, name: str, *, finite: bool = True) -> Tensor:
 
 
 def labels(values: Labels, name: str) -> Tensor:
-    """Check `values` to be a non-empty vector of integers and give it as int64 (n,) on the CPU."""
+    """Convert `values` to int64 (n,) on the CPU. Raises ValueError unless a non-empty vector of integers."""
     vector = values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
     if vector.ndim != 1 or not len(vector):
         raise ValueError(f"{name} must be a non-empty vector (n,); got shape {tuple(vector.shape)}.")
@@ -44,11 +44,12 @@ def labels(values: Labels, name: str) -> Tensor:
 
 
 def _ahead_and_tied(distances: Tensor, truth: Labels) -> tuple[Tensor, Tensor]:
-    """Count, per query, the gallery items strictly nearer than the true one and those tied with it (itself included)."""
+    """Count, per query, the gallery items nearer than the true one and those tied with it (itself included)."""
     index = labels(truth, "truth")
     if distances.ndim != 2 or not distances.shape[1] or distances.shape[0] != len(index):
         raise ValueError(
-            f"distances must be (Q, G) with G >= 1 and truth (Q,); got {tuple(distances.shape)} and {tuple(index.shape)}."
+            "distances must be (Q, G) with G >= 1 and truth (Q,); "
+            f"got {tuple(distances.shape)} and {tuple(index.shape)}."
         )
     if bool(distances.isnan().any()):
         raise ValueError(f"distances must be free of NaN; {int(distances.isnan().sum())} are NaN.")
@@ -62,8 +63,8 @@ def _ahead_and_tied(distances: Tensor, truth: Labels) -> tuple[Tensor, Tensor]:
 def ranks(distances: Tensor, truth: Labels) -> Tensor:
     """Rank each query's true gallery item, 1 (nearest) to G; tied items all get the average of their ranks.
 
-    `distances` is (Q, G), small is near; `truth` (Q,) holds the true columns. Gives (Q,) float64; chance is (G + 1) / 2.
-    """
+    `distances` is (Q, G), small is near; `truth` (Q,) holds the true columns. Gives (Q,) float64; chance is
+    (G + 1) / 2."""
     ahead, tied = _ahead_and_tied(distances, truth)
     return ahead + (tied + 1) / 2
 
@@ -79,7 +80,7 @@ def topk_credit(distances: Tensor, truth: Labels, *, k: int) -> Tensor:
 
 
 def median_rank(distances: Tensor, truth: Labels) -> float:
-    """Take the median over queries of `ranks`; chance is (G + 1) / 2."""
+    """Compute the median over queries of `ranks`; chance is (G + 1) / 2."""
     return float(ranks(distances, truth).quantile(0.5))
 
 
@@ -109,11 +110,11 @@ def auc(positive: Numbers, negative: Numbers) -> float:
 
 
 def tpr_at_fpr(positive: Numbers, negative: Numbers, *, fpr: float) -> float | None:
-    """Give the largest true-positive rate at false-positive rate `fpr`, or None where the negatives cannot resolve it.
+    """Compute the largest true-positive rate at false-positive rate `fpr`; None where there are too few negatives.
 
-    Unresolvable means n_negative * fpr < 10: fewer than ten negatives would lie above the threshold. A group of equal
-    scores at the threshold is admitted in the fraction that spends `fpr` exactly, so a constant score gives chance,
-    `fpr`. Raises ValueError unless 0 < fpr < 1."""
+    There are too few where n_negative * fpr < 10: fewer than ten negatives would lie above the threshold. A group of
+    equal scores at the threshold is admitted in the fraction that reaches `fpr` exactly, so a constant score gives
+    chance, `fpr`. Raises ValueError unless 0 < fpr < 1."""
     if not 0 < fpr < 1:
         raise ValueError(f"fpr must lie in (0, 1); got {fpr}.")
     hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
@@ -138,7 +139,7 @@ class RocCurve:
 
 
 def roc_curve(positive: Numbers, negative: Numbers) -> RocCurve:
-    """Sweep the threshold down through every distinct score."""
+    """Compute the curve by lowering the threshold through every distinct score."""
     hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
     distinct: Tensor = torch.unique(torch.cat([hits, others])).flip(0)
     start = torch.zeros(1, dtype=torch.float64)
@@ -191,7 +192,7 @@ def roc_band(
     repeats: int = 1000,
     level: float = 0.95,
 ) -> RocBand:
-    """Draw the ROC curve at the rates `fpr` and a percentile band from `repeats` resamples of whole clusters.
+    """Compute the ROC curve at the rates `fpr` and a percentile band from `repeats` resamples of whole clusters.
 
     A cluster id on both sides is one cluster, drawn together; give every record its own id where records are
     independent. The band is pointwise and for plots; `delong` and `cluster_auc_bootstrap` are the tested intervals."""
@@ -217,7 +218,7 @@ def roc_band(
 
 
 def accuracy(true: Labels, predicted: Labels) -> float:
-    """Give the fraction of labels that agree; stands against `majority_share`, never against 1 / classes."""
+    """Compute the fraction of labels that agree; compare it with `majority_share`, never with 1 / classes."""
     return float(_agreement(labels(true, "true"), labels(predicted, "predicted")).mean())
 
 
@@ -228,7 +229,7 @@ def _agreement(true: Tensor, predicted: Tensor) -> Tensor:
 
 
 def majority_share(true: Labels) -> float:
-    """Give the share of the commonest label: the accuracy of always guessing it."""
+    """Compute the share of the most common label: the accuracy of always guessing it."""
     counts: Tensor
     _, counts = torch.unique(labels(true, "true"), return_counts=True)
     return float(counts.max()) / float(counts.sum())
@@ -257,7 +258,7 @@ def balanced_accuracy(true: Labels, predicted: Labels, *, classes: int) -> float
 
 
 def recalls(true: Labels, predicted: Labels, *, classes: int) -> tuple[Tensor, Tensor]:
-    """Give the correct predictions and the records of each class, both (classes,) float64."""
+    """Count the correct predictions and the records of each class, both (classes,) float64."""
     table = confusion(true, predicted, classes=classes).to(torch.float64)
     counts = table.sum(1)
     if bool((counts == 0).any()):

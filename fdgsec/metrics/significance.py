@@ -1,4 +1,4 @@
-"""Is it chance: permutation p-values that are never zero, and their correction for many rows.
+"""Permutation tests with p-values that are never zero, and corrections for multiple tests.
 
 A p-value counts the observed arrangement among the permuted ones (Phipson & Smyth 2010), so the least possible is
 1 / (repeats + 1). Statistics within rounding of the observed one count as ties, against the attack."""
@@ -13,11 +13,11 @@ from fdgsec.metrics.roc import Numbers, sample
 
 Alternative = Literal["greater", "less", "two-sided"]
 EXACT_UP_TO = 12  # pairs: 2**12 sign patterns are enumerated
-_ELEMENTS = 4_000_000  # of a block of permutations: 32 MB
+_ELEMENTS = 4_000_000  # in a block of permutations: 32 MB
 
 
 def permutation_pvalue(observed: float, null_values: Numbers, *, alternative: Alternative = "greater") -> float:
-    """Give (1 + how many of `null_values` are at least as extreme as `observed`) / (1 + how many there are).
+    """Compute (1 + the number of `null_values` at least as extreme as `observed`) / (1 + the number of `null_values`).
 
     "two-sided" doubles the smaller tail. Raises ValueError for NaN or no null values."""
     null = sample(null_values, "null_values")
@@ -36,7 +36,7 @@ def bonferroni(pvalue: float, tests: int) -> float:
 def holm(pvalues: Sequence[float]) -> list[float]:
     """Adjust p-values by Holm's step-down (1979), in the given order: reject where the adjusted value is <= alpha.
 
-    Controls the chance of any false rejection under every dependence, and is nowhere larger than `bonferroni`."""
+    Controls the probability of any false rejection under every dependence, and is nowhere larger than `bonferroni`."""
     _check_pvalues(pvalues)
     adjusted = [0.0] * len(pvalues)
     running = 0.0
@@ -51,7 +51,7 @@ def sign_flip_pvalue(
 ) -> float:
     """Test whether paired differences (n,) have mean zero, by flipping their signs; valid where they are symmetric.
 
-    Up to 12 pairs all 2**n patterns are enumerated and the p-value is exact; beyond, `repeats` are drawn."""
+    Up to 12 pairs all 2**n patterns are enumerated and the p-value is exact; beyond that, `repeats` are drawn."""
     values = sample(differences, "differences")
     n = len(values)
     if n <= EXACT_UP_TO:
@@ -76,11 +76,12 @@ def label_permutation_pvalue(
 ) -> float:
     """Test whether `first` (n, ...) and `second` (m, ...) are exchangeable, by any statistic of the two groups.
 
-    The n + m records are reassigned to groups of the same sizes `repeats` times. Raises ValueError for an empty group or
-    records of different shapes."""
+    The n + m records are reassigned to groups of the same sizes `repeats` times. Raises ValueError for an empty group
+    or records of different shapes."""
     if not len(first) or not len(second) or first.shape[1:] != second.shape[1:]:
         raise ValueError(
-            f"two non-empty groups of equally shaped records are needed; got {tuple(first.shape)}, {tuple(second.shape)}."
+            "two non-empty groups of equally shaped records are needed; "
+            f"got {tuple(first.shape)} and {tuple(second.shape)}."
         )
     pooled = torch.cat([first, second])
     null = []
@@ -91,7 +92,7 @@ def label_permutation_pvalue(
 
 
 def _tail(observed: Tensor, null: Tensor, alternative: Alternative, *, added: int) -> float:
-    """Give the p-value with `added` arrangements (the observed one, unless `null` already holds it) on top."""
+    """Compute the p-value with `added` more arrangements (the observed one, unless `null` already contains it)."""
     slack = 1e-12 * max(1.0, float(null.abs().max()), float(observed.abs()))
     above = (int((null >= observed - slack).sum()) + added) / (len(null) + added)
     below = (int((null <= observed + slack).sum()) + added) / (len(null) + added)
