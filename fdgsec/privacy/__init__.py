@@ -1,1 +1,1 @@
-"""Guarantees: mechanisms, ledgers, audits."""
+"""Differential privacy: mechanisms, accounting, DP-SGD, and empirical lower bounds on epsilon."""

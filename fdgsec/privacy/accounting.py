@@ -1,18 +1,18 @@
-"""What a list of noisy releases costs in epsilon: one event type, one neighboring relation at a time, PLD or RDP.
+"""Composition of noisy releases to one epsilon: one unit, one neighboring relation at a time, by PLD or RDP.
 
 The composition is dp-accounting's (https://github.com/google/differential-privacy): privacy loss distributions, whose
-pessimistic rounding never makes an epsilon too small, and Renyi accounting as a looser second opinion. Gaussian noise
-on all records adds up exactly in mu^2 and goes in as one event; where nothing else was released, Theorem 8 of Balle &
-Wang (`mechanisms.epsilon_of`) is the answer itself.
+pessimistic rounding never makes an epsilon too small, and Renyi accounting as a looser check. Gaussian noise on all
+records adds up exactly in mu^2 and goes in as one event; where nothing else was released, Theorem 8 of Balle & Wang
+(`mechanisms.epsilon_of`) gives the exact result.
 
 *Relations.* `sensitivity` already holds the distance between neighbors, so a use without sampling loses what
-N(0, noise^2) against N(sensitivity, noise^2) loses, whatever the relation; the library is always given that distance as
-its unit. (Its own REPLACE_ONE doubles the distance of a Gaussian event in the PLD accountant and not in the Renyi one,
-google/differential-privacy#378: nothing here rests on it.) Under Poisson sampling a record that is absent and one that
-contributes nothing leave the same sums, so the library's analysis of add-remove, (1 - q) N(0) + q N(1) against N(0) in
-both directions, serves zero-out as well (the library treats its REPLACE_SPECIAL the same). For replace-one it has no one
-answer: the Renyi accountant refuses, the PLD accountant composes a pair that it does not show to be the worst. That
-is an AdjacencyError here."""
+N(0, noise^2) against N(sensitivity, noise^2) loses, whatever the relation; the library always gets that distance as its
+unit. (Its own REPLACE_ONE doubles the distance of a Gaussian event in the PLD accountant and not in the Renyi one,
+google/differential-privacy#378; this code does not use it.) Under Poisson sampling an absent record and one that
+contributes nothing give the same sums. Therefore the library's analysis of add-remove, (1 - q) N(0) + q N(1) against
+N(0) in both directions, also holds for zero-out (the library treats its REPLACE_SPECIAL the same). For replace-one its
+accountants disagree: the Renyi accountant refuses, the PLD accountant composes a pair without a proof that it is the
+worst. Here that is an AdjacencyError."""
 
 import math
 from collections import Counter
@@ -40,12 +40,12 @@ class AdjacencyError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """One kind of noisy release: what was added to what, and how often.
+    """One kind of noisy release: its mechanism, noise and sensitivity, and how often it was made.
 
-    `noise` is a standard deviation (gaussian) or a scale (laplace); `sensitivity` the largest L2 (gaussian) or L1
-    (laplace) distance between neighbors, for the relations in which it is known, and `unit` what one neighbor differs
-    in. `sampling_rate` < 1 says that every record took part independently with this probability and that nobody saw
-    which did (Poisson). `count` equal releases may depend on each other's results. Raises UsageError out of range."""
+    `noise` is a standard deviation (gaussian) or a scale (laplace). `sensitivity` is the largest L2 (gaussian) or L1
+    (laplace) distance between neighbors, for each relation where it is known, and `unit` is what neighbors differ in.
+    `sampling_rate` < 1 means Poisson sampling: every record took part independently with this probability, and the
+    sample is secret. `count` equal releases may depend on each other's results. Raises UsageError out of range."""
 
     mechanism: Mechanism
     noise: float
@@ -72,9 +72,9 @@ class Use:
 
 
 def epsilon(uses: Sequence[Use], *, delta: float, relation: Relation, accountant: Accountant = "pld") -> float:
-    """Compose `uses` and give their epsilon at `delta`: never under the true one, infinite where noise is missing.
+    """Compose `uses` and compute their epsilon at `delta`: never below the true one, infinite without noise.
 
-    "pld" ends within about 1e-3 of the exact value (1e-4 nats where that is more) and is exact for Gaussian noise
+    "pld" comes within about 1e-3 of the exact value (1e-4 nats where that is more) and is exact for Gaussian noise
     without sampling; "rdp" is looser. Raises AdjacencyError for a use that does not know `relation`, for mixed units
     and for Poisson sampling under replace-one; UsageError for a delta outside (0, 1), or under 1e-12 where "pld" has to
     compose, and for sampled Laplace noise with "rdp", which the library cannot compose."""
@@ -89,16 +89,16 @@ def epsilon(uses: Sequence[Use], *, delta: float, relation: Relation, accountant
         return 0.0
     if accountant == "pld" and _only_gaussian(steps):
         return mechanisms.epsilon_of(steps[0].multiplier, delta)
-    from fdgsec.privacy import composition  # the library takes a second to load; most runs need none of it
+    from fdgsec.privacy import composition  # the library takes a second to load, and most runs do not need it
 
     compose = composition.renyi_epsilon if accountant == "rdp" else composition.epsilon
     return compose(steps, delta)
 
 
 def delta(uses: Sequence[Use], *, epsilon: float, relation: Relation) -> float:
-    """Compose `uses` and give their delta at `epsilon` by PLD: never under the true one, 1 where noise is missing.
+    """Compose `uses` and compute their delta at `epsilon` by PLD: never below the true one, 1 without noise.
 
-    Raises what `epsilon` raises, and UsageError for a negative epsilon."""
+    Raises the errors of `epsilon`, and UsageError for a negative epsilon."""
     if not epsilon >= 0:
         raise UsageError(f"epsilon must not be negative; got {epsilon}.")
     steps = _steps(uses, relation)
@@ -121,10 +121,10 @@ def calibrated_noise(
     relation: Relation,
     accountant: Accountant = "pld",
 ) -> float:
-    """Find the least noise x for which `uses_at(x)` costs at most `epsilon`: never less, at most 1e-4 of itself more.
+    """Find the least noise x for which `uses_at(x)` costs at most `epsilon`; the result is at most 1e-4 of it larger.
 
     `uses_at` builds the whole composition, fixed uses included; more noise must not cost more. Zero where epsilon is
-    infinite. Raises UsageError where the fixed uses alone cost more than `epsilon`, and what `epsilon()` raises."""
+    infinite. Raises UsageError where the fixed uses alone cost more than `epsilon`, and the errors of `epsilon()`."""
     if not epsilon > 0:
         raise UsageError(f"epsilon must be above 0 (infinite for no noise); got {epsilon}.")
     if math.isinf(epsilon):
@@ -148,13 +148,13 @@ def calibrated_noise(
 
 
 def _bracket(cost: Callable[[float], float], epsilon: float) -> tuple[float, float]:
-    """Double or halve a noise of 1 to a pair, too little and enough; equal where the least noise tried is enough."""
+    """Double or halve a noise of 1 until it brackets `epsilon`; both are equal where the least noise is enough."""
     enough = 1.0
     while cost(enough) > epsilon:
         if enough >= LARGEST_NOISE:
             raise UsageError(
-                f"no noise meets epsilon {epsilon:g}: what does not depend on it costs {cost(enough):.4g}; allow more, "
-                "or release less beside it."
+                f"no noise reaches epsilon {epsilon:g}: the releases that do not depend on it cost {cost(enough):.4g}; "
+                "allow a larger epsilon, or release less."
             )
         enough *= 2
     while enough > 1 / LARGEST_NOISE:
@@ -165,7 +165,7 @@ def _bracket(cost: Callable[[float], float], epsilon: float) -> tuple[float, flo
     return enough, enough
 
 
-_epsilon = epsilon  # under the name that `calibrated_noise` has for its target
+_epsilon = epsilon  # `calibrated_noise` has a parameter of the same name
 
 
 def _steps(uses: Sequence[Use], relation: Relation) -> tuple[Step, ...] | None:
@@ -174,7 +174,7 @@ def _steps(uses: Sequence[Use], relation: Relation) -> tuple[Step, ...] | None:
     units = sorted({use.unit for use in uses})
     if len(units) > 1:
         raise AdjacencyError(
-            f"releases with guarantees per {' and per '.join(units)} do not compose; account for each unit by itself."
+            f"releases with guarantees per {' and per '.join(units)} do not compose; account for each unit separately."
         )
     counts: Counter[tuple[Mechanism, float, float]] = Counter()
     squared_mu = 0.0
@@ -190,7 +190,7 @@ def _steps(uses: Sequence[Use], relation: Relation) -> tuple[Step, ...] | None:
         else:
             counts[use.mechanism, use.noise / distance, use.sampling_rate] += use.count
     if math.isinf(squared_mu) or any(multiplier == 0 for _, multiplier, _ in counts):
-        return None  # noise too small for floats beside its distance
+        return None  # noise that is too small, next to its distance, for floating point
     steps = sorted(Step(*kind, count) for kind, count in counts.items())
     if squared_mu > 0:
         steps.insert(0, Step("gaussian", 1 / math.sqrt(squared_mu), 1.0, 1))

@@ -1,13 +1,13 @@
-"""Bounds on what one record or one client can change: regions that values are brought into, and the sensitivities they give.
+"""Clipping regions for records and clients, and the L2 sensitivities that follow from them.
 
-A region is a public set with public coordinates. Whatever is released is made of coordinates inside it, so that the largest
+A region is a public set with public coordinates. Every release is made of coordinates inside it, so that the largest
 L2 distance between neighbors is known without looking at the data:
 
 * "replace-one": a record becomes any other. The number of records is public.
 * "zero-out": a record becomes one that contributes the region's public center. The number of records is public.
 * "add-remove": a record joins or leaves. The number of records is private.
 
-Pure functions in float64; noise is somebody else's (fdgsec.privacy.mechanisms)."""
+Pure functions in float64; fdgsec.privacy.mechanisms calibrates the noise."""
 
 import math
 from collections.abc import Mapping
@@ -23,30 +23,30 @@ from fdgsec.privacy.accounting import Relation
 COUNT_WEIGHT = 0.5**0.5
 """The weight of the count beside a sum of records, in units of the region's radius."""
 SMALLEST_SCALE = 0.1
-"""A coordinate that varies less than this share of the median one among public images counts as one that varies so much."""
+"""Least scale of a coordinate, as a share of the median scale among public images."""
 ROUNDING = 1e-12
-"""Relative: what float64 may put a clipped row outside its bound by is taken off the bound."""
+"""Relative: subtracted from the bound, so that float64 rounding cannot put a clipped row outside it."""
 
 
 class Region(Protocol):
-    """Where every row of coordinates lies, whatever the data."""
+    """The set that contains every row of coordinates, whatever the data."""
 
     @property
     def radius(self) -> float:
-        """No row is farther than this from 0, the public center."""
+        """The largest distance of a row from 0, the public center."""
         ...
 
     @property
     def diameter(self) -> float:
-        """No two rows are farther apart than this."""
+        """The largest distance between two rows."""
         ...
 
     def inside(self, values: Tensor) -> Tensor:
-        """Give the coordinates (..., D) float64 of `values` (..., D), brought into the region row by row."""
+        """Compute the coordinates (..., D) float64 of `values` (..., D), clipped to the region row by row."""
         ...
 
     def values(self, coordinates: Tensor) -> Tensor:
-        """Give the values (..., D) at `coordinates`; what is outside the region stays outside."""
+        """Compute the values (..., D) at `coordinates`, without clipping."""
         ...
 
 
@@ -54,7 +54,7 @@ class Region(Protocol):
 class Ball:
     """Rows within `bound` of a public `center` (D,), in units of a public `scale` (D,): clipping in L2 norm.
 
-    t~ = c + s min(1, C / |(t - c) / s|) (t - c) / s; a row inside stays as it is."""
+    t~ = c + s min(1, C / |(t - c) / s|) (t - c) / s; rows inside are unchanged."""
 
     center: Tensor
     scale: Tensor
@@ -88,11 +88,12 @@ class Ball:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HalfDiscs:
-    """Mean and std of channels whose pixels lie in [0, 1], normalized by a public `mean` and `std` (c,): rows (..., 2c).
+    """Mean and std of channels with pixels in [0, 1], normalized by a public `mean` and `std` (c,): rows (..., 2c).
 
-    sigma^2 <= mu (1 - mu): each channel's (mu, sigma) lies in the half disc of radius 1/2 about (1/2, 0), so that two rows
-    are at most sqrt(sum 1 / std^2) apart: sqrt(3) for plain RGB, 7.665 under ImageNet's normalization. A sigma that divides
-    by HW - 1, or has an epsilon in its root, may lie outside by a hair and is brought in: the bound holds for any row."""
+    sigma^2 <= mu (1 - mu): each channel's (mu, sigma) lies in the half disc of radius 1/2 around (1/2, 0), so that two
+    rows are at most sqrt(sum 1 / std^2) apart: sqrt(3) for plain RGB, 7.665 under ImageNet's normalization. A sigma
+    that divides by HW - 1, or has an epsilon in its root, may lie slightly outside and is clipped: the bound holds for
+    any row."""
 
     mean: Tensor
     std: Tensor
@@ -125,7 +126,7 @@ class HalfDiscs:
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:
-    """Scale rows (..., D) down to length `bound`, in float64; shorter ones stay bit by bit, huge ones do not overflow."""
+    """Scale rows (..., D) down to length `bound`, in float64; shorter ones are unchanged bit by bit, none overflows."""
     largest = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     length = largest * torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True)
     return torch.where(length > bound * (1 - ROUNDING), rows * (bound * (1 - ROUNDING) / length), rows)
@@ -134,10 +135,10 @@ def shortened(rows: Tensor, bound: float) -> Tensor:
 def ball_of(
     public: Tensor, *, bound: float | None, quantile: float = 0.95, centered: bool = True, scaled: bool = True
 ) -> Ball:
-    """Make a ball of `public` rows (n, D): their mean, their standard deviations, and a `bound`.
+    """Make a ball from `public` rows (n, D): their mean, their standard deviations, and a `bound`.
 
-    Without a bound it is the `quantile` of the public rows' own lengths. `centered` False puts the center at 0, `scaled`
-    False leaves the units alone. Raises ValueError for fewer than two rows."""
+    Without a bound it is the `quantile` of the public rows' lengths. `centered` False puts the center at 0, `scaled`
+    False sets all scales to 1. Raises ValueError for fewer than two rows."""
     if public.ndim != 2 or len(public) < 2:
         raise ValueError(f"a public reference needs at least two rows (n, D); got {tuple(public.shape)}.")
     rows = public.to(torch.float64)
@@ -152,12 +153,12 @@ def ball_of(
 
 
 def sensitivity_of_mean(region: Region, records: int) -> Mapping[Relation, float]:
-    """Of the mean of `records` rows, their number public."""
+    """Compute the sensitivity of the mean of `records` rows, their number public."""
     return {"replace-one": region.diameter / records, "zero-out": region.radius / records}
 
 
 def sensitivity_of_sum_and_count(region: Region) -> Mapping[Relation, float]:
-    """Of (sum of rows, `count_weight` x their number), which need no public number."""
+    """Compute the sensitivity of (sum of rows, `count_weight` x their number), which need no public number."""
     return {
         "replace-one": region.diameter,
         "add-remove": math.hypot(region.radius, count_weight(region)),
@@ -166,15 +167,15 @@ def sensitivity_of_sum_and_count(region: Region) -> Mapping[Relation, float]:
 
 
 def count_weight(region: Region) -> float:
-    """The lambda by which a count is multiplied beside a sum: more is less noise on the count and more on the sum."""
+    """Compute the factor lambda of a count released with a sum: more is less noise on the count, more on the sum."""
     return COUNT_WEIGHT * region.radius
 
 
 def sensitivity_of_rows(region: Region) -> Mapping[Relation, float]:
-    """Of rows of single records where no record has two, their number public."""
+    """Compute the sensitivity of rows where each record has at most one, their number public."""
     return {"replace-one": region.diameter, "zero-out": region.radius}
 
 
 def sensitivity_of_client(region: Region, rows: int) -> Mapping[Relation, float]:
-    """Of all `rows` of one client at once, their number public: a client may change every one."""
+    """Compute the sensitivity of all `rows` of one client, their number public: a client may change them all."""
     return {relation: math.sqrt(rows) * value for relation, value in sensitivity_of_rows(region).items()}

@@ -1,8 +1,9 @@
-"""Composing releases with dp-accounting: loss distributions refined until they settle, and Renyi divergences.
+"""Composition of releases with dp-accounting: privacy loss distributions on refined grids, and Renyi divergences.
 
-The library (https://github.com/google/differential-privacy) puts privacy losses on a grid, rounding so that no delta is
-too small; a coarse grid is fast and far too pessimistic, a fine one takes minutes. So grids are refined from the scale
-that Renyi accounting suggests until the answer stops moving. Answers are kept: clients with equal options ask alike."""
+The library (https://github.com/google/differential-privacy) puts privacy losses on a grid and rounds so that no delta
+is too small. A coarse grid is fast and far too pessimistic, a fine one takes minutes. Therefore grids are refined from
+the scale that Renyi accounting suggests until the result converges. Results are cached, because clients with equal
+options have equal compositions."""
 
 import logging
 import math
@@ -17,17 +18,17 @@ from dp_accounting import pld, rdp
 from fdgsec.privacy.mechanisms import Step
 from fdgsec.runtime.errors import UsageError
 
-SMALLEST_DELTA = 1e-12  # what float64 and the library's truncation of tails leave resolved in a composed distribution
+SMALLEST_DELTA = 1e-12  # what float64 and the library's truncation of tails still resolve in a composed distribution
 COARSEST = 1e-3  # first width of the loss grid, in units of a rough epsilon
-FINEST = 1e-6  # last one, likewise: a grid of millions of losses, for seconds
-SMALLEST_WIDTH = 1e-5  # nats; finer changes nothing that a report prints
+FINEST = 1e-6  # last width, in the same units: a grid of millions of losses, for seconds
+SMALLEST_WIDTH = 1e-5  # nats; a finer grid changes no printed digit
 REFINEMENT = 10**0.5  # the error of the grid falls with the square of its width
-EPSILON_SETTLED = 3e-3  # relative change under which a grid is fine enough: about a tenth of it is left
+EPSILON_SETTLED = 3e-3  # relative change below which a grid is fine enough: the remaining error is about a tenth of it
 DELTA_SETTLED = 2e-2
 
 
 class _Composed(Protocol):
-    """What is asked of an accountant of the library."""
+    """The methods of a dp-accounting accountant that are used here."""
 
     def get_epsilon(self, target_delta: float) -> float: ...
 
@@ -36,7 +37,7 @@ class _Composed(Protocol):
 
 @lru_cache(maxsize=4096)
 def epsilon(steps: tuple[Step, ...], delta: float) -> float:
-    """Give the epsilon of `steps` at `delta` by their loss distribution; UsageError where delta is under 1e-12."""
+    """Compute the epsilon of `steps` at `delta` by their loss distribution; UsageError where delta is under 1e-12."""
     if delta < SMALLEST_DELTA:
         raise UsageError(f"a composed loss is not resolved at delta {delta:g}; ask for {SMALLEST_DELTA:g} or more.")
     return _refined(steps, lambda composed: composed.get_epsilon(delta), settled=EPSILON_SETTLED)
@@ -44,13 +45,13 @@ def epsilon(steps: tuple[Step, ...], delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def delta(steps: tuple[Step, ...], epsilon: float) -> float:
-    """Give the delta of `steps` at `epsilon` by their loss distribution."""
+    """Compute the delta of `steps` at `epsilon` by their loss distribution."""
     return _refined(steps, lambda composed: composed.get_delta(epsilon), settled=DELTA_SETTLED, worst=1.0)
 
 
 @lru_cache(maxsize=4096)
 def renyi_epsilon(steps: tuple[Step, ...], delta: float) -> float:
-    """Give the epsilon of `steps` at `delta` by Renyi accounting; UsageError for sampled Laplace noise."""
+    """Compute the epsilon of `steps` at `delta` by Renyi accounting; UsageError for sampled Laplace noise."""
     if any(step.mechanism == "laplace" and step.rate < 1 for step in steps):
         raise UsageError("the Renyi accountant cannot compose sampled Laplace noise; use accountant 'pld'.")
     with _quiet():
@@ -64,9 +65,9 @@ def renyi_epsilon(steps: tuple[Step, ...], delta: float) -> float:
 def _refined(
     steps: tuple[Step, ...], ask: Callable[[_Composed], float], *, settled: float, worst: float = math.inf
 ) -> float:
-    """Ask of ever finer loss distributions until the answer settles; each is an upper bound, the least is given.
+    """Evaluate `ask` on ever finer loss distributions until it converges; each is an upper bound, the least is given.
 
-    The `worst` answer is the grid's failure until the finest grid confirms it."""
+    The value `worst` counts as a failure of the grid until the finest grid confirms it."""
     event, rough = _event(steps), _rough_epsilon(steps)
     if math.isinf(rough):
         return worst
@@ -82,7 +83,7 @@ def _refined(
 
 
 def _rough_epsilon(steps: tuple[Step, ...]) -> float:
-    """Give the order of magnitude of what `steps` cost, for the first grid: by Renyi, or at worst by adding up."""
+    """Estimate the order of magnitude of epsilon, for the first grid: by Renyi, else by adding up."""
     pure = math.fsum(
         step.count * math.log1p(step.rate * math.expm1(min(1 / step.multiplier, 100.0)))
         for step in steps
@@ -104,7 +105,7 @@ def _event(steps: tuple[Step, ...]) -> dp_accounting.DpEvent:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the library from logging the Renyi orders that it leaves out: the others remain valid bounds."""
+    """Silence the library's log of the Renyi orders that it leaves out; the others remain valid bounds."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,13 +1,13 @@
-"""DP-SGD in the place of the plain training loop: what leaves a client's training hides every single record.
+"""DP-SGD as a replacement of the plain training loop: the trained network hides every single record.
 
 Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1: each step draws every record with probability q,
-clips each drawn record's gradient to C, adds N(0, (z C)^2) to the sum and divides by the expected batch. Versions of one
-record are one record: its gradient is their mean (augmentation multiplicity, De et al. 2022, https://arxiv.org/abs/2204.13650).
+clips each drawn record's gradient to C, adds N(0, (z C)^2) to the sum and divides by the expected batch size. Versions
+of one record count as one record: its gradient is their mean (augmentation multiplicity, De et al. 2022,
+https://arxiv.org/abs/2204.13650).
 
-Which records were drawn, the noise and the augmentations come from a secret stream; the mean loss stays with the client.
-It is a promise about the network that leaves, given what the objective was made of: styles, constants and networks that an
-objective holds were paid for where they were made, or not at all. Floating-point Gaussians are those of research code
-(Mironov, CCS 2012)."""
+The sampling, the noise and the augmentations come from a secret stream; the mean loss is not released. The guarantee
+covers the released network only. Styles, constants and networks that an objective holds are covered where they were
+made, or not at all. Gaussian noise is drawn in floating point, as in research code (Mironov, CCS 2012)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,17 +27,17 @@ from fdgsec.privacy.record_independence import BatchCouplingError, check_indepen
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 
-CHECKED = 8  # records on which independence is measured
-GRADIENT_BYTES = 2**28  # of per-record gradients that are held at once, unless told otherwise
+CHECKED = 8  # records on which independence is checked
+GRADIENT_BYTES = 2**28  # default memory for per-record gradients held at once
 
 
 def sampling_rate(records: int, plan: TrainingPlan) -> float:
-    """With what probability q a step draws each of `records`: such that `plan.batch_size` are expected."""
+    """Compute the probability q with which a step draws each of `records`, so that `plan.batch_size` are expected."""
     return min(1.0, plan.batch_size / records)
 
 
 def private_steps(records: int, plan: TrainingPlan) -> int:
-    """How many steps a call takes: `plan.steps`, or epochs of round(1 / q), which nothing but public numbers decides."""
+    """Count the steps of a call: `plan.steps`, or epochs of round(1 / q); both depend on public numbers only."""
     return plan.steps if plan.steps is not None else plan.epochs * _per_epoch(records, plan)
 
 
@@ -46,10 +46,10 @@ def _per_epoch(records: int, plan: TrainingPlan) -> int:
 
 
 def uses_of(records: int, plan: TrainingPlan, *, noise_multiplier: float, max_grad_norm: float) -> Use:
-    """What one call costs each of the `records`: q-sampled Gaussian mechanisms, whose sum a record moves by C at most.
+    """Describe one call's cost for each of the `records`: q-sampled Gaussian mechanisms with sensitivity C.
 
-    Known where a record is replaced by one that adds nothing (n is public), or joins a sum with a fixed divisor; in no
-    relation where nothing is clipped."""
+    It is known for zero-out (n is public) and for add-remove with a fixed divisor, and for no relation where nothing is
+    clipped."""
     bounded = math.isfinite(max_grad_norm)
     return Use(
         mechanism="gaussian", noise=_deviation(noise_multiplier, max_grad_norm),
@@ -59,12 +59,12 @@ def uses_of(records: int, plan: TrainingPlan, *, noise_multiplier: float, max_gr
 
 
 def _deviation(noise_multiplier: float, max_grad_norm: float) -> float:
-    return noise_multiplier * max_grad_norm if noise_multiplier else 0.0  # 0 times an infinite norm is none either
+    return noise_multiplier * max_grad_norm if noise_multiplier else 0.0  # 0 * inf would be NaN
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Versions:
-    """Which entries of a training set belong to which record: those of record r are `order[starts[r] : starts[r + 1]]`."""
+    """The entries of a training set by record: those of record r are `order[starts[r] : starts[r + 1]]`."""
 
     order: Tensor
     starts: Tensor
@@ -77,11 +77,11 @@ class Versions:
         return cls(order=torch.argsort(owners, stable=True), starts=torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
     def __len__(self) -> int:
-        """How many records there are."""
+        """Count the records."""
         return len(self.starts) - 1
 
     def entries(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Give the entries of `records` (R,), and of each entry which of the R it is a version of."""
+        """Give the entries of `records` (R,), and for each entry the position of its record in `records`."""
         counts = self.starts[records + 1] - self.starts[records]
         places = torch.arange(len(records)).repeat_interleave(counts)
         offsets = torch.arange(len(places)) - (counts.cumsum(0) - counts)[places]
@@ -104,12 +104,12 @@ class Versions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateTrainer:
-    """Stands where fdgsec.nn.training.loop.epochs would, with noise of sd `noise_multiplier` x `max_grad_norm` in every step.
+    """A trainer like fdgsec.nn.training.loop.epochs, with noise of sd `noise_multiplier` x `max_grad_norm` each step.
 
-    `secret` draws on from call to call; two trainers must never be given the same one, or their noise cancels out.
-    `method` is named in refusals. `max_physical_batch` bounds the images in one pass (None: by the memory that their
-    gradients take); it changes no result but by rounding, and what an objective draws per pass. `probes` is how often
-    independence is looked for before each call's training."""
+    Draws from `secret` continue from call to call; two trainers must never get the same one, or their noise cancels
+    out. `method` is named in errors. `max_physical_batch` bounds the images in one pass (None: by the memory of their
+    gradients); results depend on it only by rounding, and by what an objective draws per pass. `probes` is the number
+    of independence checks before each call's training."""
 
     noise_multiplier: float
     max_grad_norm: float
@@ -135,11 +135,11 @@ class PrivateTrainer:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """What all calls so far have cost each record."""
+        """Describe the cost of all calls so far for each record."""
         return tuple(self._spent)
 
     def spend(self, use: Use) -> None:
-        """Note what is about to be released in this trainer's name, before the first step of it."""
+        """Record the cost of a release by this trainer, before its first step."""
         self._spent.append(use)
 
     def __call__(
@@ -156,10 +156,11 @@ class PrivateTrainer:
         optimizer: torch.optim.Optimizer | None = None,
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
-        """Train `model` in place and give {"steps": count}; `on_step` hears NaN for the loss, and `rng` is left alone.
+        """Train `model` in place and give {"steps": count}; `on_step` gets NaN as the loss, and `rng` is not used.
 
-        Raises UsageError for an empty set, PrivateTrainingError and BatchCouplingError for what DP-SGD cannot bound:
-        batch norm, operations in place, parameters beside the network, records that meet."""
+        Raises UsageError for an empty set. Raises PrivateTrainingError and BatchCouplingError for what DP-SGD cannot
+        bound: batch norm, in-place operations, parameters outside the network, records that interact."""
+        del rng  # every draw comes from `secret`
         if not len(data):
             raise UsageError("a client has no training images; every client needs at least one.")
         refuse(model, plan, [*beside])
@@ -173,7 +174,7 @@ class PrivateTrainer:
         session.check()
         records = len(session.versions)
         use = uses_of(records, plan, noise_multiplier=self.noise_multiplier, max_grad_norm=self.max_grad_norm)
-        self.spend(use)  # what fails half-way has been paid for too
+        self.spend(use)  # before training, so that a call that fails half-way counts too
         per_epoch = _per_epoch(records, plan)
         with RecordGradients(model, session.trained) as gradients:
             for step in range(use.count):
@@ -189,7 +190,7 @@ class PrivateTrainer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Session:
-    """One call's network, data and optimizer; `views` draws the augmentations, so that noise does not depend on them."""
+    """One call's network, data and optimizer; `views` draws the augmentations, so that the noise is independent."""
 
     trainer: PrivateTrainer
     model: Classifier
@@ -204,12 +205,12 @@ class _Session:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """What the optimizer trains."""
+        """List the parameters of the optimizer."""
         return [each for group in self.optimizer.param_groups for each in group["params"] if each.requires_grad]
 
     @property
     def at_once(self) -> int:
-        """How many images go through the network in one pass."""
+        """Give the number of images in one pass through the network."""
         if self.trainer.max_physical_batch is not None:
             return self.trainer.max_physical_batch
         return max(1, GRADIENT_BYTES // (4 * max(1, sum(parameter.numel() for parameter in self.trained))))
@@ -219,7 +220,7 @@ class _Session:
         return batch_of(self.data, entries, self.plan, rng, device=self.device, layout=self.layout)
 
     def check(self) -> None:
-        """Refuse an objective whose records meet, parameters that are not the model's, gradients that do not add up."""
+        """Refuse an objective that couples records, foreign parameters, and gradients that do not add up."""
         own = set(self.model.parameters())
         if not self.trained or any(parameter not in own for parameter in self.trained):
             raise PrivateTrainingError(
@@ -235,13 +236,13 @@ class _Session:
         if self.objective.couples_records:
             raise BatchCouplingError("it says so of itself, though no probe showed it", self.trainer.method)
         network = deepcopy(self.model)
-        disturb(network, rng)  # where all records' gradients are zero (a head of zeros) nothing could be compared
+        disturb(network, rng)  # where all gradients are zero (a head of zeros) a comparison would prove nothing
         copies = dict(zip(self.model.parameters(), network.parameters(), strict=True))
         with RecordGradients(network, [copies[parameter] for parameter in self.trained]) as gradients:
             gradients.agree(lambda: deepcopy(self.objective)(batch, network), rng)
 
     def sums(self, records: Tensor, gradients: RecordGradients) -> list[Tensor]:
-        """Add up the clipped gradients of `records`, each the mean over its versions; zeros where there are none."""
+        """Sum the clipped gradients of `records`, each the mean over its versions; zeros where there are none."""
         totals = [torch.zeros_like(parameter) for parameter in self.trained]
         for portion in self.versions.portions(records, self.at_once):
             entries, places = self.versions.entries(portion)
@@ -258,7 +259,7 @@ class _Session:
         return totals
 
     def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
-        """Noise the sums, divide by the expected batch, and let the optimizer step; `clip_norm` is post-processing."""
+        """Add noise to the sums, divide by the expected batch, and step; `clip_norm` is post-processing."""
         for parameter, total in zip(self.trained, sums, strict=True):
             drawn = torch.randn(total.shape, generator=self.trainer.secret).to(total) if noise else 0.0
             parameter.grad = (total + noise * drawn) / expected
@@ -276,17 +277,17 @@ def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:
 
 
 def refuse(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Parameter]) -> None:
-    """Raise PrivateTrainingError for a network or plan whose training DP-SGD cannot bound, saying what to set instead."""
+    """Raise PrivateTrainingError for a network or plan that DP-SGD cannot bound, and say what to set instead."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise PrivateTrainingError(
-                f"{name} ({type(module).__name__}) lets a record change the others' outputs, and its statistics are sent "
-                "unprotected; train a network with group norm (--norm group)."
+                f"{name} ({type(module).__name__}) lets a record change the outputs of others, and its statistics are "
+                "sent unprotected; train a network with group norm (--norm group)."
             )
         if getattr(module, "inplace", False):
             raise PrivateTrainingError(
-                f"{name} ({type(module).__name__}) works in place, over outputs whose slopes are needed; train a network "
-                "without (--norm group builds all backbones so)."
+                f"{name} ({type(module).__name__}) works in place, and overwrites outputs whose gradients are needed; "
+                "train a network without it (--norm group builds all backbones without)."
             )
     if plan.freeze_norm:
         raise PrivateTrainingError(

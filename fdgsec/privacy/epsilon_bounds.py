@@ -1,20 +1,20 @@
-"""Lower bounds on epsilon by attack: what many runs with and without one canary prove, and when a claim has failed.
+"""Empirical lower bounds on epsilon from many runs with and without one canary, and a test of a claimed epsilon.
 
-An (epsilon, delta)-private release lets no test of "the canary is in" have rates with
+For an (epsilon, delta)-private release no test of "the canary is in" can have rates with
 
     1 - FNR > e^epsilon FPR + delta    or    1 - FPR > e^epsilon FNR + delta
 
-so Clopper-Pearson's upper bounds on both rates bound epsilon from below. Where the claim is that of Gaussian noise, a
-whole trade-off curve is claimed, not one point of it: Nasr et al., USENIX Security 2023
-(https://www.usenix.org/conference/usenixsecurity23/presentation/nasr), audit that curve, by which the same two bounds give
+so Clopper-Pearson's upper bounds on both rates bound epsilon from below. A claim for Gaussian noise is about a whole
+trade-off curve, not one point of it. Nasr et al., USENIX Security 2023
+(https://www.usenix.org/conference/usenixsecurity23/presentation/nasr), audit that curve; the same two bounds then give
 
     mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
 
 and mu gives epsilon at delta. That *gaussian* bound is nearly tight with thousands of runs; the *approximate* one needs
-about e^epsilon of them. The threshold is chosen on the first half of the runs and judged on the second.
+about e^epsilon of them. The threshold is chosen on the first half of the runs and evaluated on the second.
 
-A bound is not "the privacy loss": an attack that finds little proves nothing. What the same runs would have given had
-the attack never erred is the *ceiling*; a bound near it is saturated."""
+A bound is not "the privacy loss": an attack that finds little proves nothing. The *ceiling* is the bound that the same
+runs would have given had the attack made no error; a bound near it is saturated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,16 +32,16 @@ from fdgsec.runtime.errors import UsageError
 Auditor = Literal["gaussian", "approximate", "one-run"]
 Curve = Literal["gaussian", "approximate"]
 
-FEWEST_RUNS = 4  # of each kind: two to choose the threshold, two to judge it
+FEWEST_RUNS = 4  # of each kind: two to choose the threshold, two to evaluate it
 TIE = 1e-9  # keeps 1 - 0.95 from being "above" 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
-    """What one audit proved about a claim, in the words of audit.json; `repeats` audits with fresh secrets stand behind it.
+    """The result of one audit of a claim, with the field names of audit.json; it covers `repeats` audits.
 
-    `lower_bound` is under the true epsilon at `delta` with probability `confidence`; `ceiling` is what it could at most
-    have been with so many runs or guesses."""
+    `lower_bound` is below the true epsilon at `delta` with probability `confidence`; `ceiling` is the largest bound
+    possible with this number of runs or guesses. Repeats use fresh secrets."""
 
     lower_bound: float
     ceiling: float
@@ -60,16 +60,16 @@ class AuditResult:
 
     @property
     def exceeded(self) -> bool:
-        """Whether this bound alone is above the claim: by chance in at most 1 - `confidence` of sound releases."""
+        """Tell whether this bound is above the claim; a true claim allows it with probability 1 - `confidence`."""
         return self.lower_bound > self.claimed_epsilon
 
 
 def exceeds(results: Sequence[AuditResult], alpha: float = 0.05) -> bool:
-    """Say whether bounds of independent audits lie above their claim more often than chance would have it.
+    """Tell whether bounds of independent audits lie above their claim more often than chance allows.
 
-    Under a true claim each bound is above it with probability at most 1 - confidence; the claim has failed where so
-    many or more would be with a binomial probability of at most `alpha`. One result is judged at its own confidence.
-    Raises ValueError unless all results audit one claim in one way."""
+    Under a true claim each bound is above it with probability at most 1 - confidence. The claim is refuted where the
+    binomial probability of that many or more is at most `alpha`. One result is judged at its own confidence. Raises
+    ValueError unless all results audit one claim in one way."""
     claims = {(one.claimed_epsilon, one.delta, one.unit, one.confidence, one.auditor) for one in results}
     if len(claims) != 1:
         raise ValueError(f"one claim and auditor are judged at a time; got {len(claims)} in {len(results)} results.")
@@ -80,7 +80,7 @@ def exceeds(results: Sequence[AuditResult], alpha: float = 0.05) -> bool:
 
 
 def summary(results: Sequence[AuditResult]) -> AuditResult:
-    """Put repeats of one audit into one record: their median bound and ceiling (the lower one of the middle two)."""
+    """Summarize repeats of one audit: their median bound and ceiling (the lower one of the middle two)."""
     if not results:
         raise ValueError("a summary needs at least one result.")
     middle = (len(results) - 1) // 2
@@ -107,9 +107,9 @@ def audit_runs(
     curve: Curve = "gaussian",
     confidence: float = 0.95,
 ) -> AuditResult:
-    """Audit a claim with the scores of runs without the canary (`absent`) and with it (`present`), each with fresh noise.
+    """Audit a claim with the scores of runs without the canary (`absent`) and with it (`present`), with fresh noise.
 
-    `curve` is what was claimed: "gaussian" for Gaussian noise (any number of full releases), else "approximate"."""
+    `curve` is the claim: "gaussian" for Gaussian noise (any number of full releases), else "approximate"."""
     bound = multi_run_lower_bound(absent, present, delta=delta, curve=curve, confidence=confidence)
     fewest = min(len(absent), len(present))
     return AuditResult(
@@ -135,10 +135,10 @@ def multi_run_lower_bound(
 ) -> float:
     """Bound epsilon at `delta` from below by thresholding scores; valid with probability `confidence`.
 
-    Scores (n,) and (m,) come from independent runs, in an order that says nothing. Without a `threshold` fixed in
-    advance ("score above it" guesses present), the first half of each chooses it, and whether present scores lie above
-    or below; only the second half is judged. Zero where the attack proves nothing. Raises ValueError for fewer than 4
-    runs of a kind or scores that are not finite, UsageError for a `delta` or `confidence` out of range."""
+    Scores (n,) and (m,) come from independent runs, in an order that carries no information. Without a `threshold`
+    fixed in advance ("score above it" guesses present), the first half of each chooses it, and whether present scores
+    lie above or below; only the second half is evaluated. Zero where the attack proves nothing. Raises ValueError for
+    fewer than 4 runs of a kind or scores that are not finite, UsageError for a `delta` or `confidence` out of range."""
     _check(delta, confidence, curve)
     out, into = sample(absent, "absent"), sample(present, "present")
     if min(len(out), len(into)) < FEWEST_RUNS:
@@ -152,7 +152,7 @@ def multi_run_lower_bound(
 
 
 def multi_run_ceiling(runs: int, *, delta: float, curve: Curve = "gaussian", confidence: float = 0.95) -> float:
-    """Give the bound that `runs` runs of each kind would yield had the attack made no error on the judged half."""
+    """Compute the bound for `runs` runs of each kind if the attack made no error on the evaluated half."""
     _check(delta, confidence, curve)
     if runs < FEWEST_RUNS:
         raise ValueError(f"an audit needs {FEWEST_RUNS} runs of each kind; got {runs}.")
@@ -165,12 +165,12 @@ def multi_run_ceiling(runs: int, *, delta: float, curve: Curve = "gaussian", con
 def _oriented(
     out: Tensor, into: Tensor, *, delta: float, curve: Curve, confidence: float
 ) -> tuple[Tensor, Tensor, float]:
-    """Choose sign and threshold on the first halves; give the second halves, so signed that present scores are high."""
+    """Choose sign and threshold on the first halves; give the second halves, signed so that present scores are high."""
     chosen: list[tuple[float, float, float]] = []
     first_out, first_in = out[: len(out) // 2], into[: len(into) // 2]
     for sign in (1.0, -1.0):
         levels = torch.cat([sign * first_out, sign * first_in]).unique()
-        # Between two scores, so that the judged half has room on either side of a score that repeats exactly.
+        # Midway between two scores, so that evaluated scores equal to either of them fall clearly on one side.
         cuts = torch.cat([(levels[1:] + levels[:-1]) / 2, levels.new_tensor([torch.inf])])
         wrong_out = len(first_out) - torch.searchsorted((sign * first_out).sort().values, cuts, right=True)
         wrong_in = torch.searchsorted((sign * first_in).sort().values, cuts, right=True)
@@ -192,7 +192,7 @@ def _oriented(
 def _evidence(
     wrong_out: Tensor, n_out: int, wrong_in: Tensor, n_in: int, *, delta: float, curve: Curve, confidence: float
 ) -> Tensor:
-    """Give mu (gaussian) or epsilon (approximate) that errors (k,) of each kind prove; both rates hold jointly."""
+    """Compute the mu (gaussian) or epsilon (approximate) that errors (k,) of each kind prove; both hold jointly."""
     false_positives = _upper(wrong_out, n_out, confidence)
     false_negatives = _upper(wrong_in, n_in, confidence)
     if curve == "gaussian":
@@ -210,7 +210,7 @@ def _as_epsilon(evidence: float, *, delta: float, curve: Curve) -> float:
 
 
 def _upper(wrong: Tensor, n: int, confidence: float) -> Tensor:
-    """Give Clopper-Pearson's upper bound on an error rate; two of them hold jointly with `confidence`."""
+    """Compute Clopper-Pearson's upper bound on an error rate; two of them hold jointly with `confidence`."""
     level = 1 - (1 - confidence) / 2
     counts = wrong.numpy()
     bound = torch.from_numpy(special.betaincinv(counts + 1, (n - counts).clip(min=0.5), level))
@@ -218,7 +218,7 @@ def _upper(wrong: Tensor, n: int, confidence: float) -> Tensor:
 
 
 def _at_least(hits: int, n: int, chance: float) -> float:
-    """Give P[Bin(n, chance) >= hits]."""
+    """Compute P[Bin(n, chance) >= hits]."""
     return float(special.betainc(hits, n - hits + 1, chance))
 
 

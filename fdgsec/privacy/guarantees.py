@@ -1,7 +1,7 @@
-"""What defenses will pay for a method's releases, said before any is made, and whether that adds up to one guarantee.
+"""The guarantees that defenses plan for a method's releases, and whether they compose to one guarantee.
 
-The ledger (fdgsec.privacy.ledger) composes what was paid; it finds out only when everything has been trained that two
-defenses count in different units, or between different neighbors."""
+The ledger (fdgsec.privacy.ledger) composes actual releases. Only after training would it find that two defenses protect
+different units, or use different neighboring relations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ Stage = Literal["share", "update", "review"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGuarantee:
-    """What the defense named `by` (with the options that decide it) pays for what leaves in `stage`.
+    """The planned guarantee of the defense `by` (with the options that matter) for the releases of `stage`.
 
-    It protects one `unit` between neighbors under each of `relations`. `first` says that nobody may pay before it."""
+    It protects one `unit` between neighbors under each of `relations`. With `first`, no defense before it may claim a
+    guarantee."""
 
     by: str
     stage: Stage
@@ -29,33 +30,34 @@ class PlannedGuarantee:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
-    """The defense named `by` gives one record a part in several rows: nobody behind it can count a row as one record."""
+    """The defense `by` mixes one record into several rows, so that no later defense can count a row as one record."""
 
     by: str
 
 
 def check_composable(said: Sequence[PlannedGuarantee | Mixing | None]) -> None:
-    """Raise AdjacencyError where two promises have no unit or no relation in common, naming both and what to choose.
+    """Raise AdjacencyError where two guarantees have no unit or no relation in common, naming both and what to choose.
 
-    What defenses have `said` is in the order in which they act: the first one pays for a stage, what comes behind it acts
-    on what has been paid for. Raises UsageError for one that must be the first and is not, and for rows mixed before."""
+    `said` is what the defenses plan, in the order in which they act: the first one gives a stage its guarantee, and
+    later ones process what is already protected. Raises UsageError for a defense that must be first and is not, and for
+    rows that were mixed before."""
     paying: dict[Stage, PlannedGuarantee] = {}
     mixing = ""
-    for promise in said:
-        if isinstance(promise, Mixing):
-            mixing = promise.by
-        if not isinstance(promise, PlannedGuarantee):
+    for guarantee in said:
+        if isinstance(guarantee, Mixing):
+            mixing = guarantee.by
+        if not isinstance(guarantee, PlannedGuarantee):
             continue
-        if mixing and (promise.stage, promise.unit) == ("share", "record"):
+        if mixing and (guarantee.stage, guarantee.unit) == ("share", "record"):
             raise UsageError(
-                f"{promise.by} counts one row per record, and {mixing} before it puts a record into several; put {mixing} "
-                "behind it, or protect clients."
+                f"{guarantee.by} counts one row per record, but {mixing} before it mixes a record into several rows; "
+                f"put {mixing} after it, or protect clients."
             )
-        before = paying.setdefault(promise.stage, promise)
-        if promise.first and before is not promise:
+        before = paying.setdefault(guarantee.stage, guarantee)
+        if guarantee.first and before is not guarantee:
             raise UsageError(
-                f"{promise.by} must count its steps with the model, which {before.by} before it pays for; "
-                f"put {promise.by} first."
+                f"{guarantee.by} must count its steps with the model, which {before.by} before it already protects; "
+                f"put {guarantee.by} first."
             )
     for one, other in combinations(paying.values(), 2):
         _check_pair(one, other)
@@ -64,15 +66,16 @@ def check_composable(said: Sequence[PlannedGuarantee | Mixing | None]) -> None:
 def _check_pair(one: PlannedGuarantee, other: PlannedGuarantee) -> None:
     if one.unit != other.unit:
         raise AdjacencyError(
-            f"{one.by} protects {one.unit}s and {other.by} {other.unit}s, which do not compose; let both protect records "
-            "(dp-sgd, private-scores, private-styles:unit=record) or both clients (dp-fedavg, private-styles:unit=client)."
+            f"{one.by} protects {one.unit}s and {other.by} {other.unit}s, which do not compose; let both protect "
+            "records (dp-sgd, private-scores, private-styles:unit=record) or both clients "
+            "(dp-fedavg, private-styles:unit=client)."
         )
     if not one.relations & other.relations:
         raise AdjacencyError(
-            f"{one.by} holds under {_listed(one)} and {other.by} under {_listed(other)}, which do not compose; take "
-            "neighbors=zero-out, which every defense knows."
+            f"{one.by} holds under {_listed(one)} and {other.by} under {_listed(other)}, which do not compose; use "
+            "neighbors=zero-out, which every defense supports."
         )
 
 
-def _listed(promise: PlannedGuarantee) -> str:
-    return " and ".join(sorted(promise.relations))
+def _listed(guarantee: PlannedGuarantee) -> str:
+    return " and ".join(sorted(guarantee.relations))

@@ -1,8 +1,9 @@
-"""The run's one ledger: whatever a client released, and what that cost its records, composed into one guarantee.
+"""The privacy ledger of a run: every release of a client and its cost, composed to one guarantee.
 
-Clients hold different records, so a record's loss is that of the one client that holds it: costs compose within a client,
-and the worst client speaks for the run. A release that no defense covers makes the guarantee none, and is named. A
-guarantee is stated in the strictest neighboring relation that every use of a mechanism knows its sensitivity in."""
+Clients hold different records, so a record's loss is that of the one client that holds it: costs compose within a
+client, and the run's guarantee is that of the worst client. Where a release has no defense there is no guarantee, and
+the release is named. A guarantee is stated in the strictest neighboring relation in which every use of a mechanism has
+a known sensitivity."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,12 +13,12 @@ from fdgsec.privacy.accounting import AdjacencyError, Relation, Unit, Use, epsil
 
 Uses = tuple[Use, ...] | None
 RELATIONS: tuple[Relation, ...] = ("replace-one", "add-remove", "zero-out")
-"""From the strictest to the mildest: where several are known, the first one is stated."""
+"""From the strictest to the weakest: where several are known, the first one is stated."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One release: which client sent which kind of artifact under which slot's name, and what that cost (None: unprotected)."""
+    """One release: its client, the kind of artifact, its slot, and its cost (None: unprotected)."""
 
     client: str
     round: int
@@ -29,7 +30,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Restated:
-    """What the releases of a slot in a round cost each client against those named by `against`, who do not see them singly."""
+    """The cost to each client of a slot's releases in a round, against `against`, who see only their sum."""
 
     round: int
     stage: str
@@ -40,10 +41,10 @@ class Restated:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What holds for everything that one run released, or for a part of it.
+    """The guarantee for everything that one run released, or for a part of it.
 
-    `epsilon` is None where nothing is promised: then `uncovered` names what leaves unprotected. `covers` lists what the
-    composition counts ("update/model"); `part` is "run", or which part of it is meant."""
+    `epsilon` is None without a guarantee; then `uncovered` names the unprotected releases. `covers` lists the composed
+    releases ("update/model"); `part` is "run", or the part of it."""
 
     part: str
     epsilon: float | None
@@ -56,7 +57,7 @@ class Guarantee:
     uncovered: tuple[str, ...]
 
     def document(self) -> dict[str, object]:
-        """The guarantee as the report writes it."""
+        """Give the guarantee as in the report."""
         return {
             "part": self.part, "epsilon": _plain(self.epsilon), "delta": self.delta, "unit": self.unit,
             "relation": self.relation, "mechanism": self.mechanism, "assumptions": list(self.assumptions),
@@ -69,7 +70,7 @@ class Guarantee:
 
 
 def spoken(guarantee: Mapping[str, object]) -> str:
-    """Say a guarantee's document in one line: what is promised, or what leaves unprotected."""
+    """Format a guarantee's document in one line: the epsilon, or the unprotected releases."""
     uncovered, covers = (list(map(str, _listed(guarantee[key]))) for key in ("uncovered", "covers"))
     if guarantee["epsilon"] is None:
         return f"{guarantee['part']}: none, unprotected: {', '.join(uncovered) or 'everything'}"
@@ -86,31 +87,31 @@ def _listed(value: object) -> Sequence[object]:
 
 @dataclass(kw_only=True)
 class Ledger:
-    """Entries in the order in which releases were made."""
+    """Entries in the order of the releases."""
 
     entries: list[Entry] = field(default_factory=list)
     restated: list[Restated] = field(default_factory=list)
 
     def write(self, client: str, *, round: int, stage: str, kinds: Mapping[str, str], uses: Mapping[str, Uses]) -> None:
-        """Enter one reply: `kinds` by slot, and the uses of those slots that are defended."""
+        """Add one reply: `kinds` by slot, and the uses of the slots that are defended."""
         for slot, kind in kinds.items():
             self.entries.append(
                 Entry(client=client, round=round, stage=stage, slot=slot, kind=kind, uses=uses.get(slot))
             )
 
     def restate(self, round: int, *, stage: str, slot: str, uses: Uses, against: str) -> None:
-        """Enter what a slot's releases of a round cost whoever sees no more of them than their sum."""
+        """Add the cost of a slot's releases in a round against observers who see only their sum."""
         self.restated.append(Restated(round=round, stage=stage, slot=slot, uses=uses, against=against))
 
     def guarantees(
         self, *, delta: float, assumptions: Sequence[str] = (), own_return: bool = False
     ) -> tuple[Guarantee, ...]:
-        """The run's guarantee first, then (where several releases are covered) each one's share of it; behind these, which
-        hold against everybody, what holds against those who see sums alone.
+        """Give the run's guarantee, then each covered release's share of it where there are several.
 
-        `own_return` says that what a client shares comes back into its own training: an update is then no safer than what
-        was shared, and stands open where that does. Without any use of a mechanism there is nothing to state, and the
-        run's alone comes back as none. Raises AdjacencyError where units differ or no relation is common to all uses."""
+        After these come the guarantees against observers who see only sums. `own_return` means that what a client
+        shares comes back into its own training: an update is then no safer than what was shared, and is unprotected
+        where that is. Without any use of a mechanism only the run's is given, as none. Raises AdjacencyError where
+        units differ or no relation is common to all uses."""
         every: list[Entry | Restated] = [*self.entries, *self.restated]
         if any(use.unit == "client" for entry in every for use in entry.uses or ()):
             assumptions = (*assumptions, _counted(len({entry.client for entry in self.entries})))
@@ -143,8 +144,8 @@ class Ledger:
         if open_slots:
             name = " + ".join(_spoken(slot) for slot in paid) + " only"
             part = Guarantee(
-                part=name, epsilon=found.value, delta=delta, unit=found.unit, relation=found.relation, mechanism=mechanism,
-                assumptions=tuple(assumptions), covers=covers, uncovered=(),
+                part=name, epsilon=found.value, delta=delta, unit=found.unit, relation=found.relation,
+                mechanism=mechanism, assumptions=tuple(assumptions), covers=covers, uncovered=(),
             )  # fmt: skip
             return (_nothing("run", delta, open_slots, assumptions), part)
         run = Guarantee(

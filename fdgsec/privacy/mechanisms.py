@@ -1,14 +1,13 @@
-"""How much noise a release needs: the analytic Gaussian mechanism, and beside it the classical one and Laplace's.
+"""Calibration of noise: the analytic Gaussian mechanism, the classical one for comparison, and the Laplace mechanism.
 
 Balle & Wang, ICML 2018, https://arxiv.org/abs/1805.06530, Theorem 8: N(0, sd^2 I) on a release of L2 sensitivity Delta
 is (epsilon, delta)-differentially private if and only if
 
     Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu) <= delta,    mu = Delta / sd.
 
-A *noise multiplier* is sd / Delta = 1 / mu, for whatever neighboring relation Delta was taken; such a release is
-mu-GDP. Everything is exact up to rounding for every epsilon, with no bound on tails, and is
-computed with logarithms where e^epsilon would overflow. None of it hardens a sampler: noise in floating point gives
-more away than these formulas say (Mironov, CCS 2012)."""
+A *noise multiplier* is sd / Delta = 1 / mu, for the neighboring relation of Delta; such a release is mu-GDP. Everything
+is exact up to rounding for every epsilon, with no bound on tails, and is computed with logarithms where e^epsilon would
+overflow. The formulas assume exact sampling: noise in floating point reveals more (Mironov, CCS 2012)."""
 
 import math
 from collections.abc import Callable
@@ -20,16 +19,16 @@ from scipy import optimize, special
 from fdgsec.runtime.errors import UsageError
 
 LARGEST_CLASSICAL_EPSILON = 1.0
-SAFE_SIDE = 1 + 1e-12  # a multiplier is rounded up by more than its root can be off, so that it meets its delta
+SAFE_SIDE = 1 + 1e-12  # a multiplier is rounded up by more than the error of its root, so that it meets its delta
 # Gauss-Legendre on [0, 1]: five points are exact to the ninth power of the width
 NODES = (0.04691007703066800, 0.23076534494715845, 0.5, 0.76923465505284155, 0.95308992296933200)
 WEIGHTS = (0.11846344252809454, 0.23931433524968324, 0.28444444444444444, 0.23931433524968324, 0.11846344252809454)
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
-    """Give the least standard deviation over sensitivity that is (`epsilon`, `delta`)-private (Theorem 8).
+    """Compute the least standard deviation over sensitivity that is (`epsilon`, `delta`)-private (Theorem 8).
 
-    Zero where `epsilon` is infinite. At most 2e-12 of itself above the exact value, never under it. Raises UsageError
+    Zero where `epsilon` is infinite. At most 2e-12 of itself above the exact value, never below it. Raises UsageError
     unless epsilon > 0 and 0 < delta < 1."""
     _check_epsilon(epsilon)
     _check_delta(delta)
@@ -52,7 +51,7 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def delta_of(noise_multiplier: float, epsilon: float) -> float:
-    """Give the exact delta at `epsilon` of Gaussian noise with this multiplier (Theorem 8); 1 without noise.
+    """Compute the exact delta at `epsilon` of Gaussian noise with this multiplier (Theorem 8); 1 without noise.
 
     Raises UsageError unless epsilon >= 0 and the multiplier >= 0."""
     _check_multiplier(noise_multiplier)
@@ -66,7 +65,7 @@ def delta_of(noise_multiplier: float, epsilon: float) -> float:
 
 
 def epsilon_of(noise_multiplier: float, delta: float) -> float:
-    """Give the exact epsilon at `delta` of Gaussian noise with this multiplier; infinite without noise.
+    """Compute the exact epsilon at `delta` of Gaussian noise with this multiplier; infinite without noise.
 
     Zero where even (0, `delta`) holds. Raises UsageError unless 0 < delta < 1 and the multiplier >= 0."""
     _check_multiplier(noise_multiplier)
@@ -82,10 +81,10 @@ def epsilon_of(noise_multiplier: float, delta: float) -> float:
 
 
 def classical_multiplier(epsilon: float, delta: float) -> float:
-    """Give sqrt(2 ln(1.25 / delta)) / epsilon, the textbook calibration that Theorem 8 replaces (Dwork & Roth 2014).
+    """Compute sqrt(2 ln(1.25 / delta)) / epsilon, the textbook calibration (Dwork & Roth 2014), for comparison.
 
-    Its proof covers epsilon <= 1 only, and at delta 1e-5 it is under the noise that is needed from epsilon 8.5 on; so
-    an epsilon above 1 is a UsageError. It stands here for comparison: `noise_multiplier` is never above it."""
+    Its proof covers epsilon <= 1 only, and at delta 1e-5 it is below the required noise from epsilon 8.5 on; so an
+    epsilon above 1 is a UsageError. Theorem 8 replaces it: `noise_multiplier` is never above it."""
     _check_epsilon(epsilon)
     _check_delta(delta)
     if epsilon > LARGEST_CLASSICAL_EPSILON:
@@ -96,13 +95,13 @@ def classical_multiplier(epsilon: float, delta: float) -> float:
 
 
 def laplace_scale(epsilon: float) -> float:
-    """Give the scale of Laplace noise over the L1 sensitivity that is (`epsilon`, 0)-private: 1 / epsilon."""
+    """Compute the scale of Laplace noise over the L1 sensitivity that is (`epsilon`, 0)-private: 1 / epsilon."""
     _check_epsilon(epsilon)
     return 1 / epsilon
 
 
 def multiplier_per_release(multiplier: float, *, releases: int) -> float:
-    """Give each of `releases` equal releases the noise with which all together cost what one with `multiplier` would.
+    """Compute the multiplier of each of `releases` equal releases that together cost as much as one with `multiplier`.
 
     mu^2 adds up under composition, so the standard deviation grows with sqrt(releases)."""
     _check_multiplier(multiplier)
@@ -114,8 +113,8 @@ def multiplier_per_release(multiplier: float, *, releases: int) -> float:
 def _log_delta(mu: float, epsilon: float) -> float:
     """Evaluate ln(Phi(-u) - e^epsilon Phi(-u - mu)) at u = epsilon / mu - mu / 2, without overflow or cancellation.
 
-    As e^epsilon phi(u + mu) = phi(u), delta is phi(u) (R(u) - R(u + mu)) with Mills' ratio R = (1 - Phi) / phi, which
-    needs no e^epsilon and leaves no difference of nearly equal tails."""
+    As e^epsilon phi(u + mu) = phi(u), delta is phi(u) (R(u) - R(u + mu)) with Mills' ratio R = (1 - Phi) / phi. This
+    form needs no e^epsilon and no difference of nearly equal tails."""
     u = epsilon / mu - mu / 2
     if u <= -1:  # mu > 2: the terms are far apart, and R(u) would overflow
         first = float(special.log_ndtr(-u))
@@ -129,12 +128,12 @@ def _log_delta(mu: float, epsilon: float) -> float:
 
 
 def _mills(x: float) -> float:
-    """Give (1 - Phi(x)) / phi(x)."""
+    """Compute (1 - Phi(x)) / phi(x)."""
     return math.sqrt(math.pi / 2) * float(special.erfcx(x / math.sqrt(2)))
 
 
 def _mills_slope(x: float) -> float:
-    """Give -R'(x) = 1 - x R(x), by its asymptotic series where the difference would cancel."""
+    """Compute -R'(x) = 1 - x R(x), by its asymptotic series where the difference would cancel."""
     if x < 50:
         return 1 - x * _mills(x)
     y = 1 / (x * x)
@@ -166,7 +165,7 @@ Mechanism = Literal["gaussian", "laplace"]
 
 @dataclass(frozen=True, order=True)
 class Step:
-    """A kind of release as an accountant sees it: noise over distance (above 0), sampling rate, and how often."""
+    """A release as an accountant needs it: noise over distance (above 0), sampling rate, and count."""
 
     mechanism: Mechanism
     multiplier: float

@@ -1,14 +1,14 @@
-"""A lower bound on epsilon from a single run with many canaries, each put in or left out by a coin.
+"""A lower bound on epsilon from a single run with many canaries, each included at random.
 
-Steinke, Nasr & Jagielski, NeurIPS 2023, https://arxiv.org/abs/2305.08846: of m canaries, each in with probability 1/2
-independently of all else, the auditor guesses about r and abstains on the others. If the run is (epsilon, delta)-private
-in adding or removing one canary (a null record in its place does as well), the number of right guesses is v or more
-with probability at most
+Steinke, Nasr & Jagielski, NeurIPS 2023, https://arxiv.org/abs/2305.08846: each of m canaries is included with
+probability 1/2, independently of everything else; the auditor guesses about r of them and abstains on the others. If
+the run is (epsilon, delta)-private in adding or removing one canary (or in replacing it by a null record), the number
+of right guesses is v or more with probability at most
 
     P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i,    B ~ Binomial(r, e^epsilon / (1 + e^epsilon)).
 
-The bound is the least epsilon at which that is 1 - confidence. How many to guess is fixed before looking; all right
-gives the ceiling, which few guesses keep low (3.46 for 102 guesses of 1,024 canaries at delta 1e-5)."""
+The bound is the least epsilon at which that is 1 - confidence. The number of guesses is fixed in advance. If all are
+right the bound is the ceiling, which is low for few guesses (3.46 for 102 guesses of 1,024 canaries at delta 1e-5)."""
 
 import math
 
@@ -21,7 +21,7 @@ from fdgsec.privacy.accounting import Unit
 from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.runtime.errors import UsageError
 
-FINEST = 1e-9  # to which the bound is found; the lower end is given
+FINEST = 1e-9  # precision of the bound; the lower end is given
 
 
 def p_value(m: int, guesses: int, correct: int, *, epsilon: float, delta: float) -> float:
@@ -43,7 +43,7 @@ def p_value(m: int, guesses: int, correct: int, *, epsilon: float, delta: float)
 
 
 def one_run_lower_bound(m: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
-    """Bound epsilon at `delta` from below with `correct` right of `guesses` about `m` canaries; 0 where that is no evidence.
+    """Bound epsilon at `delta` from below with `correct` right of `guesses` about `m` canaries; 0 without evidence.
 
     Valid with probability `confidence`. Raises UsageError for arguments out of range (see `p_value`)."""
     _check(m, guesses, correct, delta)
@@ -62,14 +62,14 @@ def one_run_lower_bound(m: int, guesses: int, correct: int, delta: float, confid
 
 
 def ceiling(m: int, guesses: int, delta: float, confidence: float = 0.95) -> float:
-    """Give the lower bound that `guesses` would yield were all of them right: what the audit can at most prove."""
+    """Compute the lower bound if all `guesses` were right: the largest bound that the audit can prove."""
     return one_run_lower_bound(m, guesses, guesses, delta, confidence)
 
 
 def right_guesses(scores: Numbers, included: Tensor, *, guesses: int) -> int:
-    """Count how many guesses are right when the highest scores are called in and the lowest out, half of `guesses` each.
+    """Count the right guesses when the highest scores are guessed "in" and the lowest "out", half of `guesses` each.
 
-    `scores` (m,) grow with what speaks for a canary; `included` (m,) bool holds the coins. An odd guess goes to "in".
+    `scores` (m,) grow with the evidence for a canary; `included` (m,) bool is the truth. An odd guess goes to "in".
     Raises ValueError where the shapes differ or `guesses` is not between 1 and m."""
     values = sample(scores, "scores")
     if included.shape != values.shape or included.dtype != torch.bool:
@@ -92,9 +92,9 @@ def audit_one_run(
     unit: Unit = "record",
     confidence: float = 0.95,
 ) -> AuditResult:
-    """Audit a claim with the `scores` (m,) of all canaries in one run and the coins `included` (m,) that put them in.
+    """Audit a claim with the `scores` (m,) of all canaries in one run and the random choices `included` (m,).
 
-    `guesses` is fixed before the scores are seen; see `right_guesses` for how they are spent."""
+    `guesses` is fixed before the scores are seen; see `right_guesses` for their use."""
     m, correct = len(included), right_guesses(scores, included, guesses=guesses)
     return AuditResult(
         lower_bound=one_run_lower_bound(m, guesses, correct, delta, confidence),

@@ -1,8 +1,9 @@
-"""Does one record's loss or gradient depend on the other records of its batch? Measured, not declared.
+"""Measures whether one record's loss or gradient depends on the other records of its batch.
 
-DP-SGD clips what each record contributes to a step. That bounds a record's influence only where the contributions of the
-others are the same with and without it: batch norm, styles mixed inside a batch, negatives drawn from it or contrast across
-it break this, and no validator of layers sees what a loss does (Opacus's passes all but the first)."""
+DP-SGD clips each record's contribution to a step. That bounds a record's influence only where the contributions of the
+others are the same with and without it. Batch norm, styles mixed inside a batch, negatives drawn from it and
+contrastive losses violate this. A check of layers does not see what a loss does: Opacus's validator catches only the
+first."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,52 +20,52 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 
 LOSS_TOLERANCE = 1e-5
-"""How much of itself (or of 1) a loss may change. The same shapes run through the same kernels: on a CPU an independent
-record's loss does not change by a bit, on a GPU by some 1e-7. The weakest coupling that was tried, a hundredth of the batch's
-mean loss added to each, changes some loss by 1.4e-4 and more (40 checks), StableFDG's attention by 4.5e-4 and more (100
-checks). What moves gradients alone, the next bound sees."""
+"""Relative (or, below 1, absolute) change of a loss that is tolerated. The same shapes run through the same kernels: on
+a CPU an independent record's loss does not change by a bit, on a GPU by some 1e-7. The weakest coupling that was tried,
+a hundredth of the batch's mean loss added to each, changes some loss by 1.4e-4 and more (40 checks), StableFDG's
+attention by 4.5e-4 and more (100 checks). Couplings that change gradients only are found by the next bound."""
 GRADIENT_TOLERANCE = 1e-4
-"""How much of its length the gradient may change: its sums over records run in an order that a GPU does not fix."""
+"""Tolerated change of a gradient, as a share of its length: a GPU does not fix the order of its sums over records."""
 ALONE_TOLERANCE = 1e-3
-"""The same for a record alone, whose batch has another shape and hence other kernels."""
+"""The same for a single record, whose batch has another shape and hence other kernels."""
 DRAWS = 16
-"""Losses of a record alone and in company, as often each; by chance the two groups lie apart in 2 of C(32, 16) = 6e8 cases."""
+"""Losses of a record alone, and as many in a batch; by chance the two groups separate in 2 of C(32, 16) = 6e8 cases."""
 
 
 class BatchCouplingError(UsageError):
-    """Records of a batch meet in the training loss, so that clipping single gradients bounds nothing.
+    """Records of a batch interact in the training loss, so that clipping single gradients bounds nothing.
 
-    `op` says what was seen, `method` where."""
+    `op` describes the observed coupling, `method` is the training method."""
 
     def __init__(self, op: str, method: str) -> None:
         self.op = op
         self.method = method
         variant = "" if method.endswith("-dp") else f"{method}-dp where there is one, or "
         super().__init__(
-            f"{method} couples the records of a batch: {op}. DP-SGD would promise an epsilon that does not hold; "
+            f"{method} couples the records of a batch: {op}. The epsilon of DP-SGD would not hold; "
             f"use {variant}dp-fedavg, which protects whole clients."
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Run:
-    """An objective and a network, as they are at one moment; `answer` changes them as training would."""
+    """An objective and a network at one moment of training; computing losses changes them as training would."""
 
     objective: Objective
     network: Classifier
     offset: int
 
     def copied(self) -> "_Run":
-        """The same moment again: the same weights, memories and draws."""
+        """Copy the moment: the same weights, memories and draws."""
         return _Run(objective=deepcopy(self.objective), network=deepcopy(self.network), offset=self.offset)
 
     def losses(self, batch: Batch) -> Tensor:
-        """Compute the losses under the draws of this moment."""
+        """Compute the losses with the draws of this moment."""
         with _draws(batch.images.device, self.offset):
             return self.objective(batch, self.network).float()
 
     def gradient(self, losses: Tensor, weights: Tensor) -> list[Tensor]:
-        """Give the gradient of `weights` . `losses` in each trained parameter that it reaches; zeros elsewhere."""
+        """Compute the gradient of `weights` . `losses` in each trained parameter that it reaches; zeros elsewhere."""
         trained = [parameter for parameter in self.network.parameters() if parameter.requires_grad]
         total = (losses * weights.to(losses)).sum()
         if not total.requires_grad:
@@ -75,7 +76,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _draws(device: torch.device, offset: int) -> Iterator[None]:
-    """Lend torch's global stream (a Dropout layer draws from it), moved on by `offset`, and put it back."""
+    """Advance torch's global stream (a Dropout layer draws from it) by `offset` draws, and restore it at the end."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.rand(offset)
@@ -89,17 +90,18 @@ def check_independence(
 ) -> None:
     """Raise BatchCouplingError where a record's loss, or its gradient, depends on other records.
 
-    Each probe computes the losses of `batch` twice with the same weights and the same draws of the objective, the second
-    time with some records replaced: by others, by black images or by noise, and with other labels. What stayed must keep
-    its losses and its gradients; so must all records of the batch after it, or else the objective carries records on in
-    its memory. At last some records are put through alone. Nothing is changed: `objective` and `model` are copied, with
-    the generators that they hold. Every other probe disturbs the weights, for at some (a head of zeros) no record matters.
+    Each probe computes the losses of `batch` twice with the same weights and the same draws of the objective, the
+    second time with some records replaced: by others, by black images or by noise, and with other labels. Records that
+    were not replaced must keep their losses and gradients. So must all records of the next batch, or else the
+    objective remembers records. At the end some records are evaluated alone. Nothing is changed: `objective` and
+    `model` are copied, with the generators that they hold. Every other probe disturbs the weights, because at some (a
+    head of zeros) no record has any influence.
 
-    Eight probes try every pair of a batch of eight. Not seen: an operation that fires more rarely than the `probes` look
-    (styles mixed in every second batch at one place were missed in 2 of 60 trials), and constants that an objective was
-    made with from the client's data. Raises UsageError for fewer than two records."""
+    Eight probes try every pair of a batch of eight. Not found: an operation that is rarer than `probes` (styles mixed
+    in every second batch at one place were missed in 2 of 60 trials), and constants that an objective computed from the
+    client's data. Raises UsageError for fewer than two records."""
     if len(batch.labels) < 2:
-        raise UsageError(f"independence of records is seen in batches of two or more; got {len(batch.labels)}.")
+        raise UsageError(f"independence of records is checked in batches of two or more; got {len(batch.labels)}.")
     moment = _Run(objective=deepcopy(objective), network=deepcopy(model), offset=1)
     _check_replay(moment, batch, method)
     for number, kept in enumerate(_groups(len(batch.labels), probes, rng)):
@@ -112,7 +114,7 @@ def check_independence(
 
 
 def _check_replay(moment: _Run, batch: Batch, method: str) -> None:
-    """Refuse what gives another number of losses than records, or cannot be replayed."""
+    """Refuse an objective with another number of losses than records, or that cannot be replayed."""
     first, again = (moment.copied().losses(batch).detach() for _ in range(2))
     if first.shape != batch.labels.shape:
         raise BatchCouplingError(
@@ -136,7 +138,7 @@ def _probe(now: _Run, batch: Batch, kept: Tensor, rng: torch.Generator, *, metho
     before, after = as_it_was.gradient(losses, weights), with_others.gradient(changed, weights)
     if bool(apart.any()) or _turn(before, after) > GRADIENT_TOLERANCE:
         raise BatchCouplingError(_blame(now, batch, other, kept), method)
-    if number < 3:  # what the objective (or a layer) remembers of the records that were replaced
+    if number < 3:  # what the objective (or a layer) remembers of the replaced records
         _check_memory(as_it_was, with_others, batch, rng, method)
     return as_it_was
 
@@ -147,13 +149,13 @@ def _check_memory(one: _Run, other: _Run, batch: Batch, rng: torch.Generator, me
     apart = bool(_changes(losses, changed).any())
     if apart or _turn(one.gradient(losses, weights), other.gradient(changed, weights)) > GRADIENT_TOLERANCE:
         raise BatchCouplingError(
-            "the losses or gradients of a batch changed when records of the batch before it were replaced (it learns, or "
-            "remembers, on its own)", method,
+            "the losses or gradients of a batch changed when records of the batch before it were replaced (it learns, "
+            "or remembers, on its own)", method,
         )  # fmt: skip
 
 
 def _check_alone(run: _Run, batch: Batch, record: int, method: str) -> None:
-    """Compare a record's loss and the length of its gradient in company and alone, over draws until they overlap."""
+    """Compare a record's loss and gradient length in a batch and alone, over draws until the two groups overlap."""
     rows = torch.tensor([record])
     alone = _rows(batch, rows)
     unit = torch.zeros(len(batch.labels)).index_fill(0, rows, 1.0)
@@ -206,7 +208,7 @@ def _slope(now: _Run, batch: Batch, unit: Tensor) -> list[Tensor]:
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """Say which losses changed, (B,); all, where their number did. What is not finite on both sides counts as the same."""
+    """Mark the losses that changed, (B,); all where their number did. Non-finite on both sides counts as equal."""
     if before.shape != after.shape:
         return torch.ones_like(before, dtype=torch.bool)
     scale = torch.maximum(before.abs(), after.abs()).clamp_min(1.0)
@@ -218,7 +220,7 @@ def _length(gradient: list[Tensor]) -> float:
 
 
 def _turn(before: list[Tensor], after: list[Tensor]) -> float:
-    """By what share of its length (of the longer one) a gradient changed."""
+    """Compute the change of a gradient as a share of its length (of the longer one)."""
     longer = max(_length(before), _length(after))
     apart = _length([one - other for one, other in zip(before, after, strict=True)])
     return apart / longer if longer else 0.0
@@ -230,9 +232,11 @@ def _lie_apart(ones: list[float], others: list[float]) -> bool:
 
 
 def _groups(count: int, probes: int, rng: torch.Generator) -> list[Tensor]:
-    """Choose who stays in each probe, (B,) bool: once by every binary digit of the records' numbers in random order and
-    once by its opposite, so that each record stays in some probe in which each other one goes; then all but one, and one
-    alone, in turn."""
+    """Choose the records that stay in each probe, (B,) bool.
+
+    The first probes keep, for each binary digit of the records' numbers in random order, those with the digit, and then
+    those without it; so each record stays in some probe in which any given other one is replaced. Then all but one, and
+    only one, in turn."""
     order = torch.randperm(count, generator=rng)
     digits = [order >> digit & 1 == 1 for digit in range((count - 1).bit_length())]
     groups = [group for digit in digits for group in (digit, ~digit)]
@@ -243,7 +247,7 @@ def _groups(count: int, probes: int, rng: torch.Generator) -> list[Tensor]:
 
 
 def _replaced(batch: Batch, kept: Tensor, rng: torch.Generator, *, content: int, classes: int) -> Batch:
-    """Put other records in the places that are not `kept`: copies of staying ones (0), black images (1) or noise (2).
+    """Replace the records that are not `kept`: by copies of kept ones (0), black images (1) or noise (2).
 
     Each gets a label that it did not have, where there are two classes or more."""
     where = kept.to(batch.images.device)
@@ -289,7 +293,7 @@ def _rows(batch: Batch, rows: Tensor) -> Batch:
 
 @torch.no_grad()
 def disturb(network: nn.Module, rng: torch.Generator) -> None:
-    """Move every trained parameter by a tenth of its spread (or of .1, where it has less)."""
+    """Change every trained parameter by a tenth of its spread (or of 0.1, where it has less)."""
     own = child(rng, "disturbance")
     for parameter in network.parameters():
         if parameter.requires_grad:
