@@ -1,1 +1,1 @@
-"""Networks that several papers or attacks share."""
+"""Classifiers and the other networks that several methods or attacks share."""

@@ -1,7 +1,8 @@
-"""The networks behind the style encoders: the bundled `mini` codec, and the shapes that imported weights are poured into.
+"""The networks of the style encoders: the bundled `mini` codec, and the architectures for imported weights.
 
 `mini` is ours (docs/encoders.md). The AdaIN pair is the VGG-19 prefix and mirrored decoder of Huang & Belongie (2017,
-section 6), with the module numbers of the published weights. SqueezeNet 1.0 is Iandola et al. (2016), cut after fire5."""
+section 6), with the module numbers of the published weights. SqueezeNet 1.0 is Iandola et al. (2016), cut after
+fire5."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -13,7 +14,7 @@ from torchvision.models import squeezenet1_0
 
 @dataclass(frozen=True, kw_only=True)
 class MiniShape:
-    """The sizes of a `mini` codec: its feature channels C, trunk width, residual blocks on either side, and its stride."""
+    """The sizes of a `mini` codec: feature channels C, trunk width, residual blocks on either side, and stride."""
 
     channels: int = 256
     width: int = 96
@@ -23,12 +24,12 @@ class MiniShape:
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Conv2d:
-    """A 3x3 convolution that reflects at the border: zeros there would leave a frame in every statistic."""
+    """Make a 3x3 convolution with reflection padding: zero padding would add a frame to every statistic."""
     return nn.Conv2d(inputs, outputs, 3, padding=1, padding_mode="reflect")
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions around a SiLU, added to the input; no normalization, so no image sees another."""
+    """Two 3x3 convolutions around a SiLU, added to the input; no normalization, so images stay independent."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,8 +45,8 @@ class ResidualBlock(nn.Module):
 class MiniEncoder(nn.Module):
     """Map images (N, 3, H, W) in [0, 1] to rectified features (N, C, H/stride, W/stride), at unit scale.
 
-    The last step is a softplus: the mean of a channel then measures how often and how strongly its pattern occurs, which
-    a linear channel's mean cannot, and unlike a ReLU it leaves no channel dead."""
+    The last step is a softplus. The mean of a channel then measures how often and how strongly its pattern occurs,
+    which a linear channel's mean cannot; unlike a ReLU it leaves no channel dead."""
 
     def __init__(self, shape: MiniShape) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class MiniDecoder(nn.Module):
         self.shuffle = nn.PixelShuffle(shape.stride)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The sides grow by the stride."""
+        """Map (N, C, h, w) to (N, 3, stride h, stride w)."""
         image: Tensor = self.shuffle(self.head(self.blocks(self.stem(features))))
         return (image + 1) / 2
 
@@ -81,9 +82,9 @@ _DECODER_WIDTHS: tuple[tuple[int, ...], ...] = ((256,), (256, 256, 256, 128), (1
 
 
 def vgg_encoder() -> nn.Sequential:
-    """The 31 modules of VGG-19 up to ReLU 4_1: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
+    """Build the 31 modules of VGG-19 up to ReLU 4_1: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
 
-    The first, a 1x1 convolution, carries the color normalization, so images come in [0, 1]."""
+    The first, a 1x1 convolution, includes the color normalization, so images are in [0, 1]."""
     modules: list[nn.Module] = [nn.Conv2d(3, 3, 1)]
     inputs = 3
     for stage, widths in enumerate(_VGG_WIDTHS):
@@ -96,7 +97,7 @@ def vgg_encoder() -> nn.Sequential:
 
 
 def vgg_decoder() -> nn.Sequential:
-    """Nine convolutions and three nearest-neighbor doublings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
+    """Build nine convolutions and three nearest-neighbor upsamplings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
     modules: list[nn.Module] = []
     inputs = 512
     for stage, widths in enumerate(_DECODER_WIDTHS):
@@ -105,11 +106,11 @@ def vgg_decoder() -> nn.Sequential:
         for width in widths:
             modules += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, width, 3), nn.ReLU()]
             inputs = width
-    return nn.Sequential(*modules[:-1])  # the image itself is not rectified
+    return nn.Sequential(*modules[:-1])  # no ReLU after the last convolution
 
 
 def squeezenet_encoder() -> nn.Sequential:
-    """SqueezeNet 1.0 up to and including fire5: ImageNet-normalized (N, 3, H, W) to (N, 256, about H/8, about W/8).
+    """Build SqueezeNet 1.0 up to and including fire5: ImageNet-normalized (N, 3, H, W) to (N, 256, ~H/8, ~W/8).
 
     Module numbers are those of torchvision's `features`, of which these are the first eight."""
     features = cast("nn.Sequential", squeezenet1_0(weights=None).features)

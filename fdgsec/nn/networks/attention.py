@@ -1,8 +1,8 @@
-"""StableFDG's attention-based feature highlighter: a classifier that also sees where its maps look like those of a query.
+"""StableFDG's attention-based feature highlighter, and a classifier that uses it.
 
-Park et al., NeurIPS 2023, section 3.2. The similarity of two images is eq. (6), with the image's own query mixed in eq. (8);
-the attention feature is eq. (7). The mean of S over its query axis is the product of the mean query with the keys, so the
-HW x HW matrix S is never made."""
+Park et al., NeurIPS 2023, section 3.2. The similarity of two images is eq. (6), with the image's own query mixed in
+eq. (8); the attention feature is eq. (7). The mean of S over its query axis is the product of the mean query with the
+keys, so the HW x HW matrix S is never computed."""
 
 from typing import Literal, cast
 
@@ -17,12 +17,12 @@ Similarity = Literal["mixed", "cross", "self"]
 
 
 class Highlighter(nn.Module):
-    """Scores the places of maps (N, C, h, w) by how similar they are to a query: theta_q, theta_k as 1x1 convolutions.
+    """Scores the positions of maps (N, C, h, w) by similarity to a query: theta_q, theta_k as 1x1 convolutions.
 
-    `cosine` gives queries and keys length 1 at every place, which the released code does and the paper does not. `unused`
-    adds the 1x1 convolutions that the released code carries and never uses (values, output), to count its parameters.
-    Without `cosine` weights are drawn by the law of nn.Conv2d: the paper names none, and the released one is for
-    cosines."""
+    `cosine` normalizes queries and keys to length 1 at every position, as in the released code but not in the paper.
+    `unused` adds the 1x1 convolutions that the released code has and never uses (values, output), to match its number
+    of parameters. Without `cosine` weights are drawn from the distribution of nn.Conv2d: the paper names none, and the
+    released one is for cosines."""
 
     def __init__(
         self, channels: int, *, embedding: int, cosine: bool, bias: bool, unused: bool, rng: torch.Generator
@@ -36,18 +36,18 @@ class Highlighter(nn.Module):
             projection = cast(nn.Conv2d, nn.utils.skip_init(nn.Conv2d, inputs, outputs, 1, bias=bias))
             if cosine:  # as released; a cosine ignores lengths
                 init.kaiming_normal_(projection.weight, mode="fan_out", nonlinearity="relu", generator=rng)
-            else:  # with that law one place of a ResNet's maps gets the whole score, and the softmax passes no gradient
+            else:  # with the released distribution one position of a ResNet's maps gets all of the softmax
                 init.uniform_(projection.weight, -(inputs**-0.5), inputs**-0.5, generator=rng)
             if projection.bias is not None:
                 init.zeros_(projection.bias)
             self.add_module(name, projection)
 
     def queries(self, maps: Tensor) -> Tensor:
-        """Give each image's query Q = theta_q X, averaged over its places, (N, d)."""
+        """Compute each image's query Q = theta_q X, averaged over positions, (N, d)."""
         return self._projected("query", maps).mean(2)
 
     def scores(self, maps: Tensor, queries: Tensor) -> Tensor:
-        """Give the attention scores a_s, (N, h, w): each image's sum to 1 over its places (section 3.2)."""
+        """Compute the attention scores a_s, (N, h, w): each image's sum to 1 over positions (section 3.2)."""
         similarity: Tensor = torch.einsum("nd,ndp->np", queries, self._projected("key", maps))
         return similarity.float().softmax(1).view(maps.shape[0], maps.shape[2], maps.shape[3])
 
@@ -57,11 +57,11 @@ class Highlighter(nn.Module):
 
 
 class HighlightedClassifier(Classifier):
-    """A classifier whose head sees the pooled features and, beside them, the attention feature of eq. (7).
+    """A classifier whose head gets the pooled features concatenated with the attention feature of eq. (7).
 
     Called with images alone it uses each image's own query (section 3.2, "Inference"), so that no image influences
-    another. Made of `plain`'s body and neck; the wider head is drawn from `rng` by the law of `plain`'s own, which for
-    ResNets is that of nn.Linear as released."""
+    another. It reuses the body and neck of `plain`; the wider head is drawn from `rng` by the distribution of `plain`'s
+    own, which for ResNets is that of nn.Linear as released."""
 
     def __init__(self, plain: Classifier, highlighter: Highlighter, *, channels: int, rng: torch.Generator) -> None:
         head = drawn_head(plain.backbone, plain.features_width + channels, plain.classes, rng=rng)
@@ -69,12 +69,12 @@ class HighlightedClassifier(Classifier):
         self.highlighter = highlighter
 
     def features(self, images: Tensor) -> Tensor:
-        """Give what the head sees, by self-attention: (N, features_width)."""
+        """Compute the input of the head, by self-attention: (N, features_width)."""
         maps = self.maps(images)
         return self.highlighted(maps, self.highlighter.queries(maps))
 
     def highlighted(self, maps: Tensor, queries: Tensor) -> Tensor:
-        """Join the last embedding feature with A(z) of eq. (7), under given queries (N, d): (N, features_width)."""
+        """Concatenate the last embedding feature with A(z) of eq. (7), for queries (N, d): (N, features_width)."""
         scores = self.highlighter.scores(maps, queries).flatten(1)
         attended = torch.einsum("ncp,np->nc", maps.flatten(2), scores.to(maps.dtype))
         return torch.cat([cast(Tensor, self.neck(maps)), attended], 1)
@@ -89,14 +89,14 @@ def highlighted(
     unused: bool = False,
     rng: torch.Generator,
 ) -> HighlightedClassifier:
-    """Give `plain` an attention highlighter of `embedding` = d dimensions and a head for both halves, drawn from `rng`."""
+    """Add an attention highlighter of `embedding` = d dimensions and a wider head to `plain`, drawn from `rng`."""
     channels = map_channels(plain)
     made = Highlighter(channels, embedding=embedding, cosine=cosine, bias=bias, unused=unused, rng=rng)
     return HighlightedClassifier(plain, made, channels=channels, rng=rng)
 
 
 def map_channels(network: Classifier) -> int:
-    """Give C of the last stage's maps: the features' width, unless a layer of the neck comes between (MobileNetV3)."""
+    """Give C of the last stage's maps: the features' width, unless the neck has a layer of its own (MobileNetV3)."""
     layers = [module for module in network.neck.modules() if isinstance(module, nn.Linear)]
     return layers[0].in_features if layers else network.features_width
 
@@ -111,7 +111,7 @@ def mixed_queries(queries: Tensor, partners: Tensor, *, similarity: Similarity =
 
 
 def class_partners(labels: Tensor) -> Tensor:
-    """Name for each row (N,) the next one of its class, the first after the last; itself where its class has no other."""
+    """Give each row (N,) the next row of its class, cyclically; itself where its class has no other row."""
     order = torch.argsort(labels, stable=True)
     _, counts = torch.unique_consecutive(labels[order], return_counts=True)
     ends = counts.cumsum(0) - 1
@@ -124,7 +124,7 @@ def class_partners(labels: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def attention_scores(network: Classifier, images: Tensor) -> Tensor:
-    """Give the score maps of images (N, 3, H, W) in [0, 1] by self-attention, (N, h, w): what StableFDG's figure 5 shows.
+    """Compute the self-attention score maps of images (N, 3, H, W) in [0, 1], (N, h, w), as in StableFDG's figure 5.
 
     Puts `network` into evaluation mode. Raises UsageError for a network without a highlighter."""
     if not isinstance(network, HighlightedClassifier):

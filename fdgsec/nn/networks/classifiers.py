@@ -3,9 +3,10 @@
 Every `Classifier` is a body (stem and four stages, (N, C, h, w)), a neck (pooling to (N, d)) and a linear head. With
 `norm="group"` no record influences another and no operation is in place, as DP-SGD with Opacus needs.
 
-Differs from torchvision: images are normalized inside the model; there is no dropout (SqueezeNet .5, MobileNetV3 .2), for
-it would draw from torch's global stream; SqueezeNet's head is linear, without the ReLU between its last convolution and
-the average (so logits are a linear function of the features, as for all the others, and may be negative)."""
+Differs from torchvision: images are normalized inside the model. There is no dropout (SqueezeNet .5, MobileNetV3 .2),
+because it would draw from torch's global stream. SqueezeNet's head is linear, without the ReLU between its last
+convolution and the average, so logits are a linear function of the features, as in all the others, and may be
+negative."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ class Normalization(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A network from images (N, 3, H, W) in [0, 1] to logits (N, classes), by way of `features_width` features.
+    """A network from images (N, 3, H, W) in [0, 1] to logits (N, classes), by `features_width` penultimate features.
 
     `body` has the children stem, stage1, ..., stage4, for methods that act between stages."""
 
@@ -64,14 +65,14 @@ class Classifier(nn.Module):
         self.head = head
 
     def maps(self, images: Tensor, *, between: StageHooks | None = None) -> Tensor:
-        """Give the last stage's feature maps, (N, C, h, w), changed on the way by `between`.
+        """Compute the last stage's feature maps, (N, C, h, w), with the hooks of `between` on the way.
 
-        Each entry of `between` replaces what its place gives: "conv" (the first convolution), "stem", "stage1", ...,
+        Each entry of `between` replaces the output of its place: "conv" (the first convolution), "stem", "stage1", ...,
         "stage4". Raises ValueError: images not float (N, 3, H, W); AttributeError: no such place."""
         if images.ndim != 4 or images.shape[1] != 3 or not images.is_floating_point():
             raise ValueError(f"images must be float (N, 3, H, W) in [0, 1]; got {images.dtype} {tuple(images.shape)}.")
         hooks = [
-            self.place(name).register_forward_hook(lambda module, given, made, change=change: change(made))
+            self.place(name).register_forward_hook(lambda _module, _given, made, change=change: change(made))
             for name, change in (between or {}).items()
         ]
         try:
@@ -88,11 +89,11 @@ class Classifier(nn.Module):
         return self.body.get_submodule(name)
 
     def features(self, images: Tensor) -> Tensor:
-        """Give the penultimate features, (N, features_width): what the linear head sees."""
+        """Compute the penultimate features, (N, features_width): the input of the linear head."""
         return cast(Tensor, self.neck(self.maps(images)))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits, (N, classes)."""
+        """Compute the logits, (N, classes)."""
         return cast(Tensor, self.head(self.features(images)))
 
 
@@ -105,13 +106,13 @@ def build_classifier(
     weights_path: Path | None = None,
     rng: torch.Generator | None,
 ) -> Classifier:
-    """Build a classifier on the CPU, its parameters drawn from `rng` by the laws torchvision uses.
+    """Build a classifier on the CPU, its parameters drawn from `rng` by torchvision's initialization.
 
-    Without an `rng` nothing is drawn, and what parameters and buffers hold is undefined: for who loads a whole state next.
+    Without an `rng` nothing is drawn and parameters and buffers are undefined: use it to load a whole state next.
     `pretrained` loads ImageNet weights (`weights_path`, else the store) into everything but the head, which stays
-    random. A group-norm network takes the convolutions and each norm's weight and bias; the running statistics have no
-    place in it, so it must be fine-tuned before it says anything. Raises UsageError for an unknown backbone, for norm or
-    classes out of range, and for weights that do not fit; WeightsUnavailableError where they are not stored."""
+    random. A group-norm network takes the convolutions and each norm's weight and bias but not the running statistics,
+    so it must be fine-tuned before use. Raises UsageError for an unknown backbone, for norm or classes out of range,
+    and for weights that do not fit; WeightsUnavailableError where they are not stored."""
     if backbone not in BACKBONES:
         raise unknown_name("backbone", backbone, BACKBONES)
     if norm not in ("batch", "group"):
@@ -139,7 +140,7 @@ def build_classifier(
 
 
 def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator | None) -> nn.Linear:
-    """Build a linear head on the CPU, drawn from `rng` by the law that torchvision has for the head of `backbone`.
+    """Build a linear head on the CPU, drawn from `rng` by torchvision's initialization of the head of `backbone`.
 
     Without an `rng` its parameters are undefined, as in `build_classifier`."""
     with torch.device("meta"):
@@ -151,17 +152,18 @@ def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator 
 
 
 def state_to_vector(state: Mapping[str, Tensor]) -> Tensor:
-    """Join the floating-point entries of `state`, in the order of their sorted names, into one vector (n,).
+    """Concatenate the floating-point entries of `state`, in the order of their sorted names, into one vector (n,).
 
-    Sorted, because a state that crossed the wire comes back in another order. Integer entries are left out."""
+    Sorted, because a state that was sent comes back in another order. Integer entries are left out."""
     parts = [state[key].reshape(-1) for key in sorted(state) if state[key].is_floating_point()]
     return torch.cat(parts) if parts else torch.empty(0)
 
 
 def vector_to_state(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `state_to_vector`: shapes, dtypes, key order and the integer entries are those of `like`.
+    """Invert `state_to_vector`: shapes, dtypes, key order and the integer entries are those of `like`.
 
-    Every tensor is a copy, on the device of `vector` (integer entries on their own). Raises ValueError: other length."""
+    Every tensor is a copy, on the device of `vector` (integer entries on their own). Raises ValueError for another
+    length."""
     sizes = {key: like[key].numel() for key in sorted(like) if like[key].is_floating_point()}
     if vector.shape != (sum(sizes.values()),):
         raise ValueError(f"vector must be ({sum(sizes.values())},) for this state; got {tuple(vector.shape)}.")
@@ -173,7 +175,7 @@ def vector_to_state(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def _network(backbone: str, norm: Norm) -> nn.Module:
-    """Build torchvision's module (or ours, for tiny), with blocks that work in place only where `norm` allows it."""
+    """Build torchvision's module (or ours, for tiny), with in-place blocks only where `norm` allows them."""
     library = torchvision.models
     if backbone == "tiny":
         return _tiny()
@@ -208,7 +210,7 @@ def _tiny() -> nn.Sequential:
 
 
 def _initialize(backbone: str, module: nn.Module, rng: torch.Generator) -> None:
-    """Draw what `module` itself holds from `rng`, by the law of torchvision's constructor for `backbone`."""
+    """Draw the own parameters of `module` from `rng`, as torchvision's constructor of `backbone` does."""
     if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
         init.ones_(module.weight)
         init.zeros_(module.bias)

@@ -1,11 +1,11 @@
-"""Linear layers that methods add to a classifier, drawn from a generator of their own."""
+"""Linear layers that methods add to a classifier, drawn from their own generator."""
 
 import torch
 from torch import nn
 
 
 def drawn_linear(inputs: int, outputs: int, rng: torch.Generator) -> nn.Linear:
-    """Build a linear layer on the CPU, its weight and bias drawn from `rng` by the law of torch's own constructor."""
+    """Build a linear layer on the CPU, its weight and bias drawn from `rng` by torch's own initialization."""
     with torch.device("meta"):  # nothing is drawn from the global stream
         layer = nn.Linear(inputs, outputs)
     layer.to_empty(device="cpu")

@@ -1,7 +1,7 @@
-"""The Inception v3 that FID is defined with (Heusel et al., NeurIPS 2017), as pytorch-fid gives it.
+"""The Inception v3 that FID is defined with (Heusel et al., NeurIPS 2017), as in pytorch-fid.
 
-It is torchvision's with 1008 classes and without the auxiliary head, but for the blocks whose pooling TensorFlow does
-otherwise: its averages leave the padding out, and the last block pools by the maximum. Pools hold no parameter, so that
+It is torchvision's with 1008 classes and without the auxiliary head, except for the pooling of some blocks, which
+follows TensorFlow: averages leave the padding out, and the last block uses max pooling. Pooling has no parameters, so
 the published file fits both."""
 
 from typing import cast
@@ -12,7 +12,7 @@ from torch import nn
 
 
 def inception_fid() -> nn.Module:
-    """Build the network without weights of its own; pytorch-fid's constructor would download them."""
+    """Build the network without weights; pytorch-fid's constructor would download them."""
     network = cast(
         nn.Module,
         torchvision.models.inception_v3(weights=None, num_classes=1008, aux_logits=False, init_weights=False),

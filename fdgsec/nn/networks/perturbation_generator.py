@@ -1,16 +1,16 @@
-"""A fully convolutional network that draws a perturbation of an image: FedDAG's generator.
+"""FedDAG's generator: a fully convolutional network from an image to a perturbation of it.
 
-FedDAG (Che et al. 2025, section IV-A2) names its generators FCN, FCN16 and FCN32 (Table VII) and says no more. This
-is the generator of DDAIG (Zhou et al., AAAI 2020, https://arxiv.org/abs/2003.06054), which FedDAG builds on and
+FedDAG (Che et al. 2025, section IV-A2) names its generators FCN, FCN16 and FCN32 (Table VII) without further details.
+This is the generator of DDAIG (Zhou et al., AAAI 2020, https://arxiv.org/abs/2003.06054), which FedDAG builds on and
 compares with; that 16 and 32 are its numbers of channels is an inference.
 
 A 3x3 convolution, three residual blocks, a fusion of each pixel with the global average, and a 1x1 convolution with
 tanh; padding reflects, every convolution but the last is without bias and followed by instance normalization without
 affine parameters, convolutions start at N(0, 0.02).
 
-The fusion (a 1x1 convolution of maps and their spread-out average) adds one number per image and channel to a whole
-map, and the instance normalization behind it subtracts the map's mean: the average has no effect. Its half of the
-weights is kept, for it is sent like the rest; the sum that comes to nothing is not computed."""
+The fusion (a 1x1 convolution of maps and their broadcast average) adds one number per image and channel to a whole map,
+and the instance normalization after it subtracts the map's mean: the average has no effect. Its half of the weights is
+kept, because it is sent like the rest; the sum without effect is not computed."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -26,7 +26,7 @@ INITIAL_STD = 0.02
 
 
 class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions with instance normalization, a ReLU between them, added to what came in."""
+    """Two 3x3 convolutions with instance normalization and a ReLU between them, added to the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ResidualBlock(nn.Module):
 
 
 class PerturbationNetwork(nn.Module):
-    """Map images (N, 3, H, W) to perturbations of the same shape in [-1, 1]; H and W at least 2.
+    """Maps images (N, 3, H, W) to perturbations of the same shape in [-1, 1]; H and W at least 2.
 
     `width` channels throughout: 14,819 parameters for 16, 58,307 for 32. All of them are drawn from `rng`."""
 
@@ -61,7 +61,7 @@ class PerturbationNetwork(nn.Module):
                     parameter.normal_(0, INITIAL_STD, generator=rng)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Draw the perturbations."""
+        """Compute the perturbations."""
         rows = images.contiguous()  # instance normalization copies channels-last maps back and forth
         maps = functional.instance_norm(self.stem(rows)).relu()
         for block in self.blocks:

@@ -1,7 +1,7 @@
-"""The published weights fdgsec can use: which files, where from, and which network each must fit.
+"""The catalog of published weights: files, sources, digests, and the network that each must fit.
 
-Expectations are read off the network itself, built on the meta device, never off a table of shapes; the tables, and what
-the networks compute, are transcribed independently in tests/golden/test_published_*.py."""
+Expected shapes are read from the network itself, built on the meta device, never from a table; tables of shapes and the
+networks' outputs are transcribed independently in tests/golden/test_published_*.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +24,8 @@ class WeightEntry:
     """Published weights that fdgsec can use.
 
     `sha256` is the digest of the published file, or its first digits where only those are known (from the file's name);
-    each whole one was found to agree in two or more independent public sources. `build` gives the network, `prefix_only`
-    says that the file may hold further layers, which are dropped."""
+    each whole digest agrees in two or more independent public sources. `build` makes the network. With `prefix_only`
+    the file may hold further layers, which are dropped."""
 
     name: str
     what: str
@@ -36,7 +36,7 @@ class WeightEntry:
 
     @property
     def file_name(self) -> str:
-        """What the published file is called."""
+        """Name of the published file."""
         return self.url.rpartition("/")[2]
 
     def shapes(self) -> dict[str, Shape]:

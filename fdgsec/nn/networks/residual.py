@@ -1,8 +1,8 @@
-"""torchvision's residual blocks without in-place operations, and GroupNorm in the place of BatchNorm.
+"""torchvision's residual blocks without in-place operations, and the replacement of BatchNorm by GroupNorm.
 
 Opacus takes per-sample gradients with hooks on layer outputs, which a later in-place operation (`out += identity`,
-`ReLU(inplace=True)`) would overwrite; and BatchNorm lets one record change the output of another (DESIGN: a guarantee of
-differential privacy would not hold). Parameters and names are torchvision's."""
+`ReLU(inplace=True)`) would overwrite. BatchNorm lets one record change the output of another, so that a guarantee of
+differential privacy would not hold. Parameters and names are torchvision's."""
 
 import math
 from typing import cast
@@ -47,7 +47,7 @@ def without_batch_norm(network: nn.Module) -> None:
     """Replace, in `network` itself, every BatchNorm2d by GroupNorm and every in-place activation by its plain form.
 
     GroupNorm gets gcd(32, C) groups (32 as in Wu & He 2018; the divisor is Opacus's choice) and the epsilon of the
-    BatchNorm it replaces; names and the affine weight and bias stay, running statistics go."""
+    BatchNorm it replaces. Names and the affine weight and bias stay; running statistics are dropped."""
     for module in list(network.modules()):
         if isinstance(module, nn.ReLU | nn.Hardswish):
             module.inplace = False

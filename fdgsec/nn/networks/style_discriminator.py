@@ -1,12 +1,12 @@
-"""What judges pictures while a generator learns: a discriminator like FastGAN's, and a predictor of styles.
+"""The networks that judge images while a generator trains: a discriminator like FastGAN's, and a style predictor.
 
 Liu et al. (ICLR 2021, https://arxiv.org/abs/2101.04775, section 3.2): residual blocks that halve the side, a logit per
-patch, and a decoder that must redraw the picture from the discriminator's own maps, so that it learns what is in a picture
-and not which pictures there are. A style enters as in Miyato & Koyama (ICLR 2018): its embedding's inner product with the
+patch, and a decoder that must reconstruct the image from the discriminator's own maps, which keeps the discriminator
+from memorizing images. A style enters as in Miyato & Koyama (ICLR 2018): the inner product of its embedding with the
 pooled map is added to every logit.
 
-Differs from FastGAN: one scale, one decoder, no excitation between maps, and spectral normalization alone (Miyato et al.,
-ICLR 2018), no batch norm, so that no picture sees another."""
+Differs from FastGAN: one scale, one decoder, no excitation between maps, and spectral normalization alone (Miyato et
+al., ICLR 2018), no batch norm, so that images stay independent."""
 
 from itertools import pairwise
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from fdgsec.nn.networks.style_generator import GeneratorShape
 
 SLOPE = 0.2  # of the leaky ReLU
-_PATCH = 4  # cells of the last map behind one logit
+_PATCH = 4  # side in cells of the region of the last map that gives one logit
 
 
 class SpectralConvolution(nn.Conv2d):
@@ -45,7 +45,7 @@ class SpectralConvolution(nn.Conv2d):
 
 
 class Halving(nn.Module):
-    """Halve the side twice over and average: by two convolutions, and by pooling before a 1x1 convolution."""
+    """Halves the side on two paths and averages them: two convolutions, and pooling before a 1x1 convolution."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Halving(nn.Module):
 
 
 class PictureTrunk(nn.Module):
-    """Map pictures (N, 3, size, size) in [0, 1] to maps (N, `width`, `side`, `side`): 8 cells a side, 4 for 8 pixels.
+    """Maps images (N, 3, size, size) in [0, 1] to maps (N, `width`, `side`, `side`): 8 cells a side, 4 for 8 pixels.
 
-    Channels are those that `shape` gives the generator's maps of the same side."""
+    Each map has the channels of the generator's map of the same side, given by `shape`."""
 
     def __init__(self, shape: GeneratorShape) -> None:
         super().__init__()
@@ -74,15 +74,15 @@ class PictureTrunk(nn.Module):
         self.stages = nn.Sequential(*(Halving(shape.channels(a), shape.channels(b)) for a, b in pairwise(sides)))
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """Give the last map."""
+        """Compute the last map."""
         maps: Tensor = self.stages(functional.leaky_relu(self.stem(2 * pictures - 1), SLOPE))
         return maps
 
 
 class StyleDiscriminator(nn.Module):
-    """Give every patch of a picture a logit, larger where it looks real and fits its style.
+    """Gives every patch of an image a logit, larger where it looks real and fits its style.
 
-    `dimension` is the style's, 0 where there is none. Parameters are drawn from `rng` alone, on the CPU."""
+    `dimension` is that of the style, 0 without one. Parameters are drawn from `rng` alone, on the CPU."""
 
     def __init__(self, dimension: int, shape: GeneratorShape, *, rng: torch.Generator) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class StyleDiscriminator(nn.Module):
             self.mixed = SpectralConvolution(width, width, 1)
             self.patches = SpectralConvolution(width, 1, _PATCH)
             self.style = nn.Linear(dimension, width, bias=False) if dimension else None
-            doublings = (shape.size // self.trunk.side).bit_length() - 2  # up to half of the picture's side
+            doublings = (shape.size // self.trunk.side).bit_length() - 2  # up to half of the image's side
             self.redrawing = nn.ModuleList(nn.Conv2d(width, 2 * width, 3, padding=1) for _ in range(doublings))
             self.drawing = nn.Conv2d(width, 3, 3, padding=1)
         draw_weights(self, rng)
 
     def forward(self, maps: Tensor, styles: Tensor | None) -> Tensor:
-        """Judge the trunk's `maps` beside `styles` (N, dimension): (N, patches)."""
+        """Compute the logits of the trunk's `maps` for `styles` (N, dimension): (N, patches)."""
         patches: Tensor = self.patches(functional.leaky_relu(self.mixed(maps), SLOPE)).flatten(1)
         if self.style is None or styles is None:
             return patches
@@ -106,7 +106,7 @@ class StyleDiscriminator(nn.Module):
         return patches + fitting
 
     def redrawn(self, maps: Tensor) -> Tensor:
-        """Redraw the pictures at half their side from the trunk's maps, (N, 3, size / 2, size / 2) in (0, 1)."""
+        """Reconstruct the images at half their side from the trunk's maps, (N, 3, size / 2, size / 2) in (0, 1)."""
         for convolution in self.redrawing:
             larger = functional.interpolate(maps, scale_factor=2, mode="nearest")
             maps = functional.glu(convolution(larger), dim=1)
@@ -115,10 +115,10 @@ class StyleDiscriminator(nn.Module):
 
 
 class StylePredictor(nn.Module):
-    """Tell the style of a picture, (N, dimension): what stands for the public encoder where gradients are needed.
+    """Predicts the style of an image, (N, dimension), in place of the public encoder where gradients are needed.
 
-    A style is channel means and spreads, so those of three small maps, of full, half and a quarter of the side, are what
-    the linear head sees."""
+    A style is channel means and spreads, so the linear head gets those of three small maps, of full, half and a quarter
+    of the side."""
 
     def __init__(self, dimension: int, *, width: int = 32, rng: torch.Generator) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class StylePredictor(nn.Module):
 
 
 def draw_weights(network: nn.Module, rng: torch.Generator) -> None:
-    """Draw weights as He et al. (2015) do, directions of unit length, biases zero; the network comes to the CPU."""
+    """Draw weights as He et al. (2015), directions of unit length, biases zero; the network moves to the CPU."""
     network.to_empty(device="cpu")
     with torch.no_grad():
         for parameter in network.parameters():

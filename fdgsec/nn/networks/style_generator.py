@@ -1,14 +1,14 @@
-"""From a style to an image: a generator like FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
+"""A generator of images from styles, like FastGAN (Liu et al., ICLR 2021, https://arxiv.org/abs/2101.04775).
 
 CCST (appendix A) and FISC reconstruct images from styles with such a generator, trained by regression without a
-discriminator. The style becomes a 4x4 map; every stage doubles its side (nearest neighbor, [1, 2, 1] blur,
-convolution, Gaussian noise times one learned scalar, normalization, gated linear unit); skip-layer excitation lets maps
-of 4, 8 and 16 pixels gate the channels of those 16 times larger; a 3x3 convolution draws the picture.
+discriminator. The style becomes a 4x4 map. Every stage doubles its side: nearest neighbor, [1, 2, 1] blur,
+convolution, Gaussian noise times one learned scalar, normalization, gated linear unit. In skip-layer excitation maps of
+4, 8 and 16 pixels gate the channels of those 16 times larger. A 3x3 convolution gives the image.
 
 Differs from the generator that CCST's released code imports: styles are standardized with the training set's mean and
 spread, the output goes through a sigmoid, excitation follows Liu et al.'s 4-64, 8-128 and 16-256 (the code: 16-128 and
-32-256), and noise is added only where a `torch.Generator` is passed. A regression is evaluated without one: noise in
-evaluation makes reconstructions random and worse on average."""
+32-256), and noise is added only where a `torch.Generator` is passed. A regression is evaluated without one, because
+noise in evaluation makes reconstructions random and worse on average."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,11 +25,11 @@ EXCITES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorShape:
-    """How wide and how deep: a map of side s has min(`cap`, `numerator` / s) channels, the 4x4 seed `seed_channels`.
+    """Width and depth: a map of side s has min(`cap`, `numerator` / s) channels, the 4x4 seed `seed_channels`.
 
     `size` is a power of two, at least 8. Even kernels pad one pixel more before than after. `norm` "group" (of about 8
     channels) computes the same in training and in evaluation, which short trainings need; published is "batch".
-    `noise` False leaves the noise inputs out altogether. Raises ValueError for sizes that cannot be built."""
+    `noise` False leaves out the noise inputs. Raises ValueError for sizes that cannot be built."""
 
     size: int
     cap: int
@@ -50,26 +50,26 @@ class GeneratorShape:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The sides of the stages' maps, smallest first, without the seed."""
+        """Give the sides of the stages' maps, smallest first, without the seed."""
         return tuple(2**power for power in range(3, self.size.bit_length()))
 
     def channels(self, side: int) -> int:
-        """The channels of the map of side `side`."""
+        """Give the channels of the map of side `side`."""
         return self.seed_channels if side == SEED_SIDE else min(self.cap, self.numerator // side)
 
 
 def full_shape(size: int) -> GeneratorShape:
-    """The published widths: 64 million parameters at 64 px for styles of 1,024 numbers."""
+    """Give the published widths: 64 million parameters at 64 px for styles of 1,024 numbers."""
     return GeneratorShape(size=size, cap=512, numerator=8192, seed_channels=1024, kernel=4, norm="batch")
 
 
 def small_shape(size: int) -> GeneratorShape:
-    """About 18 million multiplications per image at 64 px: minutes on a CPU. Noise is left out."""
+    """Give widths of about 18 million multiplications per image at 64 px, minutes on a CPU; without noise."""
     return GeneratorShape(size=size, cap=32, numerator=384, seed_channels=48, noise=False)
 
 
 def adversarial_shape(size: int) -> GeneratorShape:
-    """About 100 million multiplications per image at 64 px: what an adversary of the same width can teach on a CPU."""
+    """Give widths of about 100 million multiplications per image at 64 px: adversarial training on a CPU."""
     return GeneratorShape(size=size, cap=64, numerator=max(1024, size), seed_channels=64, noise=False)
 
 
@@ -78,7 +78,7 @@ SMALL = small_shape(64)
 
 
 class SkipExcitation(nn.Module):
-    """Gate the channels of a large map by what a small one shows: attention pooling, two 1x1 convolutions, sigmoid."""
+    """Gates the channels of a large map by a small one: attention pooling, two 1x1 convolutions, sigmoid."""
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class SkipExcitation(nn.Module):
 
 
 class Stage(nn.Module):
-    """Double the side: nearest neighbor, blur, convolution, noise, normalization, gated linear unit."""
+    """Doubles the side: nearest neighbor, blur, convolution, noise, normalization, gated linear unit."""
 
     kernel: Tensor
 
@@ -125,7 +125,7 @@ class Stage(nn.Module):
 
 
 class StyleGenerator(nn.Module):
-    """Map styles (N, D) to images (N, 3, size, size) in (0, 1).
+    """Maps styles (N, D) to images (N, 3, size, size) in (0, 1).
 
     `center` and `spread` (D,) standardize the styles: fit them with `fit_input` on the adversary's own training styles;
     until then they are 0 and 1. Parameters are drawn from `rng` alone."""
@@ -154,7 +154,7 @@ class StyleGenerator(nn.Module):
         self.register_buffer("spread", torch.ones(dimension))
 
     def _initialize(self, rng: torch.Generator) -> None:
-        """Draw convolutions as He et al. (2015) do, gates and norms neutral, noise silent."""
+        """Draw convolutions as He et al. (2015); gates and norms start neutral, noise at zero."""
         kernels = {name: buffer for name, buffer in self.named_buffers() if name.endswith("kernel")}
         self.to_empty(device="cpu")
         for name, kernel in kernels.items():
@@ -178,7 +178,7 @@ class StyleGenerator(nn.Module):
         self.spread.copy_(torch.where(spread > 0, spread, 1.0))
 
     def logits(self, styles: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
-        """The picture before the sigmoid; with `rng`, noise enters at every stage."""
+        """Compute the image before the sigmoid; with `rng`, noise is added at every stage."""
         standard = (styles - self.center) / self.spread
         features = functional.glu(self.seed_norm(self.seed(standard[..., None, None])), dim=1)
         features = functional.normalize(features, dim=1)
@@ -192,11 +192,11 @@ class StyleGenerator(nn.Module):
         return picture
 
     def forward(self, styles: Tensor, rng: torch.Generator | None = None) -> Tensor:
-        """Draw images in (0, 1)."""
+        """Generate images in (0, 1)."""
         return self.logits(styles, rng=rng).sigmoid()
 
     def multiplications(self) -> int:
-        """Multiply-accumulates of all convolutions for one image, blur included."""
+        """Count the multiply-accumulates of all convolutions for one image, blur included."""
         seed = self.seed.weight.numel()
         total = seed + self.draw.weight.numel() * self.shape.size**2
         for side, stage in zip(self.shape.sides, self.stages, strict=True):

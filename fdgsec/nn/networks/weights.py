@@ -1,9 +1,9 @@
-"""Where published weights come from: explicit path, then the store; never a silent random substitute.
+"""Loading, importing and downloading of published weights; a missing file never becomes a random substitute.
 
 `import_file` and `fetch` put weights into the store (`weights_dir`), always as safetensors beside a JSON record of the
-hashes; `load_state` reads them. Every file is compared, key by key and shape by shape, with the network it claims to be,
-built on the meta device. Of the files on the internet only .pth/.pt are pickled: they are read here, and nowhere else in
-fdgsec, by `torch.load(weights_only=True)`, which runs no code.
+hashes; `load_state` reads them. Every file is compared, key by key and shape by shape, with the network it belongs to,
+built on the meta device. Only .pth/.pt files are pickled. They are read here, and nowhere else in fdgsec, by
+`torch.load(weights_only=True)`, which runs no code.
 
 Nothing is downloaded unless `fetch` is called."""
 
@@ -32,7 +32,7 @@ COUNTER = "num_batches_tracked"  # BatchNorm's step counter; files older than to
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedWeights:
-    """What the record beside a stored file says.
+    """The record beside a stored file.
 
     `sha256` and `bytes` are the stored file's, `source_sha256` the hash of the file it was made from; `official` says
     whether that was the published file, byte for byte."""
@@ -63,12 +63,12 @@ def _entry(name: str) -> WeightEntry:
 
 
 def weights_dir() -> Path:
-    """The store: `weights` in the cache; not created here."""
+    """Give the store: `weights` in the cache; not created here."""
     return cache_root() / "weights"
 
 
 def expected_shapes(name: str) -> dict[str, Shape]:
-    """Give key -> shape of what `load_state` returns, in the network's own order. Raises UsageError: unknown name."""
+    """Map each key of `load_state`'s result to its shape, in the network's order. Raises UsageError: unknown name."""
     return _entry(name).shapes()
 
 
@@ -91,11 +91,11 @@ def locate(name: str, *, path: Path | None = None) -> Path:
 
 
 def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
-    """Give the state dict `name`, checked against its architecture, on the CPU.
+    """Load the state dict `name`, checked against its architecture, on the CPU.
 
     Floats are fp32 whatever the file holds, counters int64; keys come in the network's own order. Raises UsageError for
     a `path` that is damaged or another network's, WeightsUnavailableError where nothing is stored, or where the stored
-    file is no longer what was imported."""
+    file is not the imported one."""
     entry = _entry(name)
     file = locate(name, path=path)
     if path is None:
@@ -105,7 +105,7 @@ def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
 
 
 def record(name: str) -> ImportedWeights:
-    """Give what is known of the stored file, which must still be the one that was imported.
+    """Read the record of the stored file, which must still be the imported one.
 
     Raises UsageError for an unknown name, WeightsUnavailableError where it is missing or differs from its record."""
     file = locate(name)
@@ -122,9 +122,9 @@ def record(name: str) -> ImportedWeights:
 def import_file(name: str, source: Path, *, sha256: str | None = None) -> ImportedWeights:
     """Check `source` (.pth, .pt or .safetensors) and store its tensors, in its own precision.
 
-    `sha256` is the file's digest, or its first eight digits or more, where its author published it. Raises UsageError for
-    an unknown name and for a file that is missing, damaged, not a plain state dict, not finite, of another digest, or
-    another network's: with the first key or shape that differs. Nothing is stored then."""
+    `sha256` is the file's digest, or its first eight digits or more, where its author published it. Raises UsageError
+    for an unknown name, and for a file that is missing, damaged, not a plain state dict, not finite, of another digest,
+    or another network's, with the first key or shape that differs. Then nothing is stored."""
     entry = _entry(name)
     if not source.is_file():
         raise UsageError(f"{source} is not a file; expected the weights {name} ({entry.what}).")
@@ -150,7 +150,7 @@ def import_file(name: str, source: Path, *, sha256: str | None = None) -> Import
 
 
 def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
-    """Download the published file, check its hash, and store it as `import_file` does; a cut download is taken up again.
+    """Download the published file, check its hash, and store it as `import_file` does; interrupted downloads resume.
 
     Raises UsageError for an unknown name, WeightsUnavailableError without a network, on a broken download and on a
     file with another hash; nothing is stored then."""
@@ -170,7 +170,7 @@ def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
 
 
 def listing() -> list[WeightStatus]:
-    """Say for all known weights whether they are stored; reads the records, not the weights."""
+    """List for all known weights whether they are stored; reads the records, not the weights."""
     rows = []
     for entry in CATALOG.values():
         known = _record(entry.name) if (weights_dir() / f"{entry.name}.safetensors").is_file() else None
@@ -230,7 +230,7 @@ _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")  # torch
 
 
 def _conforming(entry: WeightEntry, state: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """Give the tensors of `state` that the network needs, in its order. Raises UsageError at the first difference."""
+    """Select the tensors of `state` that the network needs, in its order. Raises UsageError at the first difference."""
     found = {_OLD_DENSENET.sub(r"\1\2", key): tensor for key, tensor in state.items()}
     if problem := _difference(entry, found):
         others = [name for name, other in CATALOG.items() if not _difference(other, found)]
@@ -247,7 +247,7 @@ def _conforming(entry: WeightEntry, state: Mapping[str, Tensor], file: Path) -> 
 
 
 def _difference(entry: WeightEntry, found: Mapping[str, Tensor]) -> str | None:
-    """Name the first key or shape in which `found` is not the network of `entry`."""
+    """Describe the first key or shape in which `found` is not the network of `entry`; None where none differs."""
     expected = entry.shapes()
     for key, shape in expected.items():
         if key not in found:

@@ -1,1 +1,1 @@
-"""Image styles: channel statistics, encoders and decoders, spectra, and their clustering."""
+"""Image styles: channel statistics, encoders and decoders, amplitude spectra, and their clustering."""

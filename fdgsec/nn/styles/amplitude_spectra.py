@@ -1,10 +1,10 @@
-"""Amplitude spectra of images, and their exchange at low frequencies: style as FedDG and CCST's appendix E see it.
+"""Amplitude spectra of images, and their exchange at low frequencies: the style of FedDG and CCST's appendix E.
 
 Liu, Chen, Qin, Dou & Heng (FedDG, CVPR 2021, https://arxiv.org/abs/2103.06030) split an image's Fourier transform into
 amplitude and phase and mix the amplitudes of another image into it inside a centered square window of the shifted
 spectrum. Here a spectrum is the half that `torch.fft.rfft2` gives, (..., H, W // 2 + 1): the other half of a real
 image's spectrum is its mirror image. Pure functions, deterministic, on the device of their inputs. `SpectralEncoder`
-offers spectra as a style encoder: they are a statistic of pixels, not of features."""
+offers spectra as a style encoder; they are a statistic of pixels, not of features."""
 
 import hashlib
 import math
@@ -15,11 +15,12 @@ from torch import Tensor
 from fdgsec.nn.styles.encoders import StyleEncoder
 
 LOW_FREQUENCIES = 16
-"""Frequencies -16..16 of a spectrum are what attacks compare: 3 x 33 x 17 numbers tell images apart, and thousands fit."""
+"""Attacks compare the frequencies -16..16 of a spectrum: 3 x 33 x 17 numbers identify images, and thousands fit in
+memory."""
 
 
 def amplitudes(images: Tensor) -> Tensor:
-    """Give |F(x)| of real images (N, C, H, W): (N, C, H, W // 2 + 1), not normalized (the first entry is a sum).
+    """Compute |F(x)| of real images (N, C, H, W): (N, C, H, W // 2 + 1), not normalized (the first entry is a sum).
 
     Raises ValueError for anything else."""
     if images.ndim != 4 or not images.is_floating_point():
@@ -29,7 +30,7 @@ def amplitudes(images: Tensor) -> Tensor:
 
 
 def window(share: float, size: tuple[int, int]) -> int:
-    """Give b = floor(L min(h, w)) for L = `share` of an image of `size` = (h, w): frequencies -b..b are exchanged.
+    """Compute b = floor(L min(h, w)) for L = `share` of an image of `size` = (h, w): frequencies -b..b are exchanged.
 
     The product is rounded at 1e-9 first, so that L = 0.29 of 100 pixels is 29. b = 0 is the mean color alone, and from
     L = 1/2 on it is the whole spectrum. Raises ValueError where L is outside [0, 1]."""
@@ -57,7 +58,7 @@ def exchanged(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float =
 
     A' = ratio A + (1 - ratio) A_other inside, A' = A outside, x' = F^-1(A' e^{i phase}). `images` is (N, C, H, W),
     `others` (N, C, H, W // 2 + 1), `ratio` one number or one per image (N,). Computed as x + F^-1((A' - A) e^{i
-    phase}), so that an image that meets its own amplitudes comes back bit by bit. The result is not clamped.
+    phase}), so that an image mixed with its own amplitudes is unchanged bit by bit. The result is not clamped.
     Raises ValueError where the sizes do not fit."""
     size = (int(images.shape[-2]), int(images.shape[-1]))
     expected = (*images.shape[:-1], size[1] // 2 + 1)
@@ -76,7 +77,7 @@ def exchanged(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float =
 
 
 class SpectralEncoder(StyleEncoder):
-    """The low amplitudes of images of `size` = (H, W) pixels as maps of one cell, so that a mean over the map is the amplitude.
+    """The low amplitudes of images of `size` = (H, W) pixels, as maps of one cell whose mean is the amplitude.
 
     Computed in float64, as CCST averages them. There is no variance within an image, and no decoder."""
 

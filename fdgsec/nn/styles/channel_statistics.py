@@ -1,8 +1,8 @@
 """Channel statistics of feature maps, their exact pooling, and AdaIN: pure functions in the papers' symbols.
 
-A *style* is a pair (mean, std) of per-channel statistics. Per image it is eq. (6) of CCST, over all pixels of all images
-eq. (8). Sums are kept as (count, mean, m2) in float64 and merged as in Chan, Golub & LeVeque (1983), so that a pooled
-style does not depend on batch size or order and never needs all feature maps at once."""
+A *style* is a pair (mean, std) of per-channel statistics. Per image it is eq. (6) of CCST, over all pixels of all
+images eq. (8). Sums are kept as (count, mean, m2) in float64 and merged as in Chan, Golub & LeVeque (1983), so that a
+pooled style does not depend on batch size or order and never needs all feature maps at once."""
 
 from dataclasses import dataclass
 
@@ -52,11 +52,11 @@ class Moments:
         return Moments(count=total.reshape(1), mean=mean.unsqueeze(0), m2=m2.unsqueeze(0))
 
     def linear(self) -> Tensor:
-        """Give t = (mu, sigma^2 + mu^2), (n, 2C) float64: the statistic whose mean over images a pooled style is."""
+        """Compute t = (mu, sigma^2 + mu^2), (n, 2C) float64: the statistic whose mean over images is a pooled style."""
         return torch.cat([self.mean, self.m2 / self.count.unsqueeze(1) + self.mean.square()], dim=1)
 
     def style(self, *, unbiased: bool, eps: float = EPS) -> tuple[Tensor, Tensor]:
-        """Give (mean, std), each (n, C) float64, with `eps` inside the root.
+        """Compute (mean, std), each (n, C) float64, with `eps` inside the root.
 
         `unbiased` divides by count - 1 (per-image styles of every released code), otherwise by count (pooled ones)."""
         divisor = (self.count - 1).clamp_min(1) if unbiased else self.count
@@ -84,7 +84,7 @@ def concatenated(parts: list[Moments]) -> Moments:
 
 
 def style_of(features: Tensor, *, unbiased: bool = True, eps: float = EPS) -> tuple[Tensor, Tensor]:
-    """Give each image's (mean, std), (N, C), in the dtype of `features` and differentiably (CCST eq. 6)."""
+    """Compute each image's (mean, std), (N, C), in the dtype of `features` and differentiably (CCST eq. 6)."""
     flat = features.flatten(2)
     variance = flat.var(2, correction=1 if unbiased and flat.shape[2] > 1 else 0)
     return flat.mean(2), (variance + eps).sqrt()
@@ -107,10 +107,10 @@ def adain(content: Tensor, mean: Tensor, std: Tensor, *, unbiased: bool = True, 
 
 
 def linear_statistic(mean: Tensor, std: Tensor, *, eps: float = EPS) -> Tensor:
-    """Turn a style into the statistic that averages: (mu, sigma^2 - eps + mu^2), (..., 2C).
+    """Convert a style to the statistic that averages: (mu, sigma^2 - eps + mu^2), (..., 2C).
 
-    A pooled biased style of equally large images is exactly the mean of the images' own statistics (each with its biased
-    variance); see `unbiased_to_biased` for per-image styles that divided by HW - 1."""
+    A pooled biased style of equally large images is exactly the mean of the images' own statistics (each with its
+    biased variance); see `unbiased_to_biased` for per-image styles that divided by HW - 1."""
     return torch.cat([mean, std.square() - eps + mean.square()], dim=-1)
 
 
@@ -124,11 +124,11 @@ def recentered(statistic: Tensor, mean: Tensor) -> Tensor:
 
 
 def uncentered(statistic: Tensor, mean: Tensor) -> Tensor:
-    """Undo `recentered`: from (mu, sigma^2 + (mu - mean)^2) to (mu, sigma^2 + mu^2), (..., 2C)."""
+    """Invert `recentered`: from (mu, sigma^2 + (mu - mean)^2) to (mu, sigma^2 + mu^2), (..., 2C)."""
     first, second = statistic.chunk(2, dim=-1)
     return torch.cat([first, second + 2 * mean * first - mean.square()], dim=-1)
 
 
 def unbiased_to_biased(std: Tensor, *, pixels: int, eps: float = EPS) -> Tensor:
-    """Turn a std that divided by `pixels` - 1 into the one that divides by `pixels`, `eps` inside the root in both."""
+    """Convert a std that divides by `pixels` - 1 to one that divides by `pixels`, `eps` inside the root in both."""
     return ((std.square() - eps).clamp_min(0) * ((pixels - 1) / pixels) + eps).sqrt()

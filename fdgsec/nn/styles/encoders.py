@@ -1,8 +1,8 @@
-"""Style encoders: what turns images into the features whose channel statistics are a style, and styles back into images.
+"""Style encoders: from images to features, whose channel statistics are a style, and from features back to images.
 
-`mini` is bundled (docs/encoders.md says how it was trained and what it must not decide). `vgg19` is the AdaIN pair of
-Huang & Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives
-statistics only; they need imported weights. `pixels` is no network: color statistics of the image itself."""
+`mini` is bundled (docs/encoders.md describes its training and its limits). `vgg19` is the AdaIN pair of Huang &
+Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives statistics
+only; they need imported weights. `pixels` is no network: color statistics of the image itself."""
 
 import hashlib
 import json
@@ -29,8 +29,8 @@ from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.runtime.errors import UsageError, unknown_name
 
 ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "squeezenet", "pixels")
-SMALLEST_SIDE = 16  # pixels; below it the reflections of a stride-8 network have nothing left to reflect
-BLOCK = 16  # images that the network sees at once
+SMALLEST_SIDE = 16  # pixels; below it the feature maps of a stride-8 network are too small for reflection padding
+BLOCK = 16  # images in one pass of the network
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -39,8 +39,8 @@ _IMAGENET_STD = (0.229, 0.224, 0.225)
 class StyleEncoder(nn.Module, ABC):
     """A frozen feature extractor, and, where `has_decoder`, the decoder that was trained to invert it.
 
-    `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of every
-    weight in use: the cache key. Differentiable in its inputs; no parameter wants a gradient."""
+    `channels` is C (a style has 2C numbers), `stride` the pixels per feature cell, `fingerprint` the SHA-256 of all
+    weights in use: the cache key. Differentiable in its inputs; no parameter requires a gradient."""
 
     name: str
     channels: int
@@ -75,25 +75,25 @@ class StyleEncoder(nn.Module, ABC):
         return self._images(features).clamp(0, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same as `encode`."""
+        """Call `encode`."""
         return self.encode(images)
 
     @property
     def device(self) -> torch.device:
-        """Where its weights, or its constants, are."""
+        """Device of the weights, or of the constants."""
         constant: Tensor = next(iter(self.state_dict().values()))
         return constant.device
 
     @abstractmethod
     def _features(self, images: Tensor) -> Tensor:
-        """The features of checked images."""
+        """Compute the features of checked images."""
 
     def _images(self, features: Tensor) -> Tensor:
-        """The images of checked features; `decode` asks only encoders that have a decoder."""
-        raise TypeError(f"{self.name} says that it has a decoder but defines none.")
+        """Decode checked features; `decode` calls it only for encoders that have a decoder."""
+        raise NotImplementedError(f"{self.name} says that it has a decoder but defines none.")
 
     def _freeze(self) -> None:
-        """Fix the weights, choose the memory layout that is fastest on a CPU, and fingerprint."""
+        """Freeze the weights, choose the memory layout that is fastest on a CPU, and compute the fingerprint."""
         self.to(memory_format=torch.channels_last).eval().requires_grad_(False)
         digest = hashlib.sha256(self.name.encode())
         for name, tensor in sorted(self.state_dict().items()):
@@ -102,7 +102,7 @@ class StyleEncoder(nn.Module, ABC):
 
 
 class Pixels(StyleEncoder):
-    """The network's input itself: three channels, normalized by ImageNet's mean and std, as FedAlign shares them."""
+    """The identity: three color channels, normalized by ImageNet's mean and std, as FedAlign shares them."""
 
     name, channels, stride, has_decoder = "pixels", 3, 1, True
     mean: Tensor
@@ -180,7 +180,7 @@ class AdaInVgg(StyleEncoder):
 class AdaInVggBeforeReLU(AdaInVgg):
     """The same network without its last ReLU: the features whose statistics FISC's released code shares, no decoder.
 
-    `mini` has no such twin: its codec was trained on what its softplus gives."""
+    `mini` has no such variant, because its codec was trained on the outputs of its softplus."""
 
     name, has_decoder = "vgg19-pre-relu", False
 
@@ -215,7 +215,7 @@ class SqueezeStyle(StyleEncoder):
 
 
 def load_encoder(name: str, *, device: torch.device | str = "cpu") -> StyleEncoder:
-    """Give the encoder called `name`, frozen and in eval mode, on `device`.
+    """Load the encoder called `name`, frozen and in eval mode, on `device`.
 
     Raises UsageError for an unknown name and WeightsUnavailableError where its weights have not been imported."""
     if name not in ENCODERS:
@@ -248,11 +248,11 @@ def image_moments(
     batch_size: int = BLOCK,
     progress: Callable[[int], None] | None = None,
 ) -> Moments:
-    """Give each image's feature moments, one float64 row per image in the order given, computed in fp32.
+    """Compute each image's feature moments, one float64 row per image in the order given, from fp32 features.
 
-    `pixels` is (N, 3, H, W) uint8 or a dataset. `batch_size` images are read at a time, rounded up to whole blocks; the
-    network always sees blocks of 16, a short one filled up with its own first image, because its kernels (and so the
-    last bits) change with the batch: a row depends on neither order nor batch size, to 1e-6 relative. One block of
+    `pixels` is (N, 3, H, W) uint8 or a dataset. `batch_size` images are read at a time, rounded up to whole blocks. The
+    network always gets blocks of 16, a short one padded with its own first image, because its kernels (and so the last
+    bits) depend on the batch size: a row depends on neither order nor batch size, to 1e-6 relative. One block of
     features is held at a time. `progress` is called with the number of images just finished.
     Raises UsageError where pixels are not uint8 or there are none."""
     size = len(pixels)
@@ -271,7 +271,7 @@ def image_moments(
 
 
 def _block_moments(encoder: StyleEncoder, pixels: Tensor) -> Moments:
-    """The moments of at most BLOCK images, as the kernels for exactly BLOCK compute them."""
+    """Compute the moments of at most BLOCK images, with the kernels for exactly BLOCK."""
     device = encoder.device
     filled = torch.cat([pixels, pixels[:1].expand(BLOCK - len(pixels), -1, -1, -1)])
     with torch.inference_mode():

@@ -1,10 +1,10 @@
-"""Styles inside a network: statistics of feature maps (N, C, H, W), AdaIN between them, and what is drawn from batches.
+"""Styles inside a network: statistics of feature maps (N, C, H, W), AdaIN between them, and sampling from batches.
 
-MixStyle is Zhou et al., ICLR 2021, https://arxiv.org/abs/2104.02008. Selection by k-means++ (Arthur & Vassilvitskii, SODA
-2007), class-balanced oversampling and style exploration are steps 2 to 4 of StableFDG, section 3.1. A style here is one
-map's channel mean and std, each (N, C, 1, 1), with eps = 1e-6 as in the released codes of MixStyle, DSU and StableFDG;
-the encoder styles that clients exchange before training are in fdgsec.nn.styles.channel_statistics. Local objectives that
-change feature maps between the stages of a network (MixStyle, DSU) are at the end."""
+MixStyle is Zhou et al., ICLR 2021, https://arxiv.org/abs/2104.02008. Selection by k-means++ (Arthur & Vassilvitskii,
+SODA 2007), class-balanced oversampling and style exploration are steps 2 to 4 of StableFDG, section 3.1. A style here
+is one map's channel mean and std, each (N, C, 1, 1), with eps = 1e-6 as in the released codes of MixStyle, DSU and
+StableFDG; the encoder styles that clients exchange before training are in fdgsec.nn.styles.channel_statistics. Local
+objectives that change feature maps between the stages of a network (MixStyle, DSU) are at the end."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.random_streams import integer_seed
 
 PLACES = ("conv", "stem", "stage1", "stage2", "stage3", "stage4")
-"""Where `Classifier.maps` lets a method act."""
+"""The places of a network where `Classifier.maps` accepts hooks."""
 
 
 def check_places(places: tuple[str, ...], *, method: str) -> None:
@@ -34,7 +34,7 @@ def check_places(places: tuple[str, ...], *, method: str) -> None:
 
 @dataclass(frozen=True)
 class StageStyleObjective:
-    """Cross-entropy of a forward pass whose maps (N, C, H, W) go through `act` at some places, each with `probability`."""
+    """Cross-entropy of a forward pass in which `act` changes the maps (N, C, H, W) at `places` with `probability`."""
 
     places: tuple[str, ...]
     probability: float
@@ -43,20 +43,20 @@ class StageStyleObjective:
     couples_records: bool = True
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give -log p(label), (B,)."""
+        """Compute -log p(label), (B,)."""
         between: StageHooks = dict.fromkeys(self.places, self.acted)
         logits = model.head(model.neck(model.maps(batch.images, between=between)))
         return functional.cross_entropy(logits.float(), batch.labels, reduction="none")
 
     def acted(self, maps: Tensor) -> Tensor:
-        """Change the maps of a whole batch, or leave them."""
+        """Change the maps of a whole batch with `probability`."""
         return maps if bool(torch.rand((), generator=self.rng) >= self.probability) else self.act(maps, self.rng)
 
 
 def instance_statistics(maps: Tensor, *, eps: float = 1e-6, unbiased: bool = True) -> tuple[Tensor, Tensor]:
-    """Give each map's channel mean and std, both (N, C, 1, 1), in float32 at least, with `eps` inside the root.
+    """Compute each map's channel mean and std, both (N, C, 1, 1), in float32 at least, with `eps` inside the root.
 
-    `unbiased` divides by HW - 1, otherwise by HW as StableFDG prints it (eq. 1). A map of one pixel has variance 0."""
+    `unbiased` divides by HW - 1, otherwise by HW as in StableFDG's eq. (1). A map of one pixel has variance 0."""
     pixels = maps.shape[2] * maps.shape[3]
     divisor = pixels - 1 if unbiased and pixels > 1 else pixels
     mean, std = cast("tuple[Tensor, Tensor]", _Statistics.apply(maps, divisor, eps))
@@ -64,7 +64,7 @@ def instance_statistics(maps: Tensor, *, eps: float = 1e-6, unbiased: bool = Tru
 
 
 class _Statistics(torch.autograd.Function):
-    """Mean and std with their gradient in closed form: one pass over the maps, where autograd's own makes six."""
+    """Mean and std with their gradient in closed form: one pass over the maps, where autograd makes six."""
 
     generate_vmap_rule = True
 
@@ -94,7 +94,7 @@ def _precise(maps: Tensor) -> torch.dtype:
 
 
 def early_maps(network: Classifier, images: Tensor, stage: str) -> Tensor:
-    """Run a network's body up to and including `stage` ("stem", "stage1", ...), and nothing behind: (N, C, h, w).
+    """Run a network's body up to and including `stage` ("stem", "stage1", ...): (N, C, h, w).
 
     Raises ValueError where the body has no such part."""
     maps: Tensor = network.normalize(images)
@@ -109,7 +109,7 @@ def early_maps(network: Classifier, images: Tensor, stage: str) -> Tensor:
 def batch_styles(
     network: Classifier, batches: Iterable[Batch], *, stage: str, eps: float = 1e-6, unbiased: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Give the mean and std of each image's maps at the end of `stage`, batch after batch: two (n, C) float64, on the CPU."""
+    """Compute mean and std of each image's maps at the end of `stage`, batch by batch: (n, C) float64 on the CPU."""
     rows: list[tuple[Tensor, Tensor]] = []
     for batch in batches:
         mean, std = instance_statistics(early_maps(network, batch.images, stage), eps=eps, unbiased=unbiased)
@@ -118,12 +118,12 @@ def batch_styles(
 
 
 def restyled(maps: Tensor, mean: Tensor, std: Tensor, *, new_mean: Tensor, new_std: Tensor) -> Tensor:
-    """AdaIN: `maps`, whose style is (`mean`, `std`), in the style (`new_mean`, `new_std`)."""
+    """AdaIN: give `maps`, whose style is (`mean`, `std`), the style (`new_mean`, `new_std`)."""
     return cast(Tensor, _Restyled.apply(maps, mean, std, new_mean, new_std))
 
 
 class _Restyled(torch.autograd.Function):
-    """AdaIN with its gradient in closed form; what needs none is not computed."""
+    """AdaIN with its gradient in closed form; gradients that are not needed are not computed."""
 
     generate_vmap_rule = True
 
@@ -132,7 +132,7 @@ class _Restyled(torch.autograd.Function):
         return torch.addcmul(new_mean, maps - mean, new_std / std).to(maps.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
@@ -155,12 +155,12 @@ class _Restyled(torch.autograd.Function):
 
 
 def mixed_statistics(mean: Tensor, std: Tensor, rng: torch.Generator, *, alpha: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Mix every style with a random other row's: lambda s_i + (1 - lambda) s_j (StableFDG, step 5).
+    """Mix every style with another row's, drawn at random: lambda s_i + (1 - lambda) s_j (StableFDG, step 5).
 
     lambda ~ Beta(alpha, alpha) is drawn per row, j from a permutation of the batch that may leave rows in place."""
     count = mean.shape[0]
     order = torch.randperm(count, generator=rng).to(mean.device)
-    drawn = np.random.default_rng(integer_seed(rng)).beta(alpha, alpha, count)  # torch draws it from its global stream
+    drawn = np.random.default_rng(integer_seed(rng)).beta(alpha, alpha, count)  # torch's uses the global stream
     lam = torch.from_numpy(drawn).to(mean).view(-1, 1, 1, 1)
     return torch.lerp(mean[order], mean, lam), torch.lerp(std[order], std, lam)
 
@@ -168,9 +168,9 @@ def mixed_statistics(mean: Tensor, std: Tensor, rng: torch.Generator, *, alpha: 
 def mixed_styles(
     maps: Tensor, rng: torch.Generator, *, alpha: float = 0.1, eps: float = 1e-6, detach: bool = True
 ) -> Tensor:
-    """MixStyle: every map of a batch, its style mixed with that of another (see `mixed_statistics`).
+    """MixStyle: mix the style of every map of a batch with that of another (see `mixed_statistics`).
 
-    `detach` lets no gradient through the statistics, as MixStyle's authors do."""
+    `detach` stops gradients through the statistics, as MixStyle's authors do."""
     mean, std = instance_statistics(maps.detach() if detach else maps, eps=eps)
     new_mean, new_std = mixed_statistics(mean, std, rng, alpha=alpha)
     return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
@@ -185,7 +185,7 @@ def explored(statistic: Tensor, center: Tensor, *, level: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StyleLaws:
-    """Normal laws of styles, a row for each: centers and scales of means and stds, each (R, C), on the CPU."""
+    """Normal distributions of styles, one a row: centers and scales of means and stds, each (R, C), on the CPU."""
 
     mean: Tensor
     std: Tensor
@@ -193,7 +193,7 @@ class StyleLaws:
     std_scale: Tensor
 
     def drawn(self, count: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw `count` styles, each by a random row and with its own noise in every channel: two (count, C, 1, 1).
+        """Draw `count` styles, each from a random row and with its own noise in every channel: two (count, C, 1, 1).
 
         A std below 0 becomes 0."""
         rows = torch.randint(len(self.mean), (count,), generator=rng)
@@ -206,9 +206,10 @@ class StyleLaws:
 def greedy_seeds(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Choose `count` rows of `points` (N, d) as k-means++ does: the first at random, each next with probability ~ D^2.
 
-    D is the distance to the nearest row chosen so far. Of 2 + floor(ln count) such draws the one that leaves the smallest
-    sum of D^2 is taken (greedy k-means++, what scikit-learn runs). Gives distinct positions (count,) on the CPU, in the
-    order chosen; among rows that all coincide with chosen ones it draws at random. Raises ValueError: more than N."""
+    D is the distance to the nearest row chosen so far. Of 2 + floor(ln count) such draws the one that leaves the
+    smallest sum of D^2 is taken (greedy k-means++, as in scikit-learn). Gives distinct positions (count,) on the CPU,
+    in the order chosen; where all remaining rows coincide with chosen ones it draws at random. Raises ValueError: more
+    than N."""
     total = points.shape[0]
     if not 0 <= count <= total:
         raise ValueError(f"count must lie in 0..{total}, the number of points; got {count}.")
@@ -234,20 +235,20 @@ def greedy_seeds(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
 
 
 def once_clustered(points: Tensor, seeds: Tensor) -> Tensor:
-    """Move the centers `points[seeds]` by one step of Lloyd's k-means: to the mean of the rows nearest to each, (k, d)."""
+    """Move the centers `points[seeds]` by one step of k-means: to the mean of the rows nearest to each, (k, d)."""
     nearest = torch.cdist(points, points[seeds], compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     members = torch.zeros(len(seeds), len(points), dtype=points.dtype, device=points.device)
     members[nearest, torch.arange(len(points), device=points.device)] = 1
-    counts = members.sum(1, keepdim=True)  # 0 for the second of two seeds at one place, which stays where it is
+    counts = members.sum(1, keepdim=True)  # 0 for the second of two equal seeds, which stays unchanged
     with torch.autocast(points.device.type, enabled=False):  # a style in bfloat16 is 0.4% off
         return torch.where(counts > 0, members @ points / counts.clamp_min(1), points[seeds])
 
 
 def balancing_additions(counts: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """Say how many samples to add to each class, (K,), `size` in all, so that the sums come as level as possible.
+    """Compute how many samples to add to each class, (K,), `size` in all, so that the sums become as equal as possible.
 
-    Classes with the currently smallest count get one each, again and again, like water filling a vessel; where what is
-    left does not suffice, a random part of them (StableFDG, step 3 and appendix G)."""
+    The classes with the smallest count get one each, repeatedly; a random part of them in the last step, where fewer
+    are left (StableFDG, step 3 and appendix G)."""
     filled = counts.clone()
     left = size
     while left > 0:
@@ -259,11 +260,11 @@ def balancing_additions(counts: Tensor, size: int, rng: torch.Generator) -> Tens
 
 
 def oversampled_rows(labels: Tensor, size: int, rng: torch.Generator, *, balanced: bool = True) -> Tensor:
-    """Draw `size` positions of a batch with these `labels` (N,), with replacement: as class-balanced as possible, or not.
+    """Draw `size` positions of a batch with these `labels` (N,), with replacement, class-balanced or uniformly.
 
     All on the CPU. Raises ValueError where there is nothing to draw from."""
     if not len(labels) and size > 0:
-        raise ValueError(f"an empty batch cannot be oversampled; {size} positions were asked for.")
+        raise ValueError(f"an empty batch cannot be oversampled; {size} positions were requested.")
     if not balanced:
         return torch.randint(len(labels), (size,), generator=rng) if size > 0 else torch.empty(0, dtype=torch.int64)
     classes, counts = torch.unique(labels, return_counts=True)

@@ -4,8 +4,9 @@ Sarfraz, Sharma & Stiefelhagen, CVPR 2019, https://arxiv.org/abs/1902.11266: two
 other's first neighbor or both have the same one (eq. 1), the connected components are the first partition, and the
 means of its clusters are linked in the same way until one cluster is left (Algorithm 1). FISC and FPL use it.
 
-`finch` clusters one large set. `stacked_finch` clusters many small sets at once, as thousands of simulated federations
-need: the same clusters by cosine, up to rounding where neighbors are equally near, as products of (R, N, N) matrices."""
+`finch` clusters one large set. `stacked_finch` clusters many small sets at once, for thousands of simulated
+federations: the same clusters by cosine, up to rounding where neighbors are equally near, by products of (R, N, N)
+matrices."""
 
 import math
 from typing import Literal, cast
@@ -19,20 +20,20 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 Metric = Literal["cosine", "euclidean"]
-BLOCK_NUMBERS = 1 << 23  # similarities held at a time: 64 MiB of float64
+BLOCK_NUMBERS = 1 << 23  # similarities in memory at a time: 64 MiB of float64
 
 
 def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
-    """Give FINCH's partitions of `rows` (n, d), the finest first: labels (n,) int64, numbered by first appearance.
+    """Compute FINCH's partitions of `rows` (n, d), the finest first: labels (n,) int64, numbered by first appearance.
 
     Each partition merges clusters of the one before. All rows in one cluster are a partition only where the first step
-    already says so (always for n = 2 and 3); as in the authors' code it is not added at the end, so the list is never
+    already gives it (always for n = 2 and 3). As in the authors' code it is not added at the end, so the list is never
     empty and its last entry is the coarsest with structure. Every cluster has at least 2 rows; n = 1 gives [[0]].
 
     Exact: similarities are float64, in blocks, so that memory grows with n and not with n * n. The partition does not
-    depend on the order of the rows: they are sorted first, of several equally near rows the smallest in that order is
+    depend on the order of the rows: they are sorted first; of several equally near rows the smallest in that order is
     the neighbor, and rows that are equal bit by bit are each other's neighbors. A row of zeros has cosine 0 with all.
-    Own code, because the package finch-clust (0.2.3) rounds rows to float32, which changes first neighbors, holds
+    The package finch-clust (0.2.3) is not used because it rounds rows to float32, which changes first neighbors, holds
     n x n distances, above 20,000 rows searches approximately or raises, and warns when imported without that search.
     Raises ValueError where rows are not finite floats (n, d) with n, d >= 1, or for an unknown metric."""
     if metric not in ("cosine", "euclidean"):
@@ -59,9 +60,9 @@ def finch(rows: Tensor, *, metric: Metric = "cosine") -> list[Tensor]:
 
 
 def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
-    """Give each row's nearest other row, (n,) int64, the first of those equally near: kappa of eq. (1).
+    """Find each row's nearest other row, (n,) int64, the first of those equally near: kappa of eq. (1).
 
-    `rows` is (n, d) float64. A row that is alone is its own neighbor."""
+    `rows` is (n, d) float64. A single row is its own neighbor."""
     if metric == "cosine":
         length = rows.norm(dim=1, keepdim=True)
         points, half = rows / torch.where(length > 0, length, 1.0), rows.new_zeros(len(rows))
@@ -79,7 +80,7 @@ def first_neighbors(rows: Tensor, *, metric: Metric = "cosine") -> Tensor:
 
 
 def cluster_means(rows: Tensor, labels: Tensor, *, copies: Tensor | None = None) -> Tensor:
-    """Average the rows (n, d) of each cluster, (clusters, d), row i counted `copies[i]` times where they are given."""
+    """Average the rows (n, d) of each cluster, (clusters, d); row i counts `copies[i]` times where they are given."""
     clusters = int(labels.max()) + 1
     weight = rows.new_ones(len(rows), 1) if copies is None else copies.to(rows).unsqueeze(1)
     sums = rows.new_zeros(clusters, rows.shape[1]).index_add_(0, labels, rows * weight)
@@ -87,7 +88,7 @@ def cluster_means(rows: Tensor, labels: Tensor, *, copies: Tensor | None = None)
 
 
 def _components(neighbors: Tensor) -> Tensor:
-    """Number the connected components of eq. (1)'s graph; rows that share a neighbor are linked through it."""
+    """Number the connected components of eq. (1)'s graph; rows with a common neighbor are linked through it."""
     count = len(neighbors)
     edges = (np.ones(count, dtype=np.int8), (np.arange(count), neighbors.cpu().numpy()))
     _, labels = connected_components(coo_matrix(edges, shape=(count, count)), directed=False)
@@ -95,13 +96,13 @@ def _components(neighbors: Tensor) -> Tensor:
 
 
 def _numbered(labels: Tensor) -> Tensor:
-    """Rename clusters 0, 1, ... in the order of their first rows."""
+    """Renumber clusters 0, 1, ... in the order of their first rows."""
     _, first, inverse = np.unique(labels.cpu().numpy(), return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[inverse].astype(np.int64)).to(labels.device)
 
 
 def stacked_finch(rows: Tensor, *, last: bool) -> Tensor:
-    """Give the finest partition, or the `last` with structure, of each of R sets (R, N, d): labels (R, N).
+    """Compute the finest partition, or the `last` with structure, of each of R sets (R, N, d): labels (R, N).
 
     A cluster's label is the position of its first row."""
     gram = rows @ rows.transpose(1, 2)
@@ -110,7 +111,7 @@ def stacked_finch(rows: Tensor, *, last: bool) -> Tensor:
         member = _members(labels)
         alive = member.sum(2) > 0
         merged = _stacked_components(_neighbors(member @ gram @ member.transpose(1, 2), alive)).gather(1, labels)
-        coarser = (merged != merged[:, :1]).any(1) & (merged != labels).any(1)  # all in one is no structure
+        coarser = (merged != merged[:, :1]).any(1) & (merged != labels).any(1)  # one cluster has no structure
         if not bool(coarser.any()):
             break
         labels = torch.where(coarser.unsqueeze(1), merged, labels)
@@ -118,9 +119,9 @@ def stacked_finch(rows: Tensor, *, last: bool) -> Tensor:
 
 
 def stacked_cluster_means(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Average the rows (R, N, d) of each cluster: (R, L, d), L the most that a set has, and how many it has, (R,).
+    """Average the rows (R, N, d) of each cluster: (R, L, d), L the most clusters of a set; and their numbers, (R,).
 
-    What a set has less than L clusters is infinite."""
+    Rows beyond a set's number of clusters are infinite."""
     sizes = _members(labels).sum(2)
     counts = (sizes > 0).sum(1)
     most = int(counts.max())
@@ -132,12 +133,12 @@ def stacked_cluster_means(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _members(labels: Tensor) -> Tensor:
-    """Who is in which cluster: (R, clusters, N), float64."""
+    """Tabulate cluster membership: (R, clusters, N), float64."""
     return one_hot(labels, labels.shape[1]).transpose(1, 2).to(torch.float64)
 
 
 def _neighbors(gram: Tensor, alive: Tensor) -> Tensor:
-    """Each row's nearest other one by cosine among those `alive` (R, N); its own position where there is none."""
+    """Find each row's nearest other row by cosine among those `alive` (R, N); its own position where there is none."""
     length = gram.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()
     length = torch.where(length > 0, length, 1.0)
     likeness = gram / (length.unsqueeze(1) * length.unsqueeze(2))
@@ -149,7 +150,7 @@ def _neighbors(gram: Tensor, alive: Tensor) -> Tensor:
 
 
 def _stacked_components(neighbors: Tensor) -> Tensor:
-    """Name each row by the first one that it is linked with, over any number of neighbors: (R, N)."""
+    """Label each row by the first row of its connected component: (R, N)."""
     count = neighbors.shape[1]
     linked = one_hot(neighbors, count).to(torch.float32)
     reached = (linked + linked.transpose(1, 2) + torch.eye(count)).clamp_max(1)

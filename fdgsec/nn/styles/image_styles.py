@@ -1,7 +1,7 @@
-"""Styles of images: per-image channel statistics, computed once per dataset, and images rendered in another style.
+"""Styles of images: per-image channel statistics, computed once per dataset, and AdaIN style transfer.
 
-Rendering is AdaIN between an encoder and its decoder (Huang & Belongie, ICCV 2017, https://arxiv.org/abs/1703.06868); CCST
-(its eq. 5) and FISC (its eq. 4) make their training images by it."""
+Style transfer is AdaIN between an encoder and its decoder (Huang & Belongie, ICCV 2017,
+https://arxiv.org/abs/1703.06868); CCST (its eq. 5) and FISC (its eq. 4) make their training images with it."""
 
 import weakref
 from collections.abc import Callable
@@ -19,12 +19,12 @@ from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
 from fdgsec.runtime.files import cache_root, write_atomic
 
 Progress = Callable[[int, int], None]
-CHUNK = 128  # images copied out of the (perhaps memory-mapped) store at a time
+CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Table:
-    """Statistics of the rows of one pixel store under one encoder, filled as they are asked for."""
+    """Statistics of the rows of one pixel store under one encoder, computed on demand."""
 
     known: Tensor
     count: Tensor
@@ -46,13 +46,13 @@ _INTRODUCED: dict[str, StyleEncoder] = {}  # memo: encoders made in this process
 
 
 def introduce(encoder: StyleEncoder) -> str:
-    """Let `encoder_named` find an encoder that was made and not loaded (a model's early layers); give its name."""
+    """Register an `encoder` that was built, not loaded (a model's early layers) for `encoder_named`; give its name."""
     _INTRODUCED[encoder.name] = encoder
     return encoder.name
 
 
 def is_introduced(name: str) -> bool:
-    """Whether `introduce` has made this name known."""
+    """Tell whether `introduce` has registered this name."""
     return name in _INTRODUCED
 
 
@@ -62,7 +62,7 @@ def encoder_named(name: str) -> StyleEncoder:
 
 
 def forget_encoders() -> None:
-    """Drop every encoder that was loaded or introduced, for who puts other weights into the store."""
+    """Drop every encoder that was loaded or registered; call it after changing stored weights."""
     _INTRODUCED.clear()
     _loaded.cache_clear()
 
@@ -73,7 +73,7 @@ def _loaded(name: str) -> StyleEncoder:
 
 
 def resized(pixels: Tensor, size: int | None) -> Tensor:
-    """Bring uint8 images (n, 3, H, W) to `size` x `size` (antialiased, rounded to 8 bits); None leaves them alone."""
+    """Resize uint8 images (n, 3, H, W) to `size` x `size` (antialiased, rounded to 8 bits); None keeps their size."""
     if size is None or tuple(pixels.shape[2:]) == (size, size):
         return pixels
     parts = [
@@ -100,7 +100,7 @@ def _table(dataset: DomainDataset, encoder: StyleEncoder, size: int | None) -> _
 def statistics(
     name: str, dataset: DomainDataset, *, size: int | None = None, progress: Progress | None = None
 ) -> Moments:
-    """Give one row of float64 moments per image of `dataset` under the encoder called `name`, seen at `size` px.
+    """Compute one row of float64 moments per image of `dataset` under the encoder called `name`, at `size` px.
 
     `progress(done, total)` counts the images that still had to be encoded."""
     encoder = encoder_named(name)
@@ -119,9 +119,9 @@ def statistics(
 def warm(
     name: str, dataset: DomainDataset, *, reuse: bool, size: int | None = None, progress: Progress | None = None
 ) -> bool:
-    """Have the statistics of all of `dataset` ready, from disk where `reuse` allows; say whether they came from there.
+    """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.
 
-    Whatever was computed is stored for the next run; numbers are the same bytes either way."""
+    Computed statistics are stored for the next run; the numbers are the same bytes either way."""
     encoder = encoder_named(name)
     seen = f"{encoder.fingerprint[:16]}-{size or 'as-is'}-{dataset.content_sha256[:32]}"
     path = cache_root() / "features" / f"{seen}.safetensors"
@@ -139,9 +139,9 @@ def warm(
 def style_transfer(
     encoder: StyleEncoder, images: Tensor, mean: Tensor, std: Tensor, *, eps: float = EPS, alpha: float = 1.0
 ) -> Tensor:
-    """Encode, AdaIN to the style (`mean`, `std`), decode, and cut off what the encoder's stride added.
+    """Encode, apply AdaIN with the style (`mean`, `std`), decode, and crop the padding of the encoder's stride.
 
-    `images` are float (N, 3, H, W), the result too; `mean` and `std` are (C,) or (N, C). The decoder sees
+    `images` are float (N, 3, H, W), the result too; `mean` and `std` are (C,) or (N, C). The decoder gets
     `alpha` parts of the restyled features and 1 - `alpha` of the content's own."""
     content = encoder.encode(images)
     styled = adain(content, mean.to(content), std.to(content), eps=eps)
@@ -150,5 +150,5 @@ def style_transfer(
 
 
 def pictures(images: Tensor, *, size: int | None) -> Tensor:
-    """Round float images (N, 3, H, W) to 8 bits, what lies outside [0, 1] clamped, and bring them to `size` (None: as is)."""
+    """Round float images (N, 3, H, W) to 8 bits, clamped to [0, 1], and resize them to `size` (None: unchanged)."""
     return resized((images.clamp(0, 1) * 255).round().to(torch.uint8), size)

@@ -1,1 +1,1 @@
-"""The one training loop, and what goes into it: batches, plans, losses, augmentation, precision."""
+"""The training loop and its parts: batches, plans, losses, augmentation, precision, adaptation."""

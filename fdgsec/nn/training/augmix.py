@@ -1,4 +1,4 @@
-"""AugMix: an image, blended with a mixture of chains of simple operations on it.
+"""AugMix: an image blended with a mixture of chains of simple operations on it.
 
 Hendrycks et al., ICLR 2020, https://arxiv.org/abs/1912.02781; FedAlign's Algorithm 3. Operations, magnitudes and the
 order of arithmetic are those of torchvision's `AugMix`, which draws from torch's global stream and so cannot be used
@@ -20,7 +20,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import integer_seed
 
 LEVELS = 10
-"""Every operation's magnitudes, from none to the strongest; AugMix draws among the first `severity` of them."""
+"""Magnitudes of every operation, from none to the strongest; AugMix draws among the first `severity` of them."""
 LONGEST = 3
 """The most operations in a chain, and the most chains, where their number is drawn."""
 
@@ -33,7 +33,7 @@ class Operation:
     magnitude: float = 0.0
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Apply it to uint8 images (B, 3, H, W); what comes into view from outside is black."""
+        """Apply it to uint8 images (B, 3, H, W); pixels from outside the image are black."""
         return _OPERATIONS[self.name](images, self.magnitude)
 
 
@@ -72,12 +72,12 @@ SIGNED: Mapping[str, float] = {
     "ShearX": 0.3, "ShearY": 0.3, "TranslateX": 1 / 3, "TranslateY": 1 / 3, "Rotate": 30.0,
     "Brightness": 0.9, "Color": 0.9, "Contrast": 0.9, "Sharpness": 0.9,
 }  # fmt: skip
-"""The strongest magnitude of the operations that go either way; translations as a share of the side."""
+"""The strongest magnitude of the operations with a sign; translations as a share of the side."""
 OPERATIONS: Sequence[str] = tuple(_OPERATIONS)
 
 
 def magnitude(name: str, level: int, size: tuple[int, int]) -> float:
-    """Give the magnitude of `name` at `level` of 0..9, before its sign, for images of `size` (height, width)."""
+    """Compute the magnitude of `name` at `level` of 0..9, before its sign, for images of `size` (height, width)."""
     share = level / (LEVELS - 1)
     if name in SIGNED:
         side = {"TranslateX": size[1], "TranslateY": size[0]}.get(name, 1)
@@ -94,10 +94,10 @@ def dirichlet(count: int, parts: int, alpha: float, rng: torch.Generator) -> Ten
 
 
 def blended(images: Tensor, *, original: Tensor, shares: Sequence[Tensor], chains: Sequence[Chain]) -> Tensor:
-    """Blend uint8 images (B, 3, H, W) with their chains: m x + sum_i s_i chain_i(x), cut off to 8 bits.
+    """Blend uint8 images (B, 3, H, W) with their chains: m x + sum_i s_i chain_i(x), truncated to 8 bits.
 
-    `original` (B,) is m; of `shares`, each (B,), one belongs to each chain, and with m they sum to 1. Cut off, not
-    rounded, as torchvision does."""
+    `original` (B,) is m; `shares` has one (B,) tensor per chain, and with m they sum to 1. Truncated, not rounded, as
+    in torchvision."""
     column = (-1, 1, 1, 1)
     mixture = original.to(images.device).view(column) * images
     for share, chain in zip(shares, chains, strict=True):
@@ -110,11 +110,11 @@ def blended(images: Tensor, *, original: Tensor, shares: Sequence[Tensor], chain
 
 @dataclass(frozen=True, kw_only=True)
 class AugMix:
-    """AugMix's settings, by default torchvision's.
+    """The settings of AugMix, by default torchvision's.
 
     `width` is the number of chains and `depth` the operations in each; -1 draws 1 to 3 (for the width, Algorithm 3 of
-    FedAlign). `alpha` shapes both the weights of the chains and m, the original's share. `per_image` draws chains for
-    every image of a batch, as Algorithm 3 prints it, where torchvision draws them once."""
+    FedAlign). `alpha` is the parameter of both the weights of the chains and m, the original's share. `per_image` draws
+    chains for every image of a batch, as in Algorithm 3, where torchvision draws them once."""
 
     severity: int = 3
     width: int = 3
@@ -126,12 +126,13 @@ class AugMix:
         counts = (self.width, self.depth)
         if not 1 <= self.severity <= LEVELS or any(count < 1 and count != -1 for count in counts) or self.alpha <= 0:
             raise UsageError(
-                f"augmix needs severity in 1..{LEVELS}, width and depth at least 1 (or -1: drawn) and alpha above 0; got {self}."
+                f"augmix needs severity in 1..{LEVELS}, width and depth at least 1 (or -1: drawn) and alpha above 0; "
+                f"got {self}."
             )
 
     @torch.no_grad()
     def __call__(self, images: Tensor, rng: torch.Generator, *, scale: Tensor | None = None) -> Tensor:
-        """Give uint8 images (B, 3, H, W) in place of uint8 `images`, on their device.
+        """Augment uint8 images (B, 3, H, W) to uint8 images, on their device.
 
         `scale` (B,) multiplies each image's m: sigma(k d) of Algorithm 3, line 12. Raises ValueError: other images."""
         if images.ndim != 4 or images.shape[1] != 3 or images.dtype != torch.uint8:

@@ -1,4 +1,4 @@
-"""What a client trains on, and how it is dealt out: records, batches, augmentation."""
+"""Training sets, batches and standard augmentation."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +14,10 @@ from fdgsec.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Augmented images (B, 3, H, W) in [0, 1], labels (B,), and which records they are (B,).
+    """Augmented images (B, 3, H, W) in [0, 1], labels (B,), and their record numbers (B,).
 
-    `partners` (B, 3, H, W) are the records' other versions where the training set has them, cropped and mirrored alike."""
+    `partners` (B, 3, H, W) are the records' second versions where the training set has them, with the same crops and
+    flips."""
 
     images: Tensor
     labels: Tensor
@@ -26,10 +27,10 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Images (n, 3, H, W) uint8 and labels (n,): what a client trains on, originals or stylized.
+    """A client's training images (n, 3, H, W) uint8 and labels (n,), original or stylized.
 
     `partners`, of the same shape, holds another version of each image (FISC: in the interpolation style). `owners` (n,)
-    int64 says of which record each entry is a version where a record has several (CCST); None: each is a record."""
+    int64 is the record of each entry where a record has several versions (CCST); None: each entry is a record."""
 
     images: Tensor
     labels: Tensor
@@ -38,7 +39,7 @@ class TrainingSet:
 
     @classmethod
     def of(cls, dataset: DomainDataset) -> "TrainingSet":
-        """Take a dataset as it is."""
+        """Take the images and labels of a dataset."""
         return cls(images=dataset.pixels(), labels=dataset.labels)
 
     def __len__(self) -> int:
@@ -46,13 +47,13 @@ class TrainingSet:
 
 
 def augment(images: Tensor, plan: TrainingPlan, rng: torch.Generator) -> Tensor:
-    """Crop, resize, shift and mirror a float batch (B, C, H, W), each image with its own draw.
+    """Crop, resize, shift and flip a float batch (B, C, H, W), each image with its own draw.
 
     The crop is RandomResizedCrop of CCST's released code, the translation that of StableFDG's."""
     if plan.translate > 0:
         images = _translated(images, plan.translate, rng)
     count = images.shape[0]
-    if plan.crop is None:  # mirrored without resampling, hence exactly
+    if plan.crop is None:  # flipped without resampling, hence exactly
         mirrored = (torch.rand(count, generator=rng) < plan.flip).to(images.device)
         return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(3), images)
     area = torch.empty(count).uniform_(plan.crop[0], plan.crop[1], generator=rng)
@@ -67,7 +68,7 @@ def augment(images: Tensor, plan: TrainingPlan, rng: torch.Generator) -> Tensor:
 
 
 def _translated(images: Tensor, probability: float, rng: torch.Generator) -> Tensor:
-    """Enlarge by 1/8 and cut the old size out at a random place, with `probability` per image."""
+    """Enlarge by 1/8 and crop the old size at a random position, with `probability` per image."""
     count = images.shape[0]
     chosen = torch.rand(count, generator=rng) < probability
     scale = 1 / 1.125
@@ -85,9 +86,9 @@ def _resampled(images: Tensor, theta: Tensor) -> Tensor:
 def epoch_of_batches(
     data: TrainingSet, plan: TrainingPlan, rng: torch.Generator, *, device: torch.device, layout: torch.memory_format
 ) -> Iterator[Batch]:
-    """Deal one reshuffled pass over `data` in batches of `plan.batch_size`, augmented, on `device`.
+    """Yield one reshuffled pass over `data` in batches of `plan.batch_size`, augmented, on `device`.
 
-    A last short batch is kept unless one record is left over (batch norm has no variance there).
+    A last short batch is kept unless it has one record (batch norm has no variance there).
     Raises UsageError for an empty set."""
     if not len(data):
         raise UsageError("a client has no training images; every client needs at least one.")
@@ -107,7 +108,7 @@ def batch_of(
     device: torch.device,
     layout: torch.memory_format,
 ) -> Batch:
-    """Take the entries of `data` at `records` (B,), augmented, on `device`."""
+    """Load the entries of `data` at `records` (B,), augmented, on `device`."""
     pixels = as_float(data.images[records].to(device))
     partners = None
     if data.partners is None:
@@ -121,7 +122,7 @@ def batch_of(
 def batches_in_order(
     data: DomainDataset, size: int, *, device: torch.device, layout: torch.memory_format
 ) -> Iterator[Batch]:
-    """Deal `data` once as it is, in batches of `size`, on `device`: in order, not augmented, all images."""
+    """Yield all of `data` in batches of `size`, on `device`: in order, not augmented."""
     for records in torch.arange(len(data)).split(size):
         images = as_float(data.pixels(records).to(device)).contiguous(memory_format=layout)
         yield Batch(images=images, labels=data.labels[records].to(device), records=records)

@@ -1,7 +1,7 @@
-"""Images that a client draws by class beside its batches, for samples of a batch that are alone in their class.
+"""Additional images by class, for samples that are the only one of their class in a batch.
 
-StableFDG (Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227) looks at every sample with the query of another
-one of its class (section 3.2). Where the batch has none, appendix G takes another image from the client's data; the
+StableFDG (Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227) pairs every sample with the query of another one
+of its class (section 3.2). Where the batch has none, appendix G takes another image from the client's data; the
 authors' code runs a second pass, over one image of each class."""
 
 from collections.abc import Iterable, Mapping
@@ -21,22 +21,22 @@ from fdgsec.nn.training.precision import precision_of
 
 
 def alone(labels: Tensor) -> Tensor:
-    """Give the positions of samples, labeled (B,), whose class has no other sample."""
+    """Give the positions of samples with labels (B,) whose class has no other sample."""
     return (class_partners(labels) == torch.arange(len(labels))).nonzero().flatten()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassDraws:
-    """A client's images, drawn by class with `rng` and augmented as its batches are."""
+    """A client's images, drawn by class with `rng` and augmented like its batches."""
 
     data: DomainDataset
     plan: TrainingPlan
     rng: torch.Generator
 
     def rows(self, labels: Tensor, *, but: Tensor | None = None) -> Tensor:
-        """Draw an image of each class in `labels` (n,), other than the record at its place in `but` (n,): positions.
+        """Draw an image of each class in `labels` (n,), other than the record at the same index of `but` (n,).
 
-        All on the CPU. A class of which the client has no (other) image is left out."""
+        Gives positions, on the CPU. A class of which the client has no (other) image is left out."""
         found = [torch.empty(0, dtype=torch.int64)]
         for place, label in enumerate(labels):
             rows = (self.data.labels == label).nonzero().flatten()
@@ -45,13 +45,13 @@ class ClassDraws:
         return torch.cat(found)
 
     def images(self, rows: Tensor, model: Classifier) -> Tensor:
-        """Load and augment the images at `rows`, where and in the layout in which `model` takes them: (n, 3, H, W)."""
+        """Load and augment the images at `rows`, on the device and in the layout of `model`: (n, 3, H, W)."""
         device = model.head.weight.device
         images = augment(as_float(self.data.pixels(rows).to(device)), self.plan, self.rng)
         return images.contiguous(memory_format=precision_of(device, model.backbone).layout)
 
     def completed(self, batch: Batch, model: Classifier) -> tuple[Tensor, Tensor]:
-        """Append another image of its class for each sample that is alone in it; `model` says where and in which layout.
+        """Append another image of its class for each sample that is the only one; device and layout follow `model`.
 
         Gives images (B or more, 3, H, W) and labels, these on the CPU."""
         labels = batch.labels.cpu()
@@ -64,7 +64,7 @@ class ClassDraws:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BalancedPass:
-    """What the released code takes from a pass over one image per class: labels (K,), maps by stage, queries (K, d)."""
+    """The second pass of the released code over one image per class: labels (K,), maps by stage, queries (K, d)."""
 
     labels: Tensor
     maps: Mapping[str, Tensor]
@@ -83,16 +83,16 @@ class BalancedPass:
     def joining(
         self, stage: str, maps: Tensor, labels: Tensor, *, most: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Append to a batch's maps and labels (B,) this pass's maps of classes that occur once, at most `most`."""
+        """Append this pass's maps of classes that occur once to a batch's maps and labels (B,), at most `most`."""
         classes, counts = torch.unique(labels, return_counts=True)
         rows = torch.isin(self.labels, classes[counts == 1]).nonzero().flatten()
         rows = rows[torch.randperm(len(rows), generator=rng)[:most]]
         return torch.cat([maps, self.maps[stage][rows]]), torch.cat([labels, self.labels[rows]])
 
     def lent(self, queries: Tensor, labels: Tensor) -> Tensor:
-        """Put queries of this pass in place of those (B, d) of samples that are alone in their class.
+        """Replace the queries (B, d) of samples that are the only one of their class by queries of this pass.
 
-        As released, a class number says the row, whatever class that row is of."""
+        As released, the class number is the row index, whatever the class of that row."""
         lone = alone(labels)
         return queries.index_copy(0, lone.to(queries.device), self.queries[labels[lone] % len(self.labels)])
 

@@ -1,4 +1,4 @@
-"""The only training loop, and evaluation by domain."""
+"""The training loop, and predictions of a trained model."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from fdgsec.nn.training.precision import Precision, autocast, precision_of
 
 
 class Objective(Protocol):
-    """Gives per-record losses, (B,) or more where the objective adds records of its own.
+    """Per-record losses, (B,) or more where the objective adds records of its own.
 
     `couples_records` is True where one record's loss depends on another record."""
 
     @property
     def couples_records(self) -> bool:
-        """Whether DP-SGD must refuse it."""
+        """Tell whether DP-SGD must refuse the objective."""
         ...
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
@@ -31,7 +31,7 @@ class Objective(Protocol):
 
 
 class Trainer(Protocol):
-    """A training loop: `epochs`, or what a defense puts in its place."""
+    """A training loop: `epochs`, or a defense's replacement of it."""
 
     def __call__(
         self,
@@ -58,12 +58,12 @@ class CrossEntropy:
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give -log p(label), (B,)."""
+        """Compute -log p(label), (B,)."""
         return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
 
 
 def prepared(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Precision]:
-    """Put `model` into training mode and its fastest layout; say on which device and in which precision it runs."""
+    """Put `model` into training mode and its fastest layout; give its device and precision."""
     device = next(model.parameters()).device
     precision = precision_of(device, model.backbone)
     model.to(memory_format=precision.layout)
@@ -76,9 +76,9 @@ def prepared(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Preci
 
 
 def stepped(optimizer: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
-    """Take one step down `loss`, with the plan's bound on the gradient's norm.
+    """Take one optimizer step on `loss`, with the plan's bound on the gradient's norm.
 
-    Only the optimizer's parameters get a gradient: no pass goes on into what stands still or to the images."""
+    Only the optimizer's parameters get a gradient: frozen layers and images are left out of the backward pass."""
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=trained)
@@ -102,8 +102,8 @@ def epochs(
 ) -> dict[str, float]:
     """Train `model` in place and give {"loss": mean, "steps": count}.
 
-    `round` of `rounds` places the learning rate on its schedule; `beside` are an objective's own parameters, trained by
-    the same optimizer; a given `optimizer` goes on from its moments. Raises UsageError for an empty set."""
+    `round` of `rounds` sets the learning rate by the schedule; `beside` are an objective's own parameters, trained by
+    the same optimizer; a given `optimizer` continues from its state. Raises UsageError for an empty set."""
     device, precision = prepared(model, plan)
     optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
@@ -129,9 +129,9 @@ def predictions(model: Classifier, images: Tensor, *, batch_size: int = 128) -> 
 
 
 def logits(model: Classifier, images: Tensor, *, batch_size: int = 128) -> Tensor:
-    """Give the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode.
+    """Compute the logits of uint8 images, (n, classes) float32, on the CPU; `model` is left in evaluation mode.
 
-    In float32 whatever a network trains in: losses of single images are compared by peers and by attacks."""
+    Always in float32, because peers and attacks compare losses of single images."""
     device = next(model.parameters()).device
     layout = precision_of(device, model.backbone).layout
     model.to(memory_format=layout)  # outside inference mode, or its parameters could not be trained again

@@ -1,4 +1,4 @@
-"""Alignment losses, each given per record: supervised contrast, consistency of features, agreement of predictions.
+"""Alignment losses, each per record: supervised contrastive, feature consistency, agreement of predictions.
 
 The supervised contrastive loss is Khosla et al., NeurIPS 2020, https://arxiv.org/abs/2004.11362 (FedAlign's eq. 17),
 consistency its eq. (21), the Jensen-Shannon divergence its eq. (23)."""
@@ -14,7 +14,7 @@ from torch.nn import functional
 def supervised_contrastive(
     features: Tensor, labels: Tensor, *, temperature: float, include_self: bool = False
 ) -> Tensor:
-    """Give every anchor's loss (eq. 17, one term of its sum over I), (N,), for features (N, V) with `labels` (N,).
+    """Compute every anchor's loss (eq. 17, one term of its sum over I), (N,), for features (N, V) with `labels` (N,).
 
     sim is the cosine, A(i) all other rows, P(i) those of A(i) with i's label; an anchor without any has loss 0.
     `include_self` counts the anchor among its positives, never in the denominator, as the codes of FedCCRL and FedAlign
@@ -36,18 +36,18 @@ def supervised_contrastive(
 
 
 def inconsistency(features: Tensor, views: Sequence[Tensor], *, summed: bool = False) -> Tensor:
-    """Give each record's squared distance to its views' features, averaged over the views (eq. 21), (N,).
+    """Compute each record's squared distance to its views' features, averaged over the views (eq. 21), (N,).
 
-    Averaged over the V coordinates too, as the released code has it, or with `summed` added up, as eq. (21) prints it."""
+    The average is also over the V coordinates, as in the released code; `summed` sums them, as in eq. (21)."""
     squares = torch.stack([(features - view).square() for view in views])
     return squares.sum(2).mean(0) if summed else squares.mean((0, 2))
 
 
 def jensen_shannon(logits: Sequence[Tensor]) -> Tensor:
-    """Give each record's Jensen-Shannon divergence between its predictions, softmax of each of `logits`, (N,).
+    """Compute each record's Jensen-Shannon divergence between its predictions, softmax of each of `logits`, (N,).
 
-    The mean over predictions of KL(prediction || their mixture) (eq. 23 for three), in nats: between 0 and the logarithm
-    of their number. Finite for any logits: the mixture is taken in logarithms, not bounded away from 0."""
+    This is the mean over predictions of KL(prediction || their mixture) (eq. 23 for three), in nats, between 0 and the
+    logarithm of their number. Finite for any logits: the mixture is computed in logarithms, without a lower bound."""
     each = torch.stack([given.log_softmax(1) for given in logits])
     mixture = each.logsumexp(0) - math.log(len(logits))
     return (each.exp() * (each - mixture)).sum(2).mean(0)

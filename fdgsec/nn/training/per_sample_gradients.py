@@ -1,11 +1,11 @@
-"""The gradient of each record's own loss, for networks whose layers treat records apart.
+"""Per-record gradients, for networks whose layers process records independently.
 
-A pass forward keeps what every trained layer was given and what it gave; one pass backward gives the slopes of the summed
-losses in all outputs; what a record adds to a layer's gradient then follows from its own rows (Goodfellow 2015,
+A forward pass stores the inputs and outputs of every trained layer. One backward pass gives the gradients of the summed
+losses in all outputs, and a record's gradient of a layer follows from its own rows (Goodfellow 2015,
 https://arxiv.org/abs/1510.01799). The rules for single layers are Opacus's, except that of Conv2d: in Opacus 1.6.0 it
-reads channels_last maps as if they were contiguous, and builds the whole channel matrix of grouped convolutions. Its
-hooks are not used either: they sum the passes of a layer by the order in which they end, and also hear gradients that an
-objective takes on its own."""
+reads channels_last maps as if they were contiguous, and builds the whole channel matrix of grouped convolutions.
+Opacus's hooks are not used either: they match the passes of a layer by the order in which they end, and also run for
+gradients that an objective computes itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self, cast
@@ -18,20 +18,20 @@ from torch.nn import functional
 from fdgsec.runtime.errors import UsageError
 
 Rule = Callable[[nn.Module, list[Tensor], Tensor], Mapping[Tensor, Tensor]]
-"""Gives a layer's per-record gradients, (B, *shape) by parameter, from its inputs and the slopes in its output."""
+"""Computes a layer's per-record gradients, (B, *shape) by parameter, from its inputs and its output's gradients."""
 AGREEMENT = 1e-3
-"""How much of its length a gradient made of per-record ones may differ from autograd's: float32 leaves 1e-5 of it."""
+"""Tolerated relative difference between summed per-record gradients and autograd's: float32 rounding causes 1e-5."""
 
 
-BLOCK = 1024  # numbers whose length is taken in float32 at a time
+BLOCK = 1024  # numbers whose length is computed in float32 at a time
 
 
 class PrivateTrainingError(UsageError):
-    """A network, plan or objective for which gradients cannot be had, and clipped, record by record."""
+    """A network, plan or objective whose per-record gradients cannot be computed and clipped."""
 
 
 def convolution(layer: nn.Module, inputs: list[Tensor], slopes: Tensor) -> dict[Tensor, Tensor]:
-    """Give each record's gradient of a Conv2d: the slopes (B, O, h, w) times its unfolded input, group by group."""
+    """Compute each record's gradient of a Conv2d: output gradients (B, O, h, w) times unfolded input, by group."""
     assert isinstance(layer, nn.Conv2d)
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros":
         raise PrivateTrainingError(f"a convolution with padding {layer.padding!r} ({layer.padding_mode}) has no rule.")
@@ -59,9 +59,9 @@ RULES: Mapping[type[nn.Module], Rule] = {
 
 
 class RecordGradients:
-    """While entered, listens to the trained layers of `network` and takes the losses of their passes apart.
+    """A context manager that hooks the trained layers of `network` and computes per-record gradients of their passes.
 
-    `parameters` are those whose gradients are wanted. Raises PrivateTrainingError for a layer without a rule."""
+    `parameters` are those whose gradients are needed. Raises PrivateTrainingError for a layer without a rule."""
 
     def __init__(self, network: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -75,8 +75,9 @@ class RecordGradients:
         for name, module in self._layers:
             if type(module) not in RULES:
                 raise PrivateTrainingError(
-                    f"{name or 'the network itself'} ({type(module).__name__}) holds parameters whose per-record gradients "
-                    "are unknown; parameters may sit in convolutions, linear layers, embeddings and norms of one record."
+                    f"{name or 'the network itself'} ({type(module).__name__}) holds parameters whose per-record "
+                    "gradients are unknown; parameters may sit in convolutions, linear layers, embeddings and norms of "
+                    "one record."
                 )
         self._passes: list[tuple[nn.Module, Tensor, Tensor]] = []
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
@@ -95,9 +96,9 @@ class RecordGradients:
             self._passes.append((module, given[0].detach(), made))
 
     def of(self, losses: Tensor, *, keep_graph: bool = False) -> list[Tensor]:
-        """Give the gradient of each of `losses` (B,) in each parameter, (B, *shape); passes so far are forgotten.
+        """Compute the gradient of each of `losses` (B,) in each parameter, (B, *shape), and forget the stored passes.
 
-        A parameter that no loss reaches has zeros. Raises PrivateTrainingError where a layer saw another number of
+        A parameter that no loss depends on has zeros. Raises PrivateTrainingError where a layer saw another number of
         records than there are losses."""
         passes, self._passes = self._passes, []
         slopes: Sequence[Tensor | None] = [None] * len(passes)
@@ -119,10 +120,10 @@ class RecordGradients:
         return [found[p] if p in found else p.new_zeros(len(losses), *p.shape) for p in self.parameters]
 
     def agree(self, compute: Callable[[], Tensor], rng: torch.Generator) -> None:
-        """Compare with autograd: the gradient of a random mixture of the losses is that mixture of per-record ones.
+        """Check against autograd: a random mixture of per-record gradients is the gradient of that mixture of losses.
 
-        `compute` gives losses (B,) by passes through the network. Raises PrivateTrainingError where a parameter reaches
-        them past its layer, where rows changed places between passes, and where an operation works in place."""
+        `compute` gives losses (B,) by passes through the network. Raises PrivateTrainingError where a parameter is used
+        outside its layer, where rows change places between passes, and where an operation works in place."""
         self._refuse_bypasses(compute)
         losses = compute()
         shares = torch.randn(len(losses), generator=rng).to(losses)
@@ -134,12 +135,12 @@ class RecordGradients:
         for parameter, mine, theirs in zip(self.parameters, mixed, true, strict=True):
             if (mine - theirs).norm() > AGREEMENT * theirs.norm() + AGREEMENT**2 * length:
                 raise PrivateTrainingError(
-                    f"per-record gradients of {self._names[parameter]} do not add up to its gradient: the objective moves "
-                    "records to other rows between passes, or works in place."
+                    f"per-record gradients of {self._names[parameter]} do not add up to its gradient: the objective "
+                    "moves records to other rows between passes, or works in place."
                 )
 
     def _refuse_bypasses(self, compute: Callable[[], Tensor]) -> None:
-        """With every layer's output cut off from its layer no parameter may reach the losses, be it by ever so little."""
+        """Refuse an objective that depends on a parameter even when every layer's output is detached from it."""
         cuts = [module.register_forward_hook(_cut_off) for _, module in self._layers]
         try:
             losses = compute()
@@ -158,15 +159,15 @@ class RecordGradients:
                 )
 
 
-def _cut_off(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> Tensor:
+def _cut_off(_module: nn.Module, _given: tuple[Tensor, ...], made: Tensor) -> Tensor:
     return made.detach().requires_grad_(made.requires_grad)
 
 
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
-    """Shorten each record's gradient, over all of `gradients` (B, *shape), to a length of at most `bound`; add up.
+    """Clip each record's gradient, over all of `gradients` (B, *shape), to a length of at most `bound`, and sum.
 
-    Abadi et al. 2016, Algorithm 1. No rounding lets a record exceed the bound: lengths are overstated by what float32 may
-    lose of them, 1e-5. A gradient that is not finite adds nothing."""
+    Abadi et al. 2016, Algorithm 1. Rounding never lets a record exceed the bound: lengths are overstated by the largest
+    error of float32, 1e-5. A gradient that is not finite adds nothing."""
     length = torch.stack([_squares(gradient) for gradient in gradients]).sum(0).sqrt() * (1 + 1e-5)
     factor = torch.where(length.isfinite(), (bound / length).clamp(max=1.0), 0.0)
     if not bool(length.isfinite().all()):
@@ -175,7 +176,7 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> list[Tensor]:
 
 
 def _squares(gradient: Tensor) -> Tensor:
-    """Give the squared length of each row, (B,) float64, from float32 lengths of blocks: at most 128 sums in a lane."""
+    """Compute the squared length of each row, (B,) float64, from float32 lengths of blocks: at most 128 sums a lane."""
     rows = gradient.flatten(1)
     whole = rows.shape[1] // BLOCK * BLOCK
     blocks = torch.linalg.vector_norm(rows[:, :whole].unflatten(1, (-1, BLOCK)), dim=2)

@@ -1,4 +1,4 @@
-"""How a client trains: optimizer, length, schedule and augmentation, as one frozen record."""
+"""The training plan of a client: optimizer, length, schedule and augmentation."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,12 @@ from fdgsec.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """A client's optimizer, its length and its augmentation.
+    """The optimizer, length, schedule and augmentation of a client's training.
 
     `epochs` passes over the data, or exactly `steps` steps where that is set. `schedule` lowers the learning rate over
     the whole run: "cosine" per round, "cosine-epoch" per local epoch, "step" by `decay` every `decay_every` rounds.
     `crop` is the area range of a random resized crop (None: no crop), `translate` the probability of a random
-    translation (enlarge by 1/8, cut the old size out), `flip` that of a mirror image. `clip_norm` bounds the gradient's
+    translation (enlarge by 1/8, crop the old size), `flip` that of a horizontal flip. `clip_norm` bounds the gradient's
     norm; `freeze_norm` keeps batch-norm layers in evaluation mode while everything else trains."""
 
     epochs: int = 1
@@ -49,7 +49,7 @@ class TrainingPlan:
             raise UsageError(f"a plan needs translate in [0, 1] and clip_norm above 0; got {self}.")
 
     def rate(self, *, round: int, rounds: int, epoch: int = 0) -> float:
-        """The learning rate of local epoch `epoch` in round `round` of `rounds`, both counted from 0."""
+        """Compute the learning rate of local epoch `epoch` in round `round` of `rounds`, both counted from 0."""
         if self.schedule == "cosine":
             return self.learning_rate * _half_cosine(round, rounds)
         if self.schedule == "cosine-epoch":
@@ -59,15 +59,16 @@ class TrainingPlan:
         return self.learning_rate
 
     def local_steps(self, images: int) -> int:
-        """How many steps a client of `images` takes in a round; a last batch of one record is skipped, as batches are dealt."""
+        """Count the steps of a client with `images` images in a round; a last batch of one record is skipped."""
         if self.steps is not None:
             return self.steps
         full, left = divmod(images, self.batch_size)
         return self.epochs * (full + (left > (1 if full else 0)))
 
     def one_step(self, records: int) -> "TrainingPlan":
-        """The shortest plan with this one's learning rate and weight decay: a step of plain SGD over `records` images, as
-        they are, at once."""
+        """Make the shortest plan with the same learning rate and weight decay: one plain SGD step on `records` images.
+
+        The images are not augmented and form one batch."""
         return replace(
             self, steps=1, batch_size=records, optimizer="sgd", momentum=0.0, schedule="constant", crop=None,
             translate=0.0, flip=0.0, clip_norm=None,
@@ -79,7 +80,7 @@ def _half_cosine(done: int, total: int) -> float:
 
 
 def optimizer_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torch.optim.Optimizer:
-    """Make the plan's optimizer over those `parameters` that are trained."""
+    """Make the plan's optimizer for those `parameters` that require gradients."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if plan.optimizer == "adam":
         return torch.optim.Adam(trained, lr=plan.learning_rate, weight_decay=plan.weight_decay)
@@ -87,7 +88,7 @@ def optimizer_of(parameters: Iterable[nn.Parameter], plan: TrainingPlan) -> torc
 
 
 def optimizer_memory(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Write an optimizer's moments as named tensors ("optimizer.3.exp_avg"), for methods whose clients keep them."""
+    """Export an optimizer's state as named tensors ("optimizer.3.exp_avg"), for methods whose clients keep it."""
     entries = optimizer.state_dict()["state"]
     return {
         f"optimizer.{number}.{name}": torch.as_tensor(value).detach().cpu().clone()
@@ -98,7 +99,7 @@ def optimizer_memory(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def remember(optimizer: torch.optim.Optimizer, memory: Mapping[str, Tensor]) -> None:
-    """Put the moments that `optimizer_memory` wrote back; entries of `memory` with other names are passed over."""
+    """Load the state that `optimizer_memory` exported; entries of `memory` with other names are ignored."""
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in memory.items():
         prefix, _, rest = key.partition(".")

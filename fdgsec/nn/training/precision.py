@@ -1,4 +1,4 @@
-"""In which number format and memory layout a network trains: a committed table, never a timing at run time."""
+"""The number format and memory layout in which a network trains: a fixed table, never a timing at run time."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from fdgsec.runtime.errors import UsageError
 
 Dtype = Literal["float32", "bfloat16"]
 Processor = Literal["cpu", "cpu-amd-bf16", "cuda"]
-"""Kinds of processors whose fastest format differs; `cpu` is every one that has no row of its own."""
+"""Kinds of processors whose fastest format differs; `cpu` is every one without a row of its own."""
 
 VARIABLE = "FDGSEC_PRECISION"
 
@@ -27,7 +27,7 @@ class Precision:
 
     @property
     def layout(self) -> torch.memory_format:
-        """The layout as torch names it."""
+        """The layout as a torch constant."""
         return torch.channels_last if self.channels_last else torch.contiguous_format
 
 
@@ -36,8 +36,8 @@ _BRAIN = Precision(dtype="bfloat16", channels_last=True)
 
 # Measured with `python -m benchmarks training` on a processor of each kind (docs/performance.md). Both CPUs have
 # AVX512_BF16: convolutions in bfloat16 are 1.5 to 2 times as fast as in float32 on AMD's, and slower on Intel's without
-# AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for mechanics, whose
-# tests compare digits.
+# AMX. MobileNetV3's depthwise ones are slower on both. `tiny` stays in float32 on every CPU: it is for tests, which
+# compare digits.
 PRECISION: Mapping[tuple[Processor, str], Precision] = {
     ("cpu", "resnet18"): _FLOAT,
     ("cpu", "resnet50"): _FLOAT,
@@ -57,13 +57,13 @@ PRECISION: Mapping[tuple[Processor, str], Precision] = {
 
 @lru_cache(maxsize=1)
 def capabilities() -> Mapping[str, object]:
-    """What torch knows of this machine's CPU: its name and which vector instructions it has."""
-    known = getattr(torch.cpu, "get_capabilities", None)  # torch before 2.12 does not tell
+    """Give torch's description of this machine's CPU: its name and its vector instructions."""
+    known = getattr(torch.cpu, "get_capabilities", None)  # missing in torch before 2.12
     return dict(known()) if known is not None else {}
 
 
 def processor_of(device: torch.device) -> Processor:
-    """The row of the table that `device` has: by vendor and instructions, not by speed."""
+    """Give the row of the table for `device`: by vendor and instructions, not by speed."""
     if device.type == "cuda":
         return "cuda"
     known = capabilities()
@@ -72,10 +72,10 @@ def processor_of(device: torch.device) -> Processor:
 
 
 def precision_of(device: torch.device, backbone: str) -> Precision:
-    """Look up the table; what it does not name runs in float32, contiguous.
+    """Look up the table; other networks and processors use float32, contiguous.
 
     FDGSEC_PRECISION, `float32` or `bfloat16`, sets the format on every processor, so that two machines may train alike.
-    Raises UsageError where it says something else."""
+    Raises UsageError for another value of it."""
     row = processor_of(device)
     fallback = PRECISION.get((row, "*"), Precision(dtype="float32", channels_last=False))
     found = PRECISION.get((row, backbone), fallback)
@@ -83,7 +83,7 @@ def precision_of(device: torch.device, backbone: str) -> Precision:
 
 
 def wished() -> Dtype | None:
-    """What FDGSEC_PRECISION asks for; None where it is not set and the table decides."""
+    """Read the format from FDGSEC_PRECISION; None where it is not set and the table decides."""
     match os.environ.get(VARIABLE, ""):
         case "":
             return None
@@ -96,11 +96,11 @@ def wished() -> Dtype | None:
 
 
 def table_rows() -> str:
-    """What decides the format here, for the record of a run: the table's rows of this machine, or the format asked for."""
+    """Describe what decides the format here, for the record of a run: the table's rows, or the requested format."""
     rows = [processor_of(torch.device(kind)) for kind in ("cuda", "cpu") if kind == "cpu" or torch.cuda.is_available()]
     return wished() or ", ".join(rows)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
-    """The context in which forward passes of this precision run."""
+    """Make the context for forward passes in this precision."""
     return torch.autocast(device.type, torch.bfloat16) if precision.dtype == "bfloat16" else nullcontext()

@@ -1,9 +1,9 @@
-"""Test-time adaptation: a trained model that goes on learning from the unlabeled images it is tested on.
+"""Test-time adaptation: a trained model is updated on the unlabeled images that it is tested on.
 
 Tent (Wang, Shelhamer, Liu, Olshausen & Darrell, ICLR 2021, https://arxiv.org/abs/2006.10726) minimizes the entropy of
 predictions in the scales and shifts of the norm layers, online, while batch norm takes its statistics from the test
-batch. CCST's Table 2b puts it on federated models. It needs the whole unseen domain at hand in batches, so its accuracy
-stands beside the plain one, never in its place."""
+batch. CCST's Table 2b applies it to federated models. It needs the whole unseen domain in batches, so its accuracy is
+reported beside the plain one, never in its place."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -21,7 +21,7 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 
 @dataclass(frozen=True, kw_only=True)
 class Tent:
-    """How Tent adapts: `steps` per batch, `passes` over all images, and its optimizer (SGD with Nesterov momentum .9).
+    """Settings of Tent: `steps` per batch, `passes` over all images, and its optimizer (SGD, Nesterov momentum .9).
 
     The defaults are those of the authors' configuration for CIFAR-10-C."""
 
@@ -40,25 +40,25 @@ class Tent:
 
 ADAPTATIONS: Mapping[str, Tent] = {
     "tent": Tent(),
-    # fed_run.py of CCST's code: SGD at 1e-4, ten epochs of two passes over the unseen domain. The second pass is meant to
-    # test, but Tent adapts in evaluation mode too, so that what it prints at the end is the twentieth pass's.
+    # fed_run.py of CCST's code: SGD at 1e-4, ten epochs of two passes over the unseen domain. The second pass is meant
+    # as a test, but Tent adapts in evaluation mode too, so the printed result is that of the twentieth pass.
     "tent-ccst": Tent(passes=20, batch_size=32, optimizer="sgd", learning_rate=1e-4),
 }
 
 
 def adaptation_named(name: str) -> Tent:
-    """Look up what `--adapt` names. Raises UsageError with the nearest name."""
+    """Look up a value of `--adapt`. Raises UsageError with the nearest name."""
     if name not in ADAPTATIONS:
         raise unknown_name("adaptation", name, ADAPTATIONS)
     return ADAPTATIONS[name]
 
 
 def tent_predictions(model: Classifier, images: Tensor, *, how: Tent, rng: torch.Generator) -> Tensor:
-    """Predict the class of each uint8 image, (n,) int64, while a copy of `model` adapts to them; `model` stays itself.
+    """Predict the class of each uint8 image, (n,) int64, while a copy of `model` adapts to them; `model` is unchanged.
 
-    Images come in an order drawn from `rng`, anew in each pass (in a dataset's order a batch would show one class).
-    What counts is a batch's prediction in the last pass, before the last update that it makes. Raises UsageError for a
-    network without norm layers."""
+    Images come in an order drawn from `rng`, anew in each pass (in a dataset's order a batch would have one class).
+    The result is a batch's prediction in the last pass, before its last update. Raises UsageError for a network without
+    norm layers."""
     network = tented(model)
     parameters = [value for value in network.parameters() if value.requires_grad]
     optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=how.learning_rate)
@@ -73,9 +73,9 @@ def tent_predictions(model: Classifier, images: Tensor, *, how: Tent, rng: torch
 
 
 def tented(model: Classifier) -> Classifier:
-    """Copy `model` so that its norm layers alone can learn, and batch norm knows nothing but the batch it is given.
+    """Copy `model` so that only its norm layers train, and batch norm uses the statistics of the current batch.
 
-    Group-norm layers learn their scales and shifts too. Raises UsageError where there is no norm layer."""
+    Group-norm layers train their scales and shifts too. Raises UsageError where there is no norm layer."""
     network = deepcopy(model).eval().requires_grad_(False)
     layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.GroupNorm)]
     if not layers:
@@ -89,7 +89,7 @@ def tented(model: Classifier) -> Classifier:
 
 
 def _batches(order: Tensor, size: int) -> list[Tensor]:
-    """Cut `order` into batches of `size`; one image left over joins the last batch, for alone it has no statistics."""
+    """Cut `order` into batches of `size`; a single last image joins the batch before, as alone it has no statistics."""
     parts = list(order.split(size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         parts[-2:] = [torch.cat(parts[-2:])]
@@ -97,7 +97,7 @@ def _batches(order: Tensor, size: int) -> list[Tensor]:
 
 
 def _adapted(network: Classifier, images: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
-    """Predict one batch, then take one step down the mean entropy of these predictions."""
+    """Predict one batch, then take one step on the mean entropy of these predictions."""
     device = next(network.parameters()).device
     precision = precision_of(device, network.backbone)
     network.to(memory_format=precision.layout)
