@@ -1,1 +1,1 @@
-"""One federation: artifacts on one wire, the round loop, a client's step, defenses and malicious clients."""
+"""The federation: artifacts and messages, the round loop, a client's step, defenses and malicious clients."""

@@ -1,4 +1,4 @@
-"""One step of one client: the code that every engine runs where the client's data are, defenses and forgeries included."""
+"""One step of one client, which every engine runs on the client's machine, with its defenses or forgeries."""
 
 import torch
 
@@ -19,7 +19,7 @@ def handle(
     seed: int,
     defense_stack: DefenseStack = UNDEFENDED,
 ) -> tuple[Reply, State]:
-    """Do one step for one client; what is handed back has passed its defenses, or is what an intruder forged."""
+    """Run one step of one client; the reply has passed its defenses, or was forged by a malicious client."""
     reply, state = _defended(method, client, step, request, state, seed, defense_stack)
     malicious_client = defense_stack.malicious_clients.get(client.name)
     if malicious_client is None:
@@ -40,7 +40,7 @@ def _defended(
     rng = stream(seed, "world", step, request.clock.round, client.name)
     if not defense_stack.defenses:
         return _answered(method, client, step, request, state, rng)
-    # Only training is given a private trainer: its noise is one stream a round, which two steps must not share.
+    # Only training gets a private trainer: its noise is one stream a round, which two steps must not share.
     with_trainer, trainer = (
         defense_stack.with_trainer(client, method, request.clock) if step == "fit" else (client, None)
     )

@@ -1,8 +1,8 @@
-"""What a defense is, and the shield in which a client wears several: they act where its messages leave it.
+"""The interfaces of a defense, and the stack of defenses that a client applies to what it sends.
 
-The shield works inside `federation.handle`, which every engine runs where the client's data are: a defense may look at the
-client's images, and nothing undefended is handed to an engine. What each release cost goes with it, for the run's ledger
-(fdgsec.privacy.ledger)."""
+The stack runs inside `client_step.handle`, on the client's machine in every engine. A defense may therefore use the
+client's images, and an engine never gets an undefended artifact. Each release carries its privacy cost, for the run's
+ledger (fdgsec.privacy.ledger)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,31 +26,31 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 Uses = tuple[Use, ...] | None
-"""What a release cost the records behind it: nothing more than was paid before (), or no guarantee at all (None)."""
+"""The privacy cost of a release to its records: () for no additional cost, None for no guarantee at all."""
 
 
 class RecordStatistic(Protocol):
-    """How a method's releases are read: the statistic t(x) of images under the model that a client received."""
+    """The statistic t(x) whose mean over a client's images is released, under the model that the client received."""
 
     @property
     def released_statistic(self) -> ReleasedStatistic:
-        """Of which t a release is the mean, and how."""
+        """Give the statistic that is released, and how."""
         ...
 
     def records(self, images: DomainDataset) -> Tensor:
-        """Give t(x) of every image, (n, D) float64."""
+        """Compute t(x) of every image, (n, D) float64."""
         ...
 
 
 StatisticSource = Callable[[DomainDataset, GlobalModel | None], RecordStatistic]
-"""Gives a client's lens, from its images and the model that it received."""
+"""Makes a client's record statistic from its images and the model that it received."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sender:
-    """A client as its own defenses see it: its name, images, state after the step, the model that it received.
+    """A client as its own defenses see it: its name, images, state after the step, and the model that it received.
 
-    `trained` is what the private trainer of this step has cost so far; None where none trained."""
+    `trained` is the cost of this step's private trainer so far; None without one."""
 
     client: Client
     method: Method
@@ -62,28 +62,28 @@ class Sender:
 
     @property
     def name(self) -> str:
-        """As "client:3"."""
+        """Name as "client:3"."""
         return self.client.name
 
     @cached_property
     def record_statistic(self) -> RecordStatistic:
-        """How this step's releases are read. Raises UsageError where this run gave its clients no lens."""
+        """Give the statistic of this step's releases. Raises UsageError where this run has none."""
         if self.statistic_source is None:
             raise UsageError("a defense that clips records needs to know of which statistic releases are means.")
         return self.statistic_source(self.client.data, self.model)
 
     @cached_property
     def records(self) -> Tensor:
-        """t(x) of each of the client's training images, (n, D) float64."""
+        """Compute t(x) of each of the client's training images, (n, D) float64."""
         return self.record_statistic.records(self.client.data)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outgoing:
-    """One artifact that is about to leave `sender` in a stage ("share", "update", "review") under a slot's name.
+    """One artifact that `sender` is about to send in a stage ("share", "update", "review") under a slot's name.
 
-    `metrics` are the names of the numbers behind the weight, where they are an update's numbers; `paid` is what defenses
-    before this one have paid for it, None where none covers it yet."""
+    `metrics` are the names of an update's metrics, where the artifact is its weight and metrics. `paid` is the cost so
+    far by the defenses before this one, None where none protects it yet."""
 
     round: int
     stage: str
@@ -96,70 +96,70 @@ class Outgoing:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Protected:
-    """What leaves instead, and what that costs."""
+    """The artifact that is sent instead, and its privacy cost."""
 
     artifact: Artifact
     uses: Uses = None
 
 
 class PrivateTrainer(Trainer, Protocol):
-    """A training loop that says what it has cost the records it was given."""
+    """A training loop that reports its privacy cost to the records."""
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """What all calls so far have cost."""
+        """Give the cost of all calls so far."""
         ...
 
 
 @runtime_checkable
 class Defense(Protocol):
-    """Acts on what a client sends; a frozen dataclass of options, one file in defenses/."""
+    """Processes what a client sends; a frozen dataclass of options, one file in defenses/."""
 
     @property
     def assumptions(self) -> Sequence[str]:
-        """What its guarantee rests on, in words."""
+        """List the assumptions of its guarantee, in words."""
         ...
 
     def check(self, method: Method) -> None:
-        """Raise UsageError for a method with which it does not work, saying why and what does."""
+        """Raise UsageError for a method that it does not support, with the reason and the alternatives."""
         ...
 
     def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Give what leaves instead of `outgoing.artifact`; None: this is none of its business."""
+        """Give the replacement of `outgoing.artifact`; None where the defense does not apply to it."""
         ...
 
 
 @runtime_checkable
 class PlansGuarantee(Protocol):
-    """The half of a defense that says beforehand what it will pay, in which unit and between which neighbors."""
+    """A defense that announces its guarantee before the run: its cost, unit and neighboring relations."""
 
     @property
     def promise(self) -> PlannedGuarantee | Mixing | None:
-        """None where its options leave it without noise; or that it mixes records, for which others then cannot pay."""
+        """Give its guarantee; None without noise, Mixing where it mixes records that later defenses cannot count."""
         ...
 
 
 @runtime_checkable
 class TrainsPrivately(Protocol):
-    """The half of a defense that acts on training."""
+    """A defense that replaces the training loop."""
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
-        """Give the loop that trains in place of fdgsec.nn.training.loop.epochs, its noise drawn from `rng`."""
+        """Make the replacement of fdgsec.nn.training.loop.epochs, its noise drawn from `rng`."""
         ...
 
 
 @runtime_checkable
 class HasPolicy(Protocol):
-    """The half of a defense that acts on the wire, on all clients' uploads together."""
+    """A defense that processes the uploads of all clients together."""
 
     def policy(self) -> Policy:
-        """Give what acts there."""
+        """Give its policy."""
         ...
 
 
 @runtime_checkable
 class Inspects(Protocol):
-    """The half of a defense that receivers wear: it looks at every message before it is used."""
+    """A defense of receivers: it inspects every message before it is used."""
 
     def inspect(self, message: Message) -> None:
         """Raise ArtifactError for a message that its receiver should refuse."""
@@ -168,7 +168,7 @@ class Inspects(Protocol):
 
 @runtime_checkable
 class PartlyUndone(Protocol):
-    """A defense of which whoever knows its public options can undo a part, as any adversary would."""
+    """A defense whose public options let any adversary undo a part of it."""
 
     def undone(self, artifact: Artifact) -> Artifact:
         """Give `artifact` without that part."""
@@ -177,11 +177,11 @@ class PartlyUndone(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefenseStack:
-    """A client's defenses, in order. `secret` roots their noise; `name` keeps runs of one seed apart.
+    """A client's defenses, in order. `secret` seeds their noise; `name` separates runs of one seed.
 
-    `look` gives the lens for the images that a client holds and the model that it received. `usual` is what receivers
-    check where no defense inspects messages. `intruders` are clients, by name, that forge what they send: behind their
-    defenses, which do not bind them."""
+    `look` makes the record statistic for a client's images and the model that it received. `usual` is the receivers'
+    check where no defense inspects messages. `intruders` are malicious clients, by name, which replace what they send
+    after their defenses."""
 
     defenses: Sequence[Defense] = ()
     seed: int = 0
@@ -191,7 +191,7 @@ class DefenseStack:
     malicious_clients: Mapping[str, MaliciousClient] = field(default_factory=dict)
 
     def check(self, method: Method) -> None:
-        """Raise UsageError where a defense does not work with `method`, two would train, or promises do not compose."""
+        """Raise UsageError where a defense does not support `method`, two would train, or guarantees do not compose."""
         for defense in self.defenses:
             defense.check(method)
         if len(self._trainers()) > 1:
@@ -199,7 +199,7 @@ class DefenseStack:
         check_composable([defense.promise for defense in self.defenses if isinstance(defense, PlansGuarantee)])
 
     def check_quorum(self, quorum: float) -> None:
-        """Raise UsageError where a client may be missing whose share of the noise a guarantee counts on."""
+        """Raise UsageError where a guarantee counts on the noise of every client, but a client may be missing."""
         for defense in self.defenses if quorum < 1 else ():
             if isinstance(defense, NeedsEveryone) and defense.needs_everyone:
                 raise UsageError(
@@ -208,29 +208,29 @@ class DefenseStack:
 
     @property
     def policies(self) -> tuple[Policy, ...]:
-        """What defenses do on the wire, in order."""
+        """Give the policies of the defenses, in order."""
         return tuple(defense.policy() for defense in self.defenses if isinstance(defense, HasPolicy))
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """What defenses check of every message, else what is checked by default."""
+        """Give the message checks of the defenses, else the default check."""
         return tuple(defense.inspect for defense in self._receiving() if isinstance(defense, Inspects))
 
     @property
     def filters(self) -> tuple[Filter, ...]:
-        """What defenses do with what the server received: noise for a sum before anything that would change the sum."""
+        """Give the server-side filters of the defenses: noise for a sum comes before whatever would change the sum."""
         acting = [defense for defense in self._receiving() if isinstance(defense, Filter)]
         return tuple(sorted(acting, key=lambda defense: isinstance(defense, Inspects)))
 
     def undone(self, artifact: Artifact) -> Artifact:
-        """Undo what is public of the defenses, the last one first."""
+        """Undo the public part of the defenses, the last one first."""
         for defense in reversed(self.defenses):
             if isinstance(defense, PartlyUndone):
                 artifact = defense.undone(artifact)
         return artifact
 
     def with_trainer(self, client: Client, method: Method, clock: Clock) -> tuple[Client, PrivateTrainer | None]:
-        """The client with the trainer that a defense puts in place of the plain one."""
+        """Give the client with a defense's trainer in place of the plain one, and that trainer."""
         for defense in self._trainers():
             trainer = defense.trainer(client, method, clock, self._noise(client.name, clock, "training", ""))
             return client.training_by(trainer), trainer
@@ -239,14 +239,14 @@ class DefenseStack:
     def sender(
         self, client: Client, method: Method, request: StepRequest, state: State, trainer: PrivateTrainer | None
     ) -> Sender:
-        """The client as its defenses see it after a step. Raises UsageError where releases of this run cannot be read."""
+        """Describe the client after a step to its defenses. Raises UsageError where the statistic is unknown."""
         return Sender(
             client=client, method=method, clock=request.clock, model=request.model, state=state,
             statistic_source=self.statistic_source, trained=None if trainer is None else trainer.uses,
         )  # fmt: skip
 
     def sent(self, step: Step, reply: Reply, sender: Sender) -> Reply:
-        """Let every defense act on each artifact of a reply, and on its weight and metrics."""
+        """Apply every defense to each artifact of a reply, and to its weight and metrics."""
         if not self.defenses:
             return reply
         stage = "update" if step == "fit" else step
@@ -266,7 +266,7 @@ class DefenseStack:
         return Reply(artifacts=artifacts, weight=weight, metrics=metrics, uses=costs)
 
     def defended(self, outgoing: Outgoing) -> Artifact:
-        """Give what becomes of one artifact, whatever that costs."""
+        """Apply every defense to one artifact, whatever its cost."""
         return self._defended(outgoing)[0]
 
     def _defended(self, outgoing: Outgoing) -> tuple[Artifact, Uses]:
@@ -279,7 +279,7 @@ class DefenseStack:
             if protected is None:
                 continue
             artifact = protected.artifact
-            if uses is None:  # what acts on a covered artifact is post-processing
+            if uses is None:  # processing of a protected artifact costs nothing more
                 uses = protected.uses
         return artifact, uses
 
@@ -287,7 +287,7 @@ class DefenseStack:
         return stream(self.seed, "secret", "defense", self.name, clock.round, stage, slot, client, number)
 
     def _receiving(self) -> tuple[Defense, ...]:
-        """The defenses, and the usual one where none of them inspects messages."""
+        """Give the defenses, and the usual one where none of them inspects messages."""
         if self.usual is None or any(isinstance(defense, Inspects) for defense in self.defenses):
             return tuple(self.defenses)
         return (self.usual, *self.defenses)

@@ -1,16 +1,17 @@
-"""Steps that several networks take together under DP-SGD (Abadi et al., CCS 2016), each record for itself.
+"""DP-SGD steps of several networks on one sample (Abadi et al., CCS 2016), with per-record clipping.
 
 A method that trains two networks on the same sample releases two gradients of it. They count as one release, of both
-gradients side by side: each is clipped to bound / sqrt(networks), so that all of a record's gradients together are at most
-`bound` long, and each gets the noise that belongs to the whole bound. A step then costs what a step of one network costs
-with that noise: one Poisson-sampled Gaussian release. (Two releases of one sample, accounted as if each had drawn its own,
-would cost more than they seem to, for whether a record was drawn is the same coin in both. With noise z times the clipping
-norm in each, the Renyi moment of such a step at alpha = 2 is 1 + q^2 (e^(2/z^2) - 1), and not (1 + q^2 (e^(1/z^2) - 1))^2.)
+gradients concatenated: each is clipped to bound / sqrt(networks), so that all of a record's gradients together have a
+length of at most `bound`, and each gets the noise for the whole bound. A step then costs what a step of one network
+costs with that noise: one Poisson-sampled Gaussian release. (Two releases of one sample, accounted as if each had drawn
+its own, would cost more than they seem to, because both share the sampling of a record. With noise z times the clipping
+norm in each, the Renyi moment of such a step at alpha = 2 is 1 + q^2 (e^(2/z^2) - 1), and not
+(1 + q^2 (e^(1/z^2) - 1))^2.)
 
-Gradients are taken of one record at a time. Nothing in a network can couple records that it never sees together, and no
-rule has to know its layers: there is none for convolutions that reflect their input at its border (Opacus 1.6.0 has one,
-which takes them for convolutions with zeros). On a CPU, passes of single records take about as long as per-record gradients
-of a batch."""
+Gradients are computed for one record at a time. Networks that never get two records together cannot couple them, and no
+rules for single layers are needed: there is none for convolutions with reflection padding (Opacus 1.6.0 has one, which
+takes them for convolutions with zero padding). On a CPU, passes of single records take about as long as per-record
+gradients of a batch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,15 +34,15 @@ Gradients = Sequence[Sequence[Tensor]]
 
 @runtime_checkable
 class StepsJointly(Protocol):
-    """What is public of a method whose clients, under a private trainer, move several networks by each step."""
+    """A method whose clients, under a private trainer, train several networks in each step."""
 
     def stepping(self, clock: Clock) -> int:
-        """How many they are in a round."""
+        """Count these networks in a round."""
         ...
 
 
 def trained(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters that an optimizer trains, in its order."""
+    """List the parameters that an optimizer trains, in its order."""
     return [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
 
 
@@ -68,11 +69,11 @@ def joint_training(
     rounds: int = 1,
     after: Callable[[], None],
 ) -> dict[str, float]:
-    """Train `networks`, each by the optimizer in its place, as `trainer` would train one; give {"steps": count}.
+    """Train `networks`, each by the optimizer at its index, as `trainer` would train one; give {"steps": count}.
 
-    `gradients` is asked for one record at a time, a batch of one; `after` is called behind each step. Samples (which may
-    be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for an empty set, and
-    PrivateTrainingError for networks that cannot be trained so."""
+    `gradients` is called with one record at a time, a batch of one; `after` is called after each step. Samples (which
+    may be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for an empty set,
+    and PrivateTrainingError for networks that cannot be trained so."""
     if not len(data):
         raise UsageError("a client has no training images; every client needs at least one.")
     for network in networks:
@@ -108,10 +109,10 @@ def joint_step(
     expected: float,
     rng: torch.Generator,
 ) -> None:
-    """Step each optimizer down (sum of clipped gradients + noise) / `expected`; the noisy gradients stay at the parameters.
+    """Step each optimizer by (sum of clipped gradients + noise) / `expected`; the parameters keep the noisy gradients.
 
-    `expected` is the mean size of a sample; the size of this one is private. `noise` is a standard deviation, drawn from
-    `rng` network after network, also where no record was drawn. A record any of whose gradients is not finite adds
+    `expected` is the mean size of a sample; the size of this one is private. `noise` is a standard deviation, drawn
+    from `rng` network after network, also where no record was drawn. A record with a gradient that is not finite adds
     nothing to that network. Raises ValueError: bound or expected not above 0, negative noise."""
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")

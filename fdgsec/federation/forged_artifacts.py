@@ -1,7 +1,7 @@
-"""Ways to forge an artifact: ones that no constructor would make, and legal ones that lie.
+"""Forged artifacts of malicious clients: invalid ones that no constructor would make, and valid ones with false values.
 
-What each does to a federation is measured by fdgsec.attacks.poisoning.attack. A forged artifact is made without its kind's checks,
-as whoever writes its own bytes can make it; whether it gets through is the receiver's business."""
+fdgsec.attacks.poisoning.attack measures their effect. A forged artifact skips the checks of its kind, because a
+malicious client writes its own bytes; the receiver decides whether to accept it."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,17 +17,17 @@ from fdgsec.federation.malicious_client import Leaving
 from fdgsec.federation.method import NUMBERS, StepRequest
 
 MODEL = "model"
-"""The slot of the model that is aggregated; others of its kind (FedDAG's perturbed one) are left alone."""
+"""The slot of the model that is aggregated; others of its kind (FedDAG's perturbed one) are not forged."""
 WEIGHT = "Scores, weight"
-"""What reports call the weight that goes with an update."""
+"""The name of an update's weight in reports."""
 OWN_LOSS = "own_loss"
-"""The metric by which a client judges its own model (FedDAG eq. 5)."""
+"""The metric by which a client scores its own model (FedDAG eq. 5)."""
 
 Flaw = Literal["nan", "infinity", "negative", "another shape", "missing"]
 
 
 def unchecked(artifact: Artifact, tensors: Mapping[str, Tensor]) -> Artifact:
-    """Give an artifact of the same kind that holds `tensors`, whatever its constructor would say."""
+    """Make an artifact of the same kind with `tensors`, without the checks of its constructor."""
     made: Artifact = object.__new__(type(artifact))
     values = {"state": dict(tensors)} if isinstance(artifact, ModelState) else tensors
     for name, value in values.items():
@@ -36,7 +36,7 @@ def unchecked(artifact: Artifact, tensors: Mapping[str, Tensor]) -> Artifact:
 
 
 def changed(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
-    """Give the same kind of artifact after `change(name, tensor)` of each tensor of floats, unchecked."""
+    """Apply `change(name, tensor)` to each floating-point tensor of an artifact, without the checks of its kind."""
     return unchecked(
         artifact,
         {
@@ -48,25 +48,25 @@ def changed(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Arti
 
 @dataclass(frozen=True, kw_only=True)
 class Honest:
-    """Sends what would have been sent, made anew number by number: the forgery that must do nothing."""
+    """Sends a copy of the true artifact: a negative control."""
 
     name: str = "honest"
     kind: str = "everything"
     once: bool = True
 
-    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, _seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
         """Copy the artifact."""
-        return changed(leaving.artifact, lambda name, value: value)
+        return changed(leaving.artifact, lambda _, value: value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfKind(ABC):
-    """What forgeries of one kind of artifact have in common; of models only the one in slot "model" is forged."""
+    """Base of the forgeries of one kind of artifact; of models only the one in slot "model" is forged."""
 
     kind: str
     once: bool = False
 
-    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
+    def forge(self, leaving: Leaving, seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
         """Forge the artifacts of the kind, and leave all others as they are."""
         other = leaving.artifact.kind != self.kind or leaving.slot == NUMBERS
         if other or (self.kind == ModelState.kind and leaving.slot != MODEL):
@@ -74,34 +74,35 @@ class OfKind(ABC):
         return self.forged(leaving, seen)
 
     @abstractmethod
-    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
-        """Give what leaves in place of an artifact of the kind."""
+    def forged(self, leaving: Leaving, seen: StepRequest, /) -> Artifact | None:
+        """Give the replacement of an artifact of the kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flawed(OfKind):
-    """Breaks the rules that every artifact obeys.
+    """Violates the checks of every artifact.
 
-    `nan`, `infinity`, `negative` put such a value in one place (a std, an amplitude, a score: what must not be negative);
-    `another shape` cuts the last column off every tensor; `missing` leaves out a model's last entry, of other kinds all."""
+    `nan`, `infinity`, `negative` set one value (a std, an amplitude, a score: what must not be negative); `another
+    shape` cuts the last column off every tensor; `missing` leaves out a model's last entry, or another kind's whole
+    artifact."""
 
     flaw: Flaw
     once: bool = True
 
     @property
     def name(self) -> str:
-        """As "nan"."""
+        """Name as "nan"."""
         return self.flaw
 
-    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
-        """Break it."""
+    def forged(self, leaving: Leaving, _seen: StepRequest, /) -> Artifact | None:
+        """Apply the flaw."""
         artifact = leaving.artifact
         if self.flaw == "missing":
             if not isinstance(artifact, ModelState):
                 return None
             return unchecked(artifact, dict(list(artifact.tensors().items())[:-1]))
         if self.flaw == "another shape":
-            return changed(artifact, lambda name, value: value[..., :-1] if value.ndim else value)
+            return changed(artifact, lambda _, value: value[..., :-1] if value.ndim else value)
         floats = [name for name, value in artifact.tensors().items() if value.is_floating_point() and value.numel()]
         place = floats[0] if self.flaw != "negative" or "std" not in floats else "std"
         number = {"nan": math.nan, "infinity": math.inf, "negative": -1.0}[self.flaw]
@@ -110,7 +111,7 @@ class Flawed(OfKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Scaled(OfKind):
-    """Multiplies what is sent by `factor`: every float, or those of the entries named; of `rows` rows alone where given."""
+    """Multiplies floats by `factor`: all, or those of `entries`; only those of the first `rows` rows where given."""
 
     factor: float
     entries: tuple[str, ...] = ()
@@ -118,12 +119,12 @@ class Scaled(OfKind):
 
     @property
     def name(self) -> str:
-        """As "x100", "std x100", "1 row's std x100"."""
+        """Name as "x100", "std x100", "1 row's std x100"."""
         what = " and ".join(self.entries)
         scaled = f"{what} x{self.factor:g}".strip()
         return scaled if self.rows is None else f"{self.rows} row's {scaled}"
 
-    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
+    def forged(self, leaving: Leaving, _seen: StepRequest, /) -> Artifact | None:
         """Scale."""
 
         def scale(name: str, value: Tensor) -> Tensor:
@@ -136,18 +137,18 @@ class Scaled(OfKind):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledUpdate(OfKind):
-    """Sends received + `factor` (trained - received) in place of the trained model: -1 is the update with its sign flipped."""
+    """Sends received + `factor` (trained - received) in place of the trained model; -1 flips the sign of the update."""
 
     factor: float
     kind: str = ModelState.kind
 
     @property
     def name(self) -> str:
-        """As "update x10"."""
+        """Name as "update x10"."""
         return f"update x{self.factor:g}"
 
-    def forged(self, leaving: Leaving, seen: StepRequest) -> Artifact | None:
-        """Move away from the received model, entry by entry; entries that it lacks are scaled from zero."""
+    def forged(self, leaving: Leaving, seen: StepRequest, /) -> Artifact | None:
+        """Scale the update entry by entry; entries that the received model lacks are scaled from zero."""
         received: Mapping[str, Tensor] = {} if seen.model is None else seen.model.state.state
 
         def move(name: str, value: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class ScaledUpdate(OfKind):
 
 @dataclass(frozen=True, kw_only=True)
 class Heavy:
-    """Claims `weight` images behind its update, where weights are numbers of images."""
+    """Claims `weight` images for its update, where weights are numbers of images."""
 
     weight: float
     kind: str = WEIGHT
@@ -167,21 +168,21 @@ class Heavy:
 
     @property
     def name(self) -> str:
-        """As "weight 1e+12"."""
+        """Name as "weight 1e+12"."""
         return f"weight {self.weight:g}"
 
-    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
-        """Put the weight in the first of an update's numbers."""
+    def forge(self, leaving: Leaving, _seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
+        """Replace the weight, the first of an update's numbers."""
         if leaving.slot != NUMBERS:
             return leaving.artifact
-        return changed(leaving.artifact, lambda name, value: _first_is(self.weight, value))
+        return changed(leaving.artifact, lambda _, value: _first_is(self.weight, value))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judging:
-    """Reports the mean validation loss `peers` for every other client's model, and `own` for its own where that is given.
+    """Reports the mean validation loss `peers` for every other client's model, and `own`, where given, for its own.
 
-    Scores are 1 / sum of losses (FedDAG eq. 5): huge losses take the others' weight away, zeros raise it."""
+    Scores are 1 / sum of losses (FedDAG eq. 5): huge losses lower the weight of the others, zeros raise it."""
 
     peers: float
     own: float | None = None
@@ -190,23 +191,23 @@ class Judging:
 
     @property
     def name(self) -> str:
-        """As "peers' losses 1e+09, own 0"."""
+        """Name as "peers' losses 1e+09, own 0"."""
         return f"peers' losses {self.peers:g}" + ("" if self.own is None else f", own {self.own:g}")
 
-    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
-        """Judge as it pleases."""
+    def forge(self, leaving: Leaving, _seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
+        """Replace the losses."""
         if leaving.step == "review":
-            return changed(leaving.artifact, lambda name, value: torch.full_like(value, self.peers))
+            return changed(leaving.artifact, lambda _, value: torch.full_like(value, self.peers))
         own = self.own
         if leaving.slot != NUMBERS or own is None or OWN_LOSS not in leaving.metrics:
             return leaving.artifact
-        place = 1 + leaving.metrics.index(OWN_LOSS)  # behind the weight
+        place = 1 + leaving.metrics.index(OWN_LOSS)  # after the weight
 
-        def told(name: str, value: Tensor) -> Tensor:
+        def set_own(_: str, value: Tensor) -> Tensor:
             value[place] = own
             return value
 
-        return changed(leaving.artifact, told)
+        return changed(leaving.artifact, set_own)
 
 
 def _first_is(number: float, value: Tensor) -> Tensor:

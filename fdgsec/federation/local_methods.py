@@ -1,8 +1,8 @@
-"""A local method on top of a federated one: `--method ccst --with mixstyle` (CCST section 4.3, "Orthogonality").
+"""A local method on top of a federated base: `--method ccst --with mixstyle` (CCST section 4.3, "Orthogonality").
 
-The method below shares, trains, reviews and aggregates as ever; the one on top gives the objective that is trained and
-the change of network that it needs. Where it shares artifacts of its own (FedDG's spectra), these travel beside those
-of the method below, in slots that begin with "local.", and so do its entries in the memory of clients and server."""
+The base method shares, trains, reviews and aggregates as usual. The local method gives the training objective and the
+change of network that it needs. Where it shares artifacts of its own (FedDG's spectra), they are sent together with
+those of the base, in slots that start with "local.", and so do its entries in the memory of clients and server."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PREFIX = "local."
 BELOW = ("training_set", "kept_entries", "start", "fit", "results", "exhibits", "review", "aggregate", "weigh")
-"""Steps that only the method below takes: a method that changes one of them would not be itself on top."""
+"""Steps of the base method only: a method that changes one of them cannot be a local method."""
 
 
 class LocalMethod(Method, Protocol):
-    """A method with an objective to lend."""
+    """A method whose objective another method can train."""
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """What a client minimizes."""
+        """Make the objective that a client minimizes."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OnTop:
-    """What the method below gets as its `local`: the method on top with the artifacts and the memory that are its own.
+    """The `local` option of the base method: the local method with its own artifacts and memory.
 
-    `asked` names the clients for whom the objective was taken, so that nobody trains without it unnoticed."""
+    `asked` lists the clients whose objective was requested, to detect a base that trains without it."""
 
     method: LocalMethod
     inbox: Inbox
@@ -48,23 +48,24 @@ class _OnTop:
     asked: list[str] = field(default_factory=list)
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """As the method on top."""
+        """Change the network as the local method does."""
         return self.method.remodel(network, rng)
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """As the method on top; `inbox` and `state` are those of the method below, which it does not see."""
+        """Make the objective of the local method."""
+        del inbox, state  # those of the base method; the local method has its own
         self.asked.append(client.name)
         return self.method.objective(client, model=model, inbox=self.inbox, state=self.state, clock=clock, rng=rng)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stacked:
-    """The method `base` with the objective of `local` on top; the options of training are those of `base`.
+    """The method `base` with the objective of `local`; the training options are those of `base`.
 
-    Raises UsageError for a pair that cannot be stacked: a base that trains an objective of its own, a local method
-    without one or with steps that only the base takes, and exchanges at different times."""
+    Raises UsageError for a pair that cannot be combined: a base that trains an objective of its own, a local method
+    without one or with steps of the base method, and exchanges at different times."""
 
     base: Method
     local: LocalMethod
@@ -95,43 +96,43 @@ class Stacked:
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """As often as the one that shares more often."""
+        """Share as often as the method that shares more often."""
         return self.local.shares if self.base.shares == "never" else self.base.shares
 
     @property
     def asks_for_shares(self) -> bool:
-        """Where either of those that share does."""
+        """Tell whether either method that shares asks for shares."""
         return any(each.asks_for_shares for each in (self.base, self.local) if each.shares != "never")
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
-        """As the method below."""
+        """Review as the base method."""
         return self.base.reviews
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for options of either that `clients` clients cannot meet, and for a base that stays alone."""
+        """Raise UsageError for options that `clients` clients cannot meet, and for a base without local methods."""
         self._based_on(_OnTop(method=self.local, inbox={}, state={})).check(clients)
         self.local.check(clients)
 
     def fitting(self, clients: int) -> Self:
-        """Both, fitted."""
+        """Fit both methods to the number of clients."""
         return replace(self, base=self.base.fitting(clients), local=self.local.fitting(clients))
 
     def releasing_all(self) -> Self | None:
-        """Both releasing all, as far as they can; None where neither can."""
+        """Give the variant in which both release all, as far as they can; None where neither can."""
         base, local = self.base.releasing_all(), self.local.releasing_all()
         if base is None and local is None:
             return None
         return replace(self, base=base or self.base, local=local or self.local)
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """The network of the method below, changed by the one on top."""
+        """Make the network of the base method, then apply the change of the local method."""
         return self.local.remodel(self.base.remodel(network, rng), rng)
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """What both share."""
+        """Share the artifacts of both."""
         sent: Inbox = {}
         extra: Inbox = {}
         memory, kept = _below(state), _above(state)
@@ -144,7 +145,7 @@ class Stacked:
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """What both hand out, receiver by receiver."""
+        """Combine the artifacts of each method, by receiver."""
         handed: Mapping[str, Inbox] = {}
         extra: Mapping[str, Inbox] = {}
         memory, kept = _below(server), _above(server)
@@ -160,9 +161,9 @@ class Stacked:
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Local training of the method below, on the objective of the one on top.
+        """Run the local training of the base method on the objective of the local method.
 
-        Raises UsageError where the method below trained without asking for it."""
+        Raises UsageError where the base method trained without requesting it."""
         memory, kept = _below(state), _above(state)
         on_top = _OnTop(method=self.local, inbox=_above(inbox), state=kept)
         base = self._based_on(on_top)
@@ -180,32 +181,32 @@ class Stacked:
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
     ) -> Mapping[str, Inbox]:
-        """As the method below."""
+        """Exhibit as the base method."""
         return self.base.exhibits(updates, model=model, server=_below(server), rng=rng)
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
-        """As the method below."""
+        """Review as the base method."""
         return self.base.review(client, model=model, inbox=inbox, state=_below(state), rng=rng)
 
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """As the method below."""
+        """Aggregate as the base method."""
         made, memory = self.base.aggregate(updates, scores=scores, model=model, server=_below(server))
         return made, _joined(memory, _above(server))
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
-        """As the method below."""
+        """Weigh as the base method."""
         return _joined(self.base.weigh(scores, server=_below(server), clock=clock), _above(server))
 
 
 def _below(entries: Mapping[str, T]) -> Mapping[str, T]:
-    """The slots, or entries of memory, of the method below."""
+    """Select the slots, or entries of memory, of the base method."""
     return {name: value for name, value in entries.items() if not name.startswith(PREFIX)}
 
 
 def _above(entries: Mapping[str, T]) -> Mapping[str, T]:
-    """Those of the method on top, under the names that it gave them."""
+    """Select those of the local method, under its own names."""
     return {name.removeprefix(PREFIX): value for name, value in entries.items() if name.startswith(PREFIX)}
 
 
@@ -214,12 +215,12 @@ def _joined(below: Mapping[str, T], above: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def _changed(method: Method, step: str) -> bool:
-    """Whether the method's class defines `step` anew, beside the class that all methods with this step extend."""
+    """Tell whether the method's class overrides `step` of the class that all methods with this step extend."""
     return sum(step in vars(cls) for cls in type(method).__mro__) > 1
 
 
 def _unused(local: LocalMethod) -> list[str]:
-    """Name the options of `local` that were set although the class all methods extend has them: those of training."""
+    """Name the options of `local` that were set but belong to training, which the base method does."""
     root = next(cls for cls in reversed(type(local).__mro__) if "objective" in vars(cls))
     common = {spec.name: spec for spec in fields(root)} if is_dataclass(root) else {}
     return [name for name, spec in common.items() if getattr(local, name) != _default(spec)]

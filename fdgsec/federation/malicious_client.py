@@ -1,8 +1,8 @@
-"""Hostile clients: what one sends in place of what it would have sent.
+"""Malicious clients: the interface by which one replaces what it sends.
 
-An intruder acts where an answer leaves its client, behind the client's own defenses, which therefore do not bind it, and
-before policies, guards and transcript, which see what it forged like any other message. It knows what its client knows:
-what the server asked in this step (the model and the inbox), and what would have been sent."""
+A malicious client replaces its replies after its own defenses, which therefore do not limit it, and before policies,
+guards and transcript, which process them like any other message. It knows what its client knows: the server's request
+in this step (the model and the inbox), and the true reply."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -14,14 +14,14 @@ from fdgsec.federation.method import NUMBERS, Reply, Step, StepRequest
 
 
 class ForgeryError(Exception):
-    """A forgery could not be made: a fault of the intruder, and no harm that it did."""
+    """A forgery could not be made: an error of the malicious client, not an effect of the attack."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Leaving:
-    """One artifact about to leave `sender` in answer to `step`, under a slot's name ("numbers": an update's weight and metrics).
+    """One artifact that `sender` is about to send in reply to `step`, under a slot's name.
 
-    `metrics` names the values behind the weight, where the slot is "numbers"."""
+    In slot "numbers" it is an update's weight and metrics; `metrics` then names the values after the weight."""
 
     step: Step
     slot: str
@@ -31,45 +31,45 @@ class Leaving:
 
 
 class MaliciousClient(Protocol):
-    """One way to forge: a frozen dataclass of options, equal ones forging alike."""
+    """One way to forge: a frozen dataclass of options; equal ones forge alike."""
 
     @property
     def name(self) -> str:
-        """What the report calls it ("x100")."""
+        """Name in the report ("x100")."""
         ...
 
     @property
     def kind(self) -> str:
-        """The kind of artifact that it forges, as the report names it."""
+        """Kind of artifact that it forges, as in the report."""
         ...
 
     @property
     def once(self) -> bool:
-        """Whether one run is enough, where that run is refused or nothing comes of the forgery."""
+        """Tell whether one run is enough, where that run is refused or the forgery has no effect."""
         ...
 
-    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator) -> Artifact | None:
-        """Give what leaves instead, `leaving.artifact` itself where that is not forged, None where nothing is sent.
+    def forge(self, leaving: Leaving, seen: StepRequest, rng: torch.Generator, /) -> Artifact | None:
+        """Give the replacement, `leaving.artifact` itself to leave it unchanged, or None to send nothing.
 
-        `seen` is what the server asked: the model that the client received, and its inbox."""
+        `seen` is the server's request: the model that the client received, and its inbox."""
         ...
 
 
 @runtime_checkable
 class Forges(Protocol):
-    """An attack that sends something: its adversary must be a client of the federation."""
+    """An active attack: its adversary must be a client of the federation."""
 
     def malicious_clients(self, kinds: frozenset[str]) -> tuple[MaliciousClient, ...]:
-        """The forgeries for a target whose clients send artifacts of these kinds."""
+        """Give the forgeries for a target whose clients send artifacts of these kinds."""
         ...
 
 
 def forged(
     malicious_client: MaliciousClient, step: Step, seen: StepRequest, reply: Reply, *, sender: str, rng: torch.Generator
 ) -> Reply:
-    """Let an intruder have its way with everything in a reply, its weight and metrics included.
+    """Replace every part of a reply by the forgery of a malicious client, including weight and metrics.
 
-    Numbers cannot be left out: where it drops them they stay as they were. Raises ForgeryError where it fails."""
+    Numbers cannot be left out: where the forgery is None they stay unchanged. Raises ForgeryError where it fails."""
     artifacts = dict[str, Artifact]()
     for slot, artifact in reply.artifacts.items():
         leaving = Leaving(step=step, slot=slot, artifact=artifact, sender=sender)

@@ -1,4 +1,4 @@
-"""The early layers of a public model as a style encoder: what StableFDG's statistics are statistics of."""
+"""The early layers of a public model as a style encoder: StableFDG's statistics are computed on their features."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ from fdgsec.nn.styles.image_styles import is_introduced
 class ModelEncoder(StyleEncoder):
     """A global model's body up to the end of `stage`, in evaluation mode; it has no decoder.
 
-    `name` carries the model's hash, since another round's model is another encoder."""
+    `name` contains the model's hash, because the model of another round is another encoder."""
 
     def __init__(self, model: GlobalModel, *, stage: str) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ModelEncoder(StyleEncoder):
 
 
 def introduced_layers(model: GlobalModel, *, stage: str) -> str | None:
-    """Name the encoder of this model's early layers where it was introduced, so that styles of many clients are made once."""
+    """Give the name of the registered encoder of this model's early layers, so that clients share its cached styles."""
     name = _name(model, stage)
     return name if is_introduced(name) else None
 

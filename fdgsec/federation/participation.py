@@ -1,4 +1,4 @@
-"""Who is still in a round, who failed in it, and how many are enough to go on."""
+"""The clients that are still in a round, their failures, and the quorum."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ from fdgsec.runtime.errors import FdgsecError, UsageError
 
 
 class ClientFailedError(FdgsecError):
-    """A client did not finish a step, or too few did (exit 1)."""
+    """A client failed in a step, or too few clients are left (exit 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A step that a client did not do, or not validly, and why."""
+    """A step in which a client failed or sent an invalid reply, and the reason."""
 
     client: str
     round: int
@@ -27,7 +27,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundParticipation:
-    """How many clients a round began with, who failed in it, and (the participants of `clock`) who is still in it."""
+    """The initial number of clients of a round, the failures, and (the participants of `clock`) the remaining ones."""
 
     clock: Clock
     asked: int
@@ -35,21 +35,21 @@ class RoundParticipation:
 
     @classmethod
     def of(cls, clock: Clock) -> "RoundParticipation":
-        """All participants of `clock`, at the beginning."""
+        """Start with all participants of `clock`."""
         return cls(clock=clock, asked=len(clock.participants))
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The names of those who are still in the round."""
+        """List the names of the remaining clients."""
         return self.clock.participants
 
     def without(
         self, fresh: Sequence[Failure], *, quorum: float, check: Callable[[int], None] | None = None
     ) -> "RoundParticipation":
-        """Go on without the clients that failed just now.
+        """Remove the clients that just failed.
 
-        Raises ClientFailedError, with every reason of the round: at quorum 1 always, below it where fewer are left than
-        that share of who was asked, or than `check` (a method's, of a number of clients) takes that took all of them."""
+        Raises ClientFailedError, with every reason of the round: at quorum 1 always; below it where fewer than that
+        share remain, or where the method's `check` accepts the initial number of clients but not the remaining one."""
         if quorum == 1:
             raise ClientFailedError("; ".join(map(str, fresh)))
         lost = {failure.client for failure in fresh}

@@ -1,7 +1,7 @@
-"""Peers' scores of models, the weights that follow from them, and the server's memory of past models.
+"""Peer review of models: scores, the weights that follow from them, and the server's memory of past models.
 
-The formulas of FedDAG (Che et al. 2025, https://arxiv.org/abs/2501.13967) section III-C: methods/cross_evaluation.py
-walks through them."""
+The formulas are those of FedDAG (Che et al. 2025, https://arxiv.org/abs/2501.13967) section III-C;
+methods/cross_evaluation.py explains them in order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from torch import Tensor
 from fdgsec.federation.method import State
 
 LEAST_LOSS = 1e-12
-"""A sum of losses counts as at least this much, so that a perfect model has a finite score."""
+"""Least value of a sum of losses, so that a perfect model has a finite score."""
 KEPT = "evaluation/"
-"""What the names of this file's entries in the server's memory begin with."""
+"""Prefix of this file's entries in the server's memory."""
 HISTORY = KEPT + "history/"
 SCORE = "/score"
 
 
 def evaluations(names: Iterable[str], evaluators: int | None, round: int) -> dict[str, tuple[str, ...]]:
-    """Say whose models each reviewer judges in this round: reviewer -> names, sorted. Nobody judges its own.
+    """Assign the models that each reviewer evaluates in this round: reviewer -> names, sorted. None evaluates its own.
 
-    Each model has `evaluators` judges (None: all others; never more) and each reviewer as many models. The choice
-    rotates: in n - 1 rounds everybody judges everybody else equally often."""
+    Each model has `evaluators` reviewers (None: all others; never more) and each reviewer as many models. The choice
+    rotates: in n - 1 rounds every client reviews every other one equally often."""
     order = sorted(names)
     others = len(order) - 1
     count = others if evaluators is None else min(evaluators, others)
@@ -35,32 +35,32 @@ def evaluations(names: Iterable[str], evaluators: int | None, round: int) -> dic
 
 
 def score_of(losses: Sequence[float]) -> float:
-    """s_i = 1 / sum_j E[L_cls] (eq. 5) of one model's mean validation losses, one per judge."""
+    """Compute s_i = 1 / sum_j E[L_cls] (eq. 5) from one model's mean validation losses, one per reviewer."""
     return 1 / max(sum(losses), LEAST_LOSS)
 
 
 def weights_of(scores: Sequence[float], beta: float) -> list[float]:
-    """w_i = s_i^beta / sum_j s_j^beta (eq. 6), by logarithms, so that a large beta gives the best model all."""
+    """Compute w_i = s_i^beta / sum_j s_j^beta (eq. 6), by logarithms, so that a large beta gives the best model all."""
     powers = beta * torch.tensor(scores, dtype=torch.float64).log()
     return [float(weight) for weight in torch.softmax(powers, 0)]
 
 
 def recalled(history: Sequence[float], score: float, k: int) -> list[int]:
-    """Section III-C3: the positions in `history` (oldest first) of the latest `k` scores that exceed `score`."""
+    """Give the positions in `history` (oldest first) of the latest `k` scores that exceed `score` (section III-C3)."""
     better = [place for place, past in enumerate(history) if past > score]
     return better[len(better) - k :] if len(better) > k else better
 
 
 def worth_keeping(history: Sequence[float], k: int) -> list[int]:
-    """The positions of models that `recalled` can still return: fewer than `k` later ones are at least as good.
+    """Give the positions of models that `recalled` can still return: fewer than `k` later ones are at least as good.
 
-    What this drops could never come back, whatever scores follow."""
+    The others can never be returned, whatever scores follow."""
     return [place for place, past in enumerate(history) if sum(later >= past for later in history[place + 1 :]) < k]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PastModel:
-    """A client's model of an earlier round as the server remembers it, with its score."""
+    """A client's model of an earlier round in the server's memory, with its score."""
 
     round: int
     score: float
@@ -87,7 +87,7 @@ def histories(server: State) -> dict[str, list[PastModel]]:
 
 
 def memory_of(history: History) -> dict[str, Tensor]:
-    """Write past models as named tensors, which `histories` reads back."""
+    """Write past models as named tensors, for `histories`."""
     memory: dict[str, Tensor] = {}
     for client, models in history.items():
         for past in models:

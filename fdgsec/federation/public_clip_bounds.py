@@ -1,8 +1,8 @@
-"""What styles of public images look like: where releases are clipped about, and how far out, without a look at private data.
+"""Public clip centers and bounds for styles, computed from public images without private data.
 
-Public images are procedural ones (fdgsec.data.shapes) of a seed that no dataset has, at the client's image size, seen by
-the client's own lens. A method is also *rehearsed* on them: what would it have sent, had a client held these images? That
-says what rows or whole releases look like, and whether a release is the mean that a lens takes it for."""
+Public images are procedural (fdgsec.data.shapes), with a seed that no dataset has and the client's image size, under
+the client's own record statistic. A method is also *rehearsed* on them: what would a client with these images send?
+This gives typical rows and releases, and shows whether a release is the mean of the record statistic."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,17 +25,17 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 PUBLIC_SEED = -1
-"""No run draws its shapes from a negative seed, so that no public image is anybody's."""
+"""No run uses a negative seed for shapes, so that no public image is a private one."""
 PER_DOMAIN = 21
 CLIENTS_PER_DOMAIN = 4
 CLIENT_IMAGES = 10
 AGREEMENT = 1e-3
-"""Relative L2 distance up to which a rehearsed release is the mean of the lens's t: rounding, and HW against HW - 1."""
+"""Largest relative L2 distance between a rehearsed release and the mean of t: rounding, and HW against HW - 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """How a public region is made of public rows: a `bound` (None: the `quantile` of their own lengths), center, units."""
+    """Options for a public region from public rows: `bound` (None: the `quantile` of their lengths), center, units."""
 
     bound: float | None = None
     quantile: float = 0.95
@@ -43,24 +43,24 @@ class Reference:
     scaled: bool = True
 
     def ball(self, rows: Tensor) -> Ball:
-        """The ball of public `rows` (n, D)."""
+        """Make the ball of public `rows` (n, D)."""
         return ball_of(rows, bound=self.bound, quantile=self.quantile, centered=self.centered, scaled=self.scaled)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """The coordinates of one pooled statistic: t by `reading`, its squares taken `about` (D,), in a `region`."""
+    """Coordinates of one pooled statistic t, with squares taken about `about` (D,), in a `region`."""
 
     released_statistic: ReleasedStatistic
     about: Tensor
     region: Region
 
     def coordinates(self, records: Tensor) -> Tensor:
-        """Give the clipped coordinates (n, D) of t of images (n, D)."""
+        """Compute the clipped coordinates (n, D) of t of images (n, D)."""
         return self.region.inside(self.released_statistic.about(records, self.about))
 
     def artifact(self, mean: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Turn a mean of coordinates (D,) into what the method sends."""
+        """Convert a mean of coordinates (D,) to the artifact that the method sends."""
         statistics = self.released_statistic.from_about(self.region.values(mean), self.about)
         return self.released_statistic.artifact(statistics.unsqueeze(0), like=like, images=images)
 
@@ -77,9 +77,9 @@ def public_images(size: tuple[int, int]) -> DomainDataset:
 
 
 def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
-    """Give the frame of t for releases that are means of it over images.
+    """Make the frame of t for releases that are means of it over images.
 
-    Raises UsageError where what the method would send of public images is not the mean of their t."""
+    Raises UsageError where the method's release of public images is not the mean of their t."""
     images = public_images(sender.client.data.image_size)
     record_statistic = _record_statistic(sender, images)
     records = record_statistic.records(images)
@@ -90,8 +90,8 @@ def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
     ours, theirs = rows_of(expected), rows_of(sent)
     if float((ours - theirs).norm()) > AGREEMENT * float(theirs.norm()):
         raise UsageError(
-            f"private-styles cannot protect {slot!r} per record: what {type(sender.method).__name__} sends is not the mean of "
-            "one statistic per image as it is read here (clusters, random crops or batches stand in between); take "
+            f"private-styles cannot protect {slot!r} per record: what {type(sender.method).__name__} sends is not the "
+            "mean of one statistic per image (clusters, random crops or batches come between); take "
             "private-styles:unit=client, or options under which styles are plain means."
         )
     shifted = reference.centered and reference.scaled  # else t is clipped as it is
@@ -101,7 +101,7 @@ def pooled_frame(sender: Sender, slot: str, reference: Reference) -> Frame:
 
 
 def row_region(sender: Sender, slot: str, reference: Reference) -> Region:
-    """Give where rows of single images lie: half discs for color statistics, else a ball of rehearsed public rows."""
+    """Make the region of rows of single images: half discs for color statistics, else a ball of rehearsed rows."""
     images = public_images(sender.client.data.image_size)
     method = sender.method.releasing_all() or sender.method
     sent, state = _rehearsed(method, images, sender, slot)
@@ -115,7 +115,7 @@ def row_region(sender: Sender, slot: str, reference: Reference) -> Region:
 
 
 def client_region(sender: Sender, slot: str, reference: Reference) -> Ball:
-    """Give where one row of one client's whole release lies, by what clients of 10 public images each would have sent."""
+    """Make the region of one row of a client's whole release, from rehearsed clients of 10 public images each."""
     images = public_images(sender.client.data.image_size)
     drawn = []
     for domain in range(len(images.domain_names)):
@@ -128,13 +128,13 @@ def client_region(sender: Sender, slot: str, reference: Reference) -> Ball:
 
 
 def color_spaces() -> Sequence[HalfDiscs]:
-    """RGB as networks take it, normalized by ImageNet's mean and std, and as it is."""
+    """Give RGB as networks use it, normalized by ImageNet's mean and std, and plain RGB."""
     mean, std = (torch.tensor(values, dtype=torch.float64) for values in (IMAGENET_MEAN, IMAGENET_STD))
     return HalfDiscs(mean=mean, std=std), HalfDiscs(mean=torch.zeros_like(mean), std=torch.ones_like(std))
 
 
 def shared_rows(state: State, slot: str) -> Tensor | None:
-    """Say of which image each row in `slot` is, (J,), where the client's memory has it."""
+    """Give the image of each row in `slot`, (J,), where the client's memory has it."""
     return state.get(f"{PREFIX}{SHARED_ROWS}" if slot.startswith(PREFIX) else SHARED_ROWS)
 
 
@@ -152,7 +152,7 @@ def rows_of(artifact: Artifact) -> Tensor:
 
 
 def with_rows(artifact: Artifact, rows: Tensor) -> Artifact:
-    """Undo `rows_of`, with other numbers (rows, D); what cannot be negative is raised to 0."""
+    """Invert `rows_of`, with other numbers (rows, D); values that cannot be negative are raised to 0."""
     if isinstance(artifact, Amplitudes):
         values = rows.reshape(artifact.values.shape).clamp_min(0).to(artifact.values)
         return Amplitudes(values=values, owner=artifact.owner)
@@ -169,12 +169,12 @@ def with_rows(artifact: Artifact, rows: Tensor) -> Artifact:
 
 def _record_statistic(sender: Sender, images: DomainDataset) -> RecordStatistic:
     if sender.statistic_source is None:
-        raise UsageError("private-styles needs to know of which statistic releases are means; this run gives no lens.")
+        raise UsageError("private-styles needs to know of which statistic releases are means; this run does not say.")
     return sender.statistic_source(images, sender.model)
 
 
 def _rehearsed(method: Method, images: DomainDataset, sender: Sender, slot: str) -> tuple[Artifact, State]:
-    """What a client of these public images would send in `slot`, and what it would remember."""
+    """Run the method on public images: the artifact that a client would send in `slot`, and its state."""
     client = Client(name="client:0", data=images)
     rng = stream(0, "world", "rehearsal")
     sent, state = method.share(client, model=sender.model, state={}, clock=sender.clock, rng=rng)
@@ -182,7 +182,7 @@ def _rehearsed(method: Method, images: DomainDataset, sender: Sender, slot: str)
 
 
 def _colors(images: DomainDataset, shown: Tensor, discs: HalfDiscs) -> Tensor:
-    """The color statistics (J, 6) of the images at `shown` in the space of `discs`."""
+    """Compute the color statistics (J, 6) of the images at `shown` in the space of `discs`."""
     found = moments(as_float(images.pixels(shown)))
     mean, std = found.style(unbiased=False, eps=0.0)
     return torch.cat([(mean - discs.mean) / discs.std, std / discs.std], dim=1)

@@ -1,7 +1,7 @@
-"""How a release is read as a mean over images: which per-image statistic t(x) it averages, exactly.
+"""The per-image statistics t(x) whose exact mean over images is a release, one for each kind of pooled artifact.
 
-A mean is what tests of membership, linkage and differencing need; each kind of pooled artifact has its own t. Where t has
-squares (x, x^2), they can be taken about any center (`fdgsec.nn.styles.channel_statistics.recentered`), and stay linear in t."""
+Tests of membership, linkage and differencing need such a mean. Where t has squares (x, x^2), they can be taken about
+any center (`fdgsec.nn.styles.channel_statistics.recentered`), and stay linear in t."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,64 +16,66 @@ from fdgsec.runtime.errors import UsageError
 
 
 class ReleasedStatistic(Protocol):
-    """A per-image statistic (n, D), and how an artifact gives its mean over the images behind it."""
+    """A per-image statistic (n, D), and the conversion between an artifact and its mean over images."""
 
     def records(self, found: Moments) -> Tensor:
-        """Give t(x) of each image, (n, D) float64."""
+        """Compute t(x) of each image, (n, D) float64."""
         ...
 
     def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
-        """Give the mean of t over the images behind each row of `artifact`, (R, D) float64.
+        """Compute the mean of t over the images of each row of `artifact`, (R, D) float64.
 
-        `images` is how many there are, where that is known. Raises UsageError for an artifact that this does not read."""
+        `images` is their number, where it is known. Raises UsageError for an artifact of another kind."""
         ...
 
-    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
-        """Take the squares in `statistics` (..., D) about the first powers in `center` (D,), which is a t too; linear in t."""
+    def about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
+        """Take the squares in `statistics` (..., D) about the first powers in `center` (D,), a t too; linear in t."""
         ...
 
-    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
-        """Undo `about`."""
+    def from_about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
+        """Invert `about`."""
         ...
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Undo `release`: the artifact of `like`'s kind that a mean of t, (R, D), over so many `images` makes.
+        """Invert `release`: make an artifact of the kind of `like` from a mean of t, (R, D), over so many `images`.
 
-        Where noise has left t outside what images can have, variances are taken as 0. Raises UsageError for an artifact
+        Where noise has moved t out of the range of images, variances are set to 0. Raises UsageError for an artifact
         that cannot be made of t."""
         ...
 
     def truth(self, found: Moments) -> Tensor:
-        """Give the statistic of each image that a recovered one is judged against, (n, D')."""
+        """Compute the statistic of each image that a recovered one is compared with, (n, D')."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class PooledStyles:
-    """CCST's styles: t = (mu, sigma^2 + mu^2), 2C numbers, whose mean a pooled style is (eq. 8)."""
+    """CCST's styles: a pooled style is the mean of t = (mu, sigma^2 + mu^2), 2C numbers (eq. 8)."""
 
     def records(self, found: Moments) -> Tensor:
-        """Give t(x), (n, 2C)."""
+        """Compute t(x), (n, 2C)."""
         return found.linear()
 
     def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
-        """Give t of one pooled style, (1, 2C), or of every row of single styles, (R, 2C), which divided by HW - 1."""
+        """Compute t of one pooled style, (1, 2C), or of rows of single styles, (R, 2C), which divided by HW - 1."""
+        del images  # the mean of t does not depend on their number
         if isinstance(artifact, StyleStatistics):
             return linear_statistic(artifact.mean.double(), artifact.std.double()).unsqueeze(0)
         if isinstance(artifact, ImageStyles):
             return linear_statistic(artifact.mean.double(), artifact.std.double())
         raise UsageError(f"a pooled style is read from StyleStatistics or ImageStyles; got {artifact.kind}.")
 
-    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
+    def about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
         """Take sigma^2 + mu^2 about the means in `center`."""
         return recentered(statistics, center.chunk(2)[0])
 
-    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
         """Take it about 0 again."""
         return uncentered(statistics, center.chunk(2)[0])
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Give one pooled style, or a row of styles for each row of t."""
+        """Make one pooled style, or a row of styles for each row of t."""
+        del images  # a pooled style does not depend on their number
         mean, squares = statistics.chunk(2, dim=-1)
         std = ((squares - mean.square()).clamp_min(0) + EPS).sqrt()
         if isinstance(like, StyleStatistics):
@@ -83,7 +85,7 @@ class PooledStyles:
         raise UsageError(f"a pooled style makes StyleStatistics or ImageStyles; got {like.kind}.")
 
     def truth(self, found: Moments) -> Tensor:
-        """Give t itself, (n, 2C)."""
+        """Compute t itself, (n, 2C)."""
         return found.linear()
 
 
@@ -91,20 +93,20 @@ class PooledStyles:
 class StyleDistributions:
     """StableFDG's center and spread of image styles (eq. 3): t = (mu, sigma, mu^2, sigma^2), 4C numbers.
 
-    `unbiased` and `eps` are those of sigma(x); `released` says that spreads are sqrt(variance + eps) with n - 1 in the
-    denominator, as the authors' code sends them, instead of variances."""
+    `unbiased` and `eps` are those of sigma(x). With `released` spreads are sqrt(variance + eps) with n - 1 in the
+    denominator, as in the authors' code, instead of variances."""
 
     unbiased: bool = True
     eps: float = EPS
     released: bool = False
 
     def records(self, found: Moments) -> Tensor:
-        """Give t(x), (n, 4C)."""
+        """Compute t(x), (n, 4C)."""
         style = torch.cat(found.style(unbiased=self.unbiased, eps=self.eps), dim=1)
         return torch.cat([style, style.square()], dim=1)
 
     def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
-        """Give the mean of t, (1, 4C). Spreads "as released" need the number of `images`."""
+        """Compute the mean of t, (1, 4C). Spreads "as released" need the number of `images`."""
         if not isinstance(artifact, StyleDistribution):
             raise UsageError(f"a style distribution is read from StyleDistribution; got {artifact.kind}.")
         center = torch.cat([artifact.mean, artifact.std]).double()
@@ -117,16 +119,16 @@ class StyleDistributions:
             variance = (variance.square() - self.eps) * max(images - 1, 1) / images
         return torch.cat([center, variance + center.square()]).unsqueeze(0)
 
-    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
+    def about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
         """Take mu^2 and sigma^2 about mu and sigma in `center`."""
         return recentered(statistics, center.chunk(2)[0])
 
-    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
+    def from_about(self, statistics: Tensor, center: Tensor, /) -> Tensor:
         """Take them about 0 again."""
         return uncentered(statistics, center.chunk(2)[0])
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
-        """Give center and spread, the latter as variances or (`released`) as their roots over `images` - 1."""
+        """Make center and spread, the latter as variances or (`released`) as their roots over `images` - 1."""
         if not isinstance(like, StyleDistribution):
             raise UsageError(f"a style distribution makes StyleDistribution; got {like.kind}.")
         center, squares = statistics[0].chunk(2)
@@ -138,7 +140,7 @@ class StyleDistributions:
         return StyleDistribution(mean=mean, std=std.clamp_min(0), mean_spread=mean_spread, std_spread=std_spread)
 
     def truth(self, found: Moments) -> Tensor:
-        """Give (mu, sigma^2 + mu^2), (n, 2C), with the biased sigma, in which all encoders' styles are judged."""
+        """Compute (mu, sigma^2 + mu^2), (n, 2C), with the biased sigma, in which all encoders' styles are compared."""
         return found.linear()
 
 
@@ -146,34 +148,37 @@ class StyleDistributions:
 class MeanSpectra:
     """Amplitude spectra and means of them (CCST's appendix E, its footnote 1): t = |F(x)| at frequencies -b..b, b = 16.
 
-    Leaving frequencies out keeps a mean a mean. All of them are 3 x H x (W // 2 + 1) numbers, 24,960 at 128 px: in float64
-    200 KB per image, and a whitening learned from some hundred images; these are 1,683 at any size from 33 px on. The price is
-    power: what a test wins grows with the dimension, so that it bounds from below what whole spectra give away."""
+    A mean without some frequencies is still a mean. All of them are 3 x H x (W // 2 + 1) numbers, 24,960 at 128 px: in
+    float64 200 KB per image, and a whitening learned from some hundred images; these are 1,683 at any size from 33 px
+    on. The price is power: a test gains with the dimension, so its result is a lower bound on the leakage of whole
+    spectra."""
 
     frequencies: int = LOW_FREQUENCIES
 
     def records(self, found: Moments) -> Tensor:
-        """Give t(x), (n, D): the means under `fdgsec.nn.styles.amplitude_spectra`, whose maps are one cell."""
+        """Compute t(x), (n, D): the means under `fdgsec.nn.styles.amplitude_spectra`, whose maps are one cell."""
         return found.mean
 
     def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
-        """Give t of each row, (R, D): of one mean spectrum, or of rows of single images."""
+        """Compute t of each row, (R, D): of one mean spectrum, or of rows of single images."""
+        del images  # the mean of t does not depend on their number
         if not isinstance(artifact, Amplitudes):
             raise UsageError(f"a mean spectrum is read from Amplitudes; got {artifact.kind}.")
         return low(artifact.values, self.frequencies)
 
-    def about(self, statistics: Tensor, center: Tensor) -> Tensor:
-        """Leave it: there are no squares in t."""
+    def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged: there are no squares in t."""
         return statistics
 
-    def from_about(self, statistics: Tensor, center: Tensor) -> Tensor:
-        """Leave it."""
+    def from_about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged."""
         return statistics
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
         """Raise UsageError: the frequencies that t leaves out are missing."""
+        del statistics, like, images
         raise UsageError(f"whole spectra cannot be made of frequencies up to {self.frequencies} alone.")
 
     def truth(self, found: Moments) -> Tensor:
-        """Give t itself, (n, D)."""
+        """Compute t itself, (n, D)."""
         return found.mean

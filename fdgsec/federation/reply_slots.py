@@ -1,4 +1,4 @@
-"""What all clients sent under one name in one stage of a round, side by side, as a server compares it."""
+"""The artifacts of all clients in one slot of a stage, side by side for comparison."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Model
 from fdgsec.runtime.errors import ArtifactError
 
 ROWS = (ImageStyles, StyleBank, Amplitudes, Prototypes)
-"""Kinds with a row per image or class: how many rows there are is the sender's business."""
+"""Kinds with a row per image or class: the sender chooses the number of rows."""
 
 Signature = tuple[str, tuple[tuple[str, tuple[int, ...], str], ...]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Slot:
-    """One slot: who sent what, and the model that its entries belong to, where they are a model's."""
+    """One slot: its senders and artifacts, and the model that the entries belong to, where they are a model's."""
 
     name: str
     senders: Sequence[str]
@@ -27,9 +27,9 @@ class Slot:
     model: ModelState | None = None
 
     def compare(self) -> None:
-        """Raise ArtifactError, naming sender, kind and entry, where one differs from most, or does not fit the model.
+        """Raise ArtifactError, with sender, kind and entry, where one differs from most, or does not fit the model.
 
-        Kinds, entries, dtypes and shapes are compared; numbers of rows and of scores are free."""
+        Kinds, entries, dtypes and shapes are compared; numbers of rows and of scores may differ."""
         for sender, artifact in zip(self.senders, self.artifacts, strict=True):
             self._fits_model(sender, artifact)
         signatures = [_signature(artifact) for artifact in self.artifacts]
@@ -39,7 +39,8 @@ class Slot:
         place = next(i for i, signature in enumerate(signatures) if signature != usual)
         other = self.senders[signatures.index(usual)]
         raise ArtifactError(
-            f"{self.senders[place]} sent a bad {self.artifacts[place].kind} in {self.name!r}: {_difference(signatures[place], usual)}, "
+            f"{self.senders[place]} sent a bad {self.artifacts[place].kind} in {self.name!r}: "
+            f"{_difference(signatures[place], usual)}, "
             f"as from {count} of {len(signatures)} clients ({other}, ...)."
         )
 
@@ -52,23 +53,23 @@ class Slot:
             if expected is None or expected.shape != value.shape or expected.dtype != value.dtype:
                 wanted = "no such entry" if expected is None else f"{tuple(expected.shape)} {expected.dtype}"
                 raise ArtifactError(
-                    f"{sender} sent a bad {artifact.kind} in {self.name!r}: {name} is {tuple(value.shape)} {value.dtype}; "
-                    f"the model has {wanted}."
+                    f"{sender} sent a bad {artifact.kind} in {self.name!r}: {name} is {tuple(value.shape)} "
+                    f"{value.dtype}; the model has {wanted}."
                 )
 
     @cached_property
     def rows(self) -> Tensor:
-        """All floats, (rows, D) float64: one row per client, or one per image or class where the kind has such rows."""
+        """Give all floats, (rows, D) float64: one row per client, or per image or class for kinds with such rows."""
         return torch.cat([_rows(artifact) for artifact in self.artifacts])
 
     @cached_property
     def owners(self) -> Sequence[int]:
-        """Whose each row is: places in `senders`."""
+        """Give the owner of each row: positions in `senders`."""
         return [place for place, artifact in enumerate(self.artifacts) for _ in range(_count(artifact))]
 
     @cached_property
     def origin(self) -> Tensor:
-        """Where rows start from, (D,): the model that clients received, or zero."""
+        """Give the point from which rows moved, (D,): the model that clients received, or zero."""
         width = self.rows.shape[1]
         if self.model is None:
             return torch.zeros(width, dtype=torch.float64)
@@ -76,7 +77,7 @@ class Slot:
         return _rows(ModelState(state={name: self.model.state[name] for name in sent})).squeeze(0)
 
     def refilled(self, rows: Tensor) -> "Slot":
-        """The same slot with other numbers, (rows, D); integers and dtypes stay."""
+        """Replace the numbers by `rows` (rows, D); integers and dtypes stay."""
         made = []
         for place, artifact in enumerate(self.artifacts):
             own = [row for row, owner in enumerate(self.owners) if owner == place]
@@ -85,7 +86,7 @@ class Slot:
 
 
 def remade(artifact: Artifact, tensors: dict[str, Tensor]) -> Artifact:
-    """An artifact of the same kind with other tensors. Raises ArtifactError where they break its schema."""
+    """Make an artifact of the same kind with other tensors. Raises ArtifactError where they break its schema."""
     return type(artifact)(state=tensors) if isinstance(artifact, ModelState) else type(artifact)(**tensors)
 
 

@@ -1,11 +1,12 @@
-"""Robust centers and outlier scores of a few vectors, one per client, of which some may be hostile.
+"""Robust centers and outlier scores of a few vectors, one per client, of which some may be malicious.
 
 Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran & Bartlett, ICML 2018, https://arxiv.org/abs/1803.01498.
-Krum: Blanchard, El Mhamdi, Guerraoui & Stainer, NIPS 2017, https://arxiv.org/abs/1703.02757. Robust z-scores stand on the
-median and the median absolute deviation (MAD), times 1.4826, which makes it the standard deviation of a Gaussian sample.
+Krum: Blanchard, El Mhamdi, Guerraoui & Stainer, NIPS 2017, https://arxiv.org/abs/1703.02757. Robust z-scores use the
+median and the median absolute deviation (MAD), times 1.4826, which makes it the standard deviation of a Gaussian
+sample.
 
-`values` is (n, D) throughout: one row per client. A value that is not a number counts as the largest of its coordinate
-and as infinitely far away, so that it is trimmed, outvoted or rejected like any other."""
+`values` is (n, D) throughout: one row per client. NaN counts as the largest value of its coordinate and as infinitely
+far away, so that it is trimmed, outvoted or rejected like any other."""
 
 import math
 
@@ -17,17 +18,17 @@ GAUSSIAN_MAD = 1.4826
 
 
 def median(values: Tensor) -> Tensor:
-    """Give each coordinate's median, (D,): for even n the mean of the two in the middle.
+    """Compute each coordinate's median, (D,): for even n the mean of the two in the middle.
 
-    With fewer than n / 2 hostile rows every coordinate lies between the least and the largest honest value."""
+    With fewer than n / 2 malicious rows every coordinate lies between the least and the largest honest value."""
     _check(values)
     return trimmed_mean(values, trim=(values.shape[0] - 1) // 2)
 
 
 def trimmed_mean(values: Tensor, *, trim: int) -> Tensor:
-    """Give each coordinate's mean without its `trim` largest and `trim` smallest values, (D,).
+    """Compute each coordinate's mean without its `trim` largest and `trim` smallest values, (D,).
 
-    With at most `trim` hostile rows every coordinate lies between the least and the largest honest value. Raises
+    With at most `trim` malicious rows every coordinate lies between the least and the largest honest value. Raises
     ValueError where nothing would be left."""
     _check(values)
     count = values.shape[0]
@@ -37,7 +38,7 @@ def trimmed_mean(values: Tensor, *, trim: int) -> Tensor:
 
 
 def krum_scores(values: Tensor, *, hostile: int) -> Tensor:
-    """Give each row's sum of squared distances to the n - hostile - 2 rows nearest to it, (n,) float64.
+    """Compute each row's sum of squared distances to the n - hostile - 2 rows nearest to it, (n,) float64.
 
     Raises ValueError unless n > 2 hostile + 2, which the paper's guarantee needs."""
     _check(values)
@@ -54,25 +55,27 @@ def krum_scores(values: Tensor, *, hostile: int) -> Tensor:
 
 
 def krum(values: Tensor, *, hostile: int) -> int:
-    """Say which row has the least Krum score, the first of equals. Raises ValueError as `krum_scores` does."""
+    """Give the row with the least Krum score, the first of equals. Raises ValueError as `krum_scores` does."""
     return int(krum_scores(values, hostile=hostile).argmin())
 
 
 def spread(values: Tensor) -> Tensor:
-    """Give each coordinate's median absolute deviation from the median, times 1.4826, (D,)."""
+    """Compute each coordinate's median absolute deviation from the median, times 1.4826, (D,)."""
     return GAUSSIAN_MAD * median((values - median(values)).abs())
 
 
 def robust_z(values: Tensor) -> Tensor:
-    """Give |value - median| / (1.4826 MAD) by coordinate, (n, D); where the MAD is 0, 0 at the median and infinite elsewhere."""
+    """Compute |value - median| / (1.4826 MAD) by coordinate, (n, D).
+
+    Where the MAD is 0 it is 0 at the median and infinite elsewhere."""
     away = (values - median(values)).abs().nan_to_num(nan=math.inf, posinf=math.inf)
     return torch.where(away == 0, torch.zeros_like(away), away / spread(values))
 
 
 def distance_z(values: Tensor) -> Tensor:
-    """Give each row's robust z of its L2 distance from the coordinate-wise median, (n,) float64, 0 where it is not far.
+    """Compute the robust z of each row's L2 distance from the coordinate-wise median, (n,) float64, 0 for near rows.
 
-    One number for a whole row: what is tested once does not fail by the number of its coordinates."""
+    It is one number for a whole row, so a test of it does not depend on the number of coordinates."""
     distances = (values.double() - median(values.double())).norm(dim=1, keepdim=True)
     center = median(distances)
     far = (distances >= center) | distances.isnan()
@@ -80,14 +83,14 @@ def distance_z(values: Tensor) -> Tensor:
 
 
 def winsorized(values: Tensor, *, bound: float) -> Tensor:
-    """Move every value whose robust z exceeds `bound` to the nearest one that has it, (n, D); no number becomes the median."""
+    """Clip every value with a robust z above `bound` to the nearest value at it, (n, D); NaN becomes the median."""
     center, reach = median(values), bound * spread(values)
     held = torch.minimum(torch.maximum(values, center - reach), center + reach)
     return torch.where(values.isnan(), center.expand_as(values), held)
 
 
 def _sorted(values: Tensor) -> Tensor:
-    """Sort each coordinate, with what is not a number at the end."""
+    """Sort each coordinate, with NaN at the end."""
     return values.sort(0).values
 
 

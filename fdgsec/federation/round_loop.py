@@ -1,4 +1,4 @@
-"""The round loop, once, for every method and every engine; every artifact crosses the wire.
+"""The round loop for every method and every engine; every artifact passes through the wire.
 
 docs/design.md walks eight methods through it on paper."""
 
@@ -30,12 +30,12 @@ from fdgsec.runtime.random_streams import stream
 __all__ = ["ClientFailedError", "Failure", "RoundLoop", "RoundReport"]
 
 STAGES: Mapping[Step, str] = {"share": "share", "fit": "update", "review": "review"}
-"""What the transcript calls the replies to a step."""
+"""Names of the replies to a step in the transcript."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """What one round did, for progress lines and curves."""
+    """Summary of one round, for progress lines and curves."""
 
     round: int
     rounds: int
@@ -45,12 +45,13 @@ class RoundReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundLoop:
-    """The server's side of the round loop; it never knows which engine it drives.
+    """The server's side of the round loop, independent of the engine.
 
-    `quorum` is the share of a round's participants that must do every step validly. At 1 the first failure ends the run.
-    Below it whoever fails is left out of the rest of the round, and of the run where it never shared what is shared once;
-    the round goes on with the others. Replies are then checked (fdgsec.federation.reply_checks) before anything of them is written down;
-    `checked` has that done at 1 as well. `failures` keeps every failure, and `on_failure` hears of it at once."""
+    `quorum` is the share of a round's participants that must do every step validly. At 1 the first failure ends the
+    run. Below it a client that fails is left out of the rest of the round, and of the run where it never shared what is
+    shared once; the round continues with the others. Replies are then checked (fdgsec.federation.reply_checks) before
+    any part of them is recorded; with `checked` this is also done at 1. `failures` keeps every failure, and
+    `on_failure` is called at once."""
 
     method: Method
     engine: Engine
@@ -84,7 +85,7 @@ class RoundLoop:
             if self.method.shares == "once" and number == 0:
                 everyone = RoundParticipation.of(Clock(round=0, rounds=self.rounds, participants=names))
                 inboxes, server, everyone = self._exchange(everyone, {}, server)
-                names = everyone.present  # who sent nothing has received nothing to train with
+                names = everyone.present  # a client that sent nothing has received nothing to train with
             clock = Clock(round=number, rounds=self.rounds, participants=self._participants([*names], number))
             received = self._models(clock, model) if self.rounds or self.method.shares == "every" else {}
             attendance = RoundParticipation.of(clock)
@@ -107,10 +108,10 @@ class RoundLoop:
         *,
         model: GlobalModel | None = None,
     ) -> tuple[Mapping[str, Upload], RoundParticipation]:
-        """Have clients do a step; carry the valid replies to the server, and leave out who gave none.
+        """Run a step on clients, deliver the valid replies to the server, and leave out clients without one.
 
-        Replies are taken in the order of the participants, in whatever order they came. What a refused reply cost its client
-        is in the ledger like any other: it was released."""
+        Replies are processed in the order of the participants, in whatever order they came. The privacy cost of a
+        refused reply is in the ledger like any other, because it was released."""
         replies, failed = self.engine.ask(step, requests)
         reasons = {**dict.fromkeys(requests.keys() - replies.keys(), "no reply came"), **failed}
         came = {name: replies[name] for name in attendance.present if name in requests and name not in reasons}
@@ -127,7 +128,7 @@ class RoundLoop:
     def _refusals(
         self, step: Step, requests: Mapping[str, StepRequest], replies: Mapping[str, Reply], clock: Clock
     ) -> dict[str, str]:
-        """Say which replies cannot be used, and why: by themselves, to a guard, or beside those of the others."""
+        """Give the reasons to refuse replies: invalid alone, refused by a guard, or unlike those of the others."""
         kept = frozenset[str]()
         model = next((request.model for request in requests.values()), None)
         if step == "fit" and model is not None:
@@ -140,9 +141,9 @@ class RoundLoop:
         return {**refused, **differing(requests, {name: one for name, one in replies.items() if name not in refused})}
 
     def _guarded(self, stage: str, name: str, reply: Reply, clock: Clock) -> str | None:
-        """Say what a guard has against a client's upload, where that costs the client its round and not all of them the run.
+        """Give a guard's reason to refuse a client's upload, where only this client is left out of the round for it.
 
-        Behind a policy no upload is a client's own any more."""
+        After a policy no upload belongs to a single client any more."""
         if self.quorum == 1 or self.wire.policies:
             return None
         try:
@@ -154,7 +155,7 @@ class RoundLoop:
         return None
 
     def _without(self, attendance: RoundParticipation, step: Step, reasons: Mapping[str, str]) -> RoundParticipation:
-        """Note failures, and go on without these clients. Raises ClientFailedError where those left are too few."""
+        """Record failures, and continue without these clients. Raises ClientFailedError where too few are left."""
         if not reasons:
             return attendance
         number = attendance.clock.round
@@ -163,12 +164,12 @@ class RoundLoop:
         if self.on_failure is not None:
             for failure in fresh:
                 self.on_failure(failure)
-        # Where sharing is once, a method counts who shared, of whom later failures take nobody away.
+        # Where sharing happens once, a method counts who shared; later failures do not change that number.
         check = None if self.method.shares == "once" and step != "share" else self.method.check
         return attendance.without(fresh, quorum=self.quorum, check=check)
 
     def _enter(self, name: str, clock: Clock, stage: str, reply: Reply) -> None:
-        """Enter what a client released, and at what cost, in the ledger."""
+        """Enter a client's releases and their cost in the ledger."""
         kinds = {slot: artifact.kind for slot, artifact in reply.artifacts.items()}
         if stage == "update":
             kinds[NUMBERS] = Scores.kind
@@ -177,11 +178,11 @@ class RoundLoop:
     def _collected(
         self, clock: Clock, stage: str, replies: Mapping[str, Reply], *, model: GlobalModel | None = None
     ) -> Mapping[str, Upload]:
-        """Carry all replies of a stage to the server; give what it holds by sender, which policies and filters may have
-        changed. Replies that hold models answer to `model`.
+        """Deliver all replies of a stage to the server, and give what it holds by sender.
 
-        The ledger has what each client released, and at what cost: policies come behind that. An update's weight (a
-        client's size) and metrics cross as numbers."""
+        Policies and filters may have changed these uploads. Replies that hold models belong to `model`. The ledger has
+        each client's releases and their cost, because policies come later. An update's weight (a client's size) and
+        metrics are sent as numbers."""
         uploads = []
         for name, reply in replies.items():
             self._enter(name, clock, stage, reply)
@@ -194,9 +195,9 @@ class RoundLoop:
         return {upload.sender: upload for upload in self.wire.collect(uploads, model=model, rounds=clock.rounds)}
 
     def _addressed(self, clock: Clock, inboxes: Mapping[str, Inbox]) -> Mapping[str, Inbox]:
-        """Turn answers to senders whom a policy left without names into answers to everybody.
+        """Address answers to everybody where a policy removed the names of the senders.
 
-        Raises UsageError where they are not all the same: nobody could tell whose is whose."""
+        Raises UsageError where the answers differ: they could not be assigned."""
         if not self.wire.policies or set(inboxes) <= set(clock.participants):
             return inboxes
         one, *others = inboxes.values()
@@ -216,7 +217,7 @@ class RoundLoop:
         }
 
     def _models(self, clock: Clock, model: GlobalModel | None) -> Mapping[str, GlobalModel]:
-        """Send the global model to each participant; what it receives serves all its steps of this round."""
+        """Send the global model to each participant, for all its steps of this round."""
         if model is None:
             return {}
         sent = self._deliver(clock, "model", {name: {"model": model.state} for name in clock.participants})
@@ -253,7 +254,7 @@ class RoundLoop:
         uploads, attendance = self._done("fit", requests, attendance, model=model)
         updates: Mapping[str, Update] = {name: _received(upload, self.method) for name, upload in uploads.items()}
         scores: Mapping[str, Scores] = {}
-        held = model  # what reviewers were sent; a newer model reaches them as an exhibit only
+        held = model  # the model that reviewers have; they get a newer one only as an exhibit
         if self.method.reviews == "before":
             updates, scores = self._judged(attendance, updates, model, server)
         model, server = self.method.aggregate(updates, scores=scores, model=model, server=server)
@@ -269,10 +270,10 @@ class RoundLoop:
     def _judged(
         self, attendance: RoundParticipation, updates: Mapping[str, Update], model: GlobalModel, server: State
     ) -> tuple[Mapping[str, Update], Mapping[str, Scores]]:
-        """Have clients judge each other; whoever does not is left out with its own update and what others said of that.
+        """Have clients review each other's models; one that fails is left out, with its own update and its scores.
 
-        Reviewers answer one score for each exhibit, in the order of the slots' names. Raises ClientFailedError where the
-        method would have shown the others something else without them: what they said then fits nothing."""
+        Reviewers answer one score for each exhibit, in the order of the slots' names. Raises ClientFailedError where
+        the exhibits would have been different without the failed clients: the scores then do not apply."""
         number = attendance.clock.round
         scores, shown, after = self._review(attendance, updates, model, server, held=model)
         if after.present == attendance.present:
@@ -315,7 +316,7 @@ def _sent(stage: str, reply: Reply) -> dict[str, Artifact]:
 
 
 def _received(upload: Upload, method: Method) -> Update:
-    """Read an update: its metrics are what its numbers say, and its weight too, unless clients of `method` count alike."""
+    """Read an update: metrics and weight come from its numbers, unless all clients of `method` have equal weight."""
     weight, *values = upload.artifacts[NUMBERS].tensors()["values"].tolist()
     artifacts = {slot: artifact for slot, artifact in upload.artifacts.items() if slot != NUMBERS}
     metrics = dict(zip(upload.metrics, values, strict=True))

@@ -1,4 +1,4 @@
-"""The run directory: written completely or not at all, and found again by what decided its numbers."""
+"""The folder of a run: written completely or not at all, and found again by a hash of its settings."""
 
 import hashlib
 import json
@@ -23,12 +23,12 @@ from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.version import __version__
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
-"""Files by which a folder is known as one that fdgsec wrote and may replace."""
+"""Files that mark a folder as written by fdgsec, which may then replace it."""
 
 
 @lru_cache(maxsize=1)
 def code_sha256() -> str:
-    """The hash of fdgsec's own source files: a run is reused only by the code that made it."""
+    """Hash fdgsec's own source files: a run is reused only by the code that made it."""
     digest = hashlib.sha256()
     folders = [resources.files("fdgsec")]
     while folders:
@@ -41,7 +41,7 @@ def code_sha256() -> str:
 
 
 def environment() -> dict[str, object]:
-    """What the numbers were made with: versions, threads, processor."""
+    """Describe the software and hardware of a run: versions, threads, processor."""
     return {
         "fdgsec": __version__,
         "code_sha256": code_sha256(),
@@ -57,17 +57,17 @@ def environment() -> dict[str, object]:
 
 
 def run_key(*parts: str) -> str:
-    """The name of a stored run: settings, data, weights, number format and code, hashed."""
+    """Name a stored run by a hash of settings, data, weights, number format and code."""
     return hashlib.sha256("\n".join([*parts, table_rows(), code_sha256(), torch.__version__]).encode()).hexdigest()
 
 
 def stored_run(key: str) -> Path:
-    """Where the run called `key` is stored, whether it exists or not."""
+    """Give the folder of the run called `key`, whether it exists or not."""
     return cache_root() / "runs" / key
 
 
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
-    """Store a transcript, what clients remember and plain facts under `folder`, completely or not at all."""
+    """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
     with new_folder(folder) as draft:
         transcript.save(draft)
         (draft / "states").mkdir()
@@ -88,7 +88,7 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Give a draft folder that takes the place of `path` on success and vanishes on failure.
+    """Yield a draft folder; it replaces `path` on success and is deleted on failure.
 
     An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
     check_replaceable(path)

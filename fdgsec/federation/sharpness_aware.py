@@ -1,7 +1,7 @@
-"""Perturbing a model along its gradient, and what that does to weights and losses.
+"""Perturbation of a model along its gradient, and its effect on weights and losses.
 
 Sharpness-aware minimization (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412, eq. 2 with p = 2) moves
-weights by rho g / ||g||_2 and looks at the loss there; FedDAG (Che et al. 2025, section III-C1) has peers look at
+weights by rho g / ||g||_2 and evaluates the loss there; in FedDAG (Che et al. 2025, section III-C1) peers evaluate
 it."""
 
 import math
@@ -21,11 +21,11 @@ from fdgsec.nn.training.precision import autocast
 from fdgsec.runtime.errors import UsageError
 
 STATISTICS = ("running_mean", "running_var")
-"""What the names of entries end with that no gradient moves."""
+"""Suffixes of entries that have no gradient."""
 
 
 def gradient_of(network: nn.Module) -> dict[str, Tensor]:
-    """Read the gradients that the last backward pass left at the parameters of `network`, on the CPU, in float32."""
+    """Read the gradients of the last backward pass at the parameters of `network`, on the CPU, in float32."""
     found = {name: parameter.grad for name, parameter in network.named_parameters()}
     return {name: grad.detach().float().cpu() for name, grad in found.items() if grad is not None}
 
@@ -33,9 +33,9 @@ def gradient_of(network: nn.Module) -> dict[str, Tensor]:
 def batch_gradient(
     network: Classifier, data: TrainingSet, objective: Objective, plan: TrainingPlan, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Give the gradient of the mean loss of one batch of `data`, by parameter, on the CPU.
+    """Compute the gradient of the mean loss of one batch of `data`, by parameter, on the CPU.
 
-    `network` takes no step, but its running statistics see the batch. Raises UsageError for an empty set."""
+    `network` takes no step, but its running statistics include the batch. Raises UsageError for an empty set."""
     device, precision = prepared(network, plan)
     network.zero_grad(set_to_none=True)
     batch = next(epoch_of_batches(data, plan, rng, device=device, layout=precision.layout))
@@ -46,9 +46,9 @@ def batch_gradient(
 
 
 def perturbed(state: Mapping[str, Tensor], gradient: Mapping[str, Tensor], rho: float) -> dict[str, Tensor]:
-    """theta_hat = theta + rho g / ||g||_2, one norm over all entries of `state` that have a gradient.
+    """Compute theta_hat = theta + rho g / ||g||_2, one norm over all entries of `state` that have a gradient.
 
-    The others (buffers, frozen parameters) stay as they are, and so does everything where the gradient is 0."""
+    The others (buffers, frozen parameters) are unchanged, and so is everything where the gradient is 0."""
     moved = {name: gradient[name] for name in state if name in gradient}
     norm = math.sqrt(sum(float(part.double().square().sum()) for part in moved.values()))
     scale = rho / norm if norm > 0 else 0.0
@@ -56,19 +56,19 @@ def perturbed(state: Mapping[str, Tensor], gradient: Mapping[str, Tensor], rho: 
 
 
 def validation_losses(network: Classifier, data: TrainingSet) -> Tensor:
-    """Give the cross-entropy of each of `data`'s images, (n,) float64 on the CPU, in evaluation mode."""
+    """Compute the cross-entropy of each of `data`'s images, (n,) float64 on the CPU, in evaluation mode."""
     return functional.cross_entropy(logits(network, data.images).double(), data.labels, reduction="none")
 
 
 def losses_with(network: Classifier, state: Mapping[str, Tensor], data: TrainingSet) -> Tensor:
-    """Load `state` into `network` and give its `validation_losses`, (n,)."""
+    """Load `state` into `network` and compute its `validation_losses`, (n,)."""
     network.load_state_dict(dict(state))
     return validation_losses(network, data)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationEffect:
-    """What a perturbation did: how many of how many coordinates changed, and how losses moved.
+    """The effect of a perturbation: how many of how many coordinates changed, and how losses changed.
 
     `mean_move` is the mean loss after minus before, `largest_move` the largest absolute change of one image's loss."""
 
@@ -79,7 +79,7 @@ class PerturbationEffect:
 
     @property
     def share(self) -> float:
-        """The share of coordinates that changed, 0 where there are none."""
+        """Compute the share of coordinates that changed, 0 where there are none."""
         return self.changed / max(self.coordinates, 1)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The one wire: every message is guarded by its receiver and written down here."""
+"""The wire between server and clients: every message is checked by its receiver and recorded in the transcript."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ from fdgsec.runtime.files import write_atomic
 
 SERVER = "server"
 CLIENTS = "clients"
-"""The sender of what a policy makes of all clients' uploads together."""
+"""The sender of what a policy makes of the uploads of all clients."""
 ANONYMOUS = "anonymous"
-"""The sender "anonymous:3" is some client: which one, a policy has hidden."""
+"""Prefix of an anonymous sender: "anonymous:3" is a client whose name a policy has removed."""
 GENESIS = "0" * 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One artifact on its way from `sender` to `receiver` ("server", "client:3") in a stage of a round."""
+    """One artifact from `sender` to `receiver` ("server", "client:3") in a stage of a round."""
 
     round: int
     stage: str
@@ -35,7 +35,7 @@ class Message:
 
 
 def number_of(sender: str) -> int:
-    """The 3 of "client:3"; a sender without a name gets a negative number of its own, so that it is never taken for a client."""
+    """Give the 3 of "client:3"; an anonymous sender gets a negative number, so that it is never taken for a client."""
     kind, _, number = sender.partition(":")
     if kind == "client":
         return int(number)
@@ -44,10 +44,10 @@ def number_of(sender: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """All that one client answers in one stage of a round, on its way to the server: artifacts by slot.
+    """The reply of one client in one stage of a round to the server: artifacts by slot.
 
-    `weight` is how much it counts in a mean: what its update says, and where it shares its number of images. `metrics` names
-    the values behind the weight among an update's numbers."""
+    `weight` is its weight in a mean: that of an update, and the number of images where it shares. `metrics` names the
+    values after the weight among an update's numbers."""
 
     round: int
     stage: str
@@ -58,15 +58,15 @@ class Upload:
 
     @property
     def receiver(self) -> str:
-        """Always the server."""
+        """Give the server."""
         return SERVER
 
 
 class Policy(Protocol):
-    """Acts on all clients' uploads of one stage of a round together, before anybody on the wire sees one."""
+    """Processes the uploads of all clients in one stage of a round, before anybody on the wire sees one."""
 
     def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
-        """Give what reaches the server instead. Raises UsageError where it cannot be done: then nothing reaches it."""
+        """Give what reaches the server instead. Raises UsageError where that is impossible; then nothing reaches it."""
         ...
 
 
@@ -76,7 +76,7 @@ Guard = Callable[[Message], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the transcript: who sent what to whom, how large, and which payload."""
+    """One line of the transcript: sender, receiver, kind, size and payload hash of a message."""
 
     round: int
     stage: str
@@ -94,13 +94,13 @@ def _link(previous: str, fields: Sequence[str | int]) -> str:
 
 @dataclass
 class Transcript:
-    """Everything that crossed the wire, append-only and chained; payloads are stored once by content."""
+    """All messages on the wire, append-only with a hash chain; payloads are stored once by content."""
 
     rows: list[Row] = field(default_factory=list)
     payloads: dict[str, Artifact] = field(default_factory=dict)
 
     def append(self, message: Message, *, keep: bool = True) -> None:
-        """Write `message` down; without `keep` only its size and hash stay."""
+        """Record `message`; without `keep` only its size and hash are stored."""
         encoded = message.artifact.encode()
         digest = hashlib.sha256(encoded).hexdigest()
         row = (
@@ -123,11 +123,11 @@ class Transcript:
 
     @property
     def sha256(self) -> str:
-        """The end of the hash chain: equal transcripts, equal hash."""
+        """Give the end of the hash chain: equal transcripts have equal hashes."""
         return self.rows[-1].link if self.rows else GENESIS
 
     def messages(self) -> Iterator[Message]:
-        """Replay the messages whose payload was kept, in order."""
+        """Yield the messages whose payload was kept, in order."""
         for row in self.rows:
             if row.sha256 in self.payloads:
                 yield Message(
@@ -136,7 +136,7 @@ class Transcript:
                 )  # fmt: skip
 
     def save(self, folder: Path) -> None:
-        """Write payloads by content, then the index, so that a broken-off save leaves no index."""
+        """Write payloads by content, then the index, so that an interrupted save leaves no index."""
         for digest, artifact in self.payloads.items():
             target = folder / "payloads" / f"{digest}.safetensors"
             if not target.exists():
@@ -166,8 +166,10 @@ class Transcript:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Receipt:
-    """What the server holds of a stage of a round, before it uses it: uploads, the `model` that it had sent out, how many
-    rounds there are, coins of its own, and the ledger of what clients released."""
+    """What the server received in a stage of a round, before it is used.
+
+    It has the uploads, the `model` that the server had sent, the number of rounds, a random stream of its own, and the
+    ledger of the clients' releases."""
 
     uploads: Sequence[Upload]
     model: GlobalModel | None
@@ -178,25 +180,25 @@ class Receipt:
 
 @runtime_checkable
 class Filter(Protocol):
-    """Acts on the server's side on what it received and the transcript holds: outvoting, noise that it adds itself."""
+    """Processes received uploads on the server, after the transcript: robust statistics, or the server's own noise."""
 
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
-        """Give what the method gets to see, upload by upload. Raises ArtifactError for what it refuses."""
+        """Give the uploads for the method, one by one. Raises ArtifactError for what it refuses."""
         ...
 
 
 def keeps_artifacts(message: Message) -> bool:
-    """Keep every payload but models (`--keep artifacts`, the default)."""
+    """Tell whether to keep a payload: all but models (`--keep artifacts`, the default)."""
     return message.artifact.kind not in ("ModelState", "GeneratorState")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """Carries messages: the receiver's guards, then the transcript, then the receiver. What clients send was defended
-    before, where their data are (fdgsec.federation.defense); `ledger` says what that cost.
+    """Delivers messages: first the receiver's guards, then the transcript, then the receiver.
 
-    `policies` act in order on what clients send to the server, `filters` on what it holds then; `secret` gives the coins
-    of each."""
+    Clients' messages have passed their defenses on the clients' machines (fdgsec.federation.defense); `ledger` has
+    their cost. `policies` process, in order, what clients send to the server, `filters` what it then holds; `secret`
+    gives the random stream of each."""
 
     secret: Callable[[Upload, int], torch.Generator]
     guards: Sequence[Guard] = ()
@@ -216,10 +218,10 @@ class Wire:
     def collect(
         self, uploads: Sequence[Upload], *, model: GlobalModel | None = None, rounds: int = 0
     ) -> Sequence[Upload]:
-        """Deliver all clients' uploads of one stage of a round, and give what the server goes on with.
+        """Deliver all clients' uploads of one stage of a round, and give what the server continues with.
 
-        Filters are told the `model` that clients had received, and of how many `rounds` this is one. Raises ArtifactError
-        where a guard or filter refuses a message, UsageError where a policy or filter cannot act."""
+        Filters get the `model` that clients had received, and the number of `rounds`. Raises ArtifactError where a
+        guard or filter refuses a message, UsageError where a policy or filter cannot be applied."""
         for number, policy in enumerate(self.policies):
             if uploads:
                 coins = self.secret(replace(uploads[0], sender=CLIENTS), number)

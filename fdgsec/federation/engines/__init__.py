@@ -1,1 +1,1 @@
-"""Ways to run one federation: in this process, or across machines."""
+"""Engines that run a federation: in this process, or across machines."""

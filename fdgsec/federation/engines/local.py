@@ -26,10 +26,11 @@ def _recoded_model(model: GlobalModel | None) -> GlobalModel | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEngine:
-    """Runs clients in order, each behind its `shield`; with `recode` every artifact is encoded and decoded, so that tests see what a network sees.
+    """Runs clients in order, each behind its defense stack.
 
-    A client's error ends the run as it is, so that its cause can be seen; where the engine is `tolerant` it is that
-    client's failure, as it would be on another machine. A step that failed leaves the client's state as it was."""
+    With `recode` every artifact is encoded and decoded, as on a network. A client's error ends the run with its own
+    exception, so that the cause is visible; with `tolerant` it is a failure of that client, as on another machine. A
+    failed step leaves the client's state unchanged."""
 
     members: Sequence[Client]
     method: Method
@@ -40,11 +41,11 @@ class LocalEngine:
     tolerant: bool = False
 
     def clients(self) -> Sequence[str]:
-        """The names of all members."""
+        """List the names of all members."""
         return [client.name for client in self.members]
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Do `step` on each named client, in the members' order."""
+        """Run `step` on each named client, in the members' order."""
         replies, failures = dict[str, Reply](), dict[str, str]()
         for client in self.members:
             if client.name not in requests:

@@ -1,4 +1,4 @@
-"""Client-held state: what a client remembers between steps, in memory or in versioned files."""
+"""The state of a client between steps, in memory or in versioned files."""
 
 import hashlib
 import json
@@ -19,18 +19,18 @@ DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-"""The names that safetensors has for dtypes."""
+"""The names of dtypes in safetensors."""
 KEPT = 2
 """How many versions stay on disk."""
 
 
 class StateMismatchError(FdgsecError):
-    """A client's stored state is not the version that it was told to continue from."""
+    """A client's stored state is not the version that it must continue from."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StateMark:
-    """Which state a client holds: how often it was written, and the SHA-256 of what was written last ("" before that)."""
+    """Identifies a client's state: the number of writes, and the SHA-256 of the last one ("" before the first)."""
 
     version: int
     sha256: str
@@ -40,14 +40,14 @@ NEVER = StateMark(version=0, sha256="")
 
 
 class StateStore(Protocol):
-    """Keeps one state per client; `version` grows by one with every write."""
+    """Stores one state per client; `version` grows by one with every write."""
 
     def mark(self, client: str) -> StateMark:
-        """Which version is the latest."""
+        """Give the latest version."""
         ...
 
     def read(self, client: str, expected: StateMark | None = None) -> State:
-        """The latest state, empty before the first write.
+        """Read the latest state, empty before the first write.
 
         Raises StateMismatchError where it is older than `expected`, or another one of the same version."""
         ...
@@ -59,13 +59,13 @@ class StateStore(Protocol):
 
 @dataclass(frozen=True)
 class MemoryStates:
-    """States of clients that live in this process."""
+    """States of clients that run in this process."""
 
     states: dict[str, State] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
 
     def mark(self, client: str) -> StateMark:
-        """Which version is the latest; its hash is made on demand."""
+        """Give the latest version; its hash is computed on demand."""
         version = self.versions.get(client, 0)
         if version == 0:
             return NEVER
@@ -75,7 +75,7 @@ class MemoryStates:
         return StateMark(version=version, sha256=digest.hexdigest())
 
     def read(self, client: str, expected: StateMark | None = None) -> State:
-        """The latest state, empty before the first write. Raises StateMismatchError where it is not as `expected`."""
+        """Read the latest state, empty before the first write. Raises StateMismatchError where it is not `expected`."""
         if expected is not None:
             _check(client, self.mark(client), expected, where="this process")
         return self.states.get(client, {})
@@ -88,19 +88,19 @@ class MemoryStates:
 
 @dataclass(frozen=True, kw_only=True)
 class FileStates:
-    """States under `folder`, one safetensors file per client and version, the newest two of them.
+    """States under `folder`, one safetensors file per client and version; the newest two are kept.
 
-    A write is complete or did not happen: an index, which is written last, says which version is in force. A client has
-    one writer at a time."""
+    A write is complete or did not happen: an index, written last, names the current version. A client has one writer
+    at a time."""
 
     folder: Path
 
     def version(self, client: str) -> int:
-        """How often `client` was written, 0 before the first time."""
+        """Count the writes of `client`, 0 before the first."""
         return self.mark(client).version
 
     def mark(self, client: str) -> StateMark:
-        """The version in force, and its file's hash. Raises StateMismatchError for an index that cannot be read."""
+        """Give the current version and its file's hash. Raises StateMismatchError for an index that cannot be read."""
         index = self._index(client)
         if not index.exists():
             return NEVER
@@ -113,8 +113,10 @@ class FileStates:
             ) from error
 
     def read(self, client: str, expected: StateMark | None = None) -> State:
-        """The latest state. Raises StateMismatchError where it is older than `expected` or another one of its version, and
-        where the file that the index names is gone or has another content."""
+        """Read the latest state.
+
+        Raises StateMismatchError where it is older than `expected` or another one of its version, and where the file
+        that the index names is missing or has another content."""
         mark = self.mark(client)
         if expected is not None:
             _check(client, mark, expected, where=str(self.folder))
@@ -127,13 +129,13 @@ class FileStates:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != mark.sha256:
             raise StateMismatchError(
-                f"the state of {client} has another content than was written as version {mark.version}; {path} was altered "
-                "or cut short; restore it, or start the run anew."
+                f"the state of {client} has another content than was written as version {mark.version}; {path} was "
+                "altered or cut short; restore it, or start the run anew."
             )
         return load_file(path)
 
     def write(self, client: str, state: State) -> None:
-        """Write the next version in one pass, then point the index at it, then drop all but the newest two."""
+        """Write the next version in one pass, then update the index, then delete all but the newest two."""
         version, digest = self.version(client) + 1, hashlib.sha256()
         with atomic(self._path(client, version)) as temporary, temporary.open("wb") as file:
             for part in _parts(state):
@@ -144,7 +146,7 @@ class FileStates:
         self._drop(client, before=version - KEPT + 1)
 
     def _drop(self, client: str, *, before: int) -> None:
-        """Delete versions below `before`, and what writes that were killed have left behind."""
+        """Delete versions below `before`, and the files of killed writes."""
         stem = self._stem(client)
         for path in self.folder.glob(f"{stem}.*.safetensors"):
             number = path.name.split(".")[-2]
@@ -164,25 +166,25 @@ class FileStates:
 
 
 def _check(client: str, found: StateMark, expected: StateMark, *, where: str) -> None:
-    """Raise StateMismatchError for a state that is not `expected` or a later one: a reply may not have reached the server."""
+    """Raise StateMismatchError for a state that is neither `expected` nor a later one, of a reply that was lost."""
     if found.version > expected.version or found == expected:
         return
     if found.version < expected.version:
         raise StateMismatchError(
-            f"{client} holds version {found.version} of its state, but the run goes on from version {expected.version}: "
-            f"{where} was lost or set back; restore it, or start the run anew."
+            f"{client} holds version {found.version} of its state, but the run goes on from version "
+            f"{expected.version}: {where} was lost or set back; restore it, or start the run anew."
         )
     raise StateMismatchError(
-        f"{client} holds another version {found.version} of its state ({found.sha256[:12]}) than the one that the run goes "
-        f"on from ({expected.sha256[:12]}): {where} is of another run; restore it, or start the run anew."
+        f"{client} holds another version {found.version} of its state ({found.sha256[:12]}) than the one that the run "
+        f"goes on from ({expected.sha256[:12]}): {where} is of another run; restore it, or start the run anew."
     )
 
 
 def _parts(state: State) -> Iterator[bytes | memoryview]:
-    """Give a safetensors file of `state` piece by piece, tensors as they lie in memory; equal states give equal bytes.
+    """Yield a safetensors file of `state` in pieces, tensors as stored in memory; equal states give equal bytes.
 
-    Raises TypeError for a dtype that the format does not know."""
-    ordered = sorted(state.items(), key=lambda entry: (-entry[1].element_size(), entry[0]))  # so that all lie aligned
+    Raises TypeError for a dtype that the format does not have."""
+    ordered = sorted(state.items(), key=lambda entry: (-entry[1].element_size(), entry[0]))  # for aligned tensors
     header, end = dict[str, dict[str, object]](), 0
     for name, value in ordered:
         if value.dtype not in DTYPES:

@@ -1,1 +1,1 @@
-"""The same federation across processes and machines, by Flower; an optional extra, imported by nothing else."""
+"""The Flower engine: the same federation across processes and machines; an optional extra, imported by nothing else."""

@@ -1,4 +1,4 @@
-"""The app that Flower ships to the nodes: a few lines that import fdgsec there; no data, no paths, no settings."""
+"""The app that Flower ships to the nodes: a few lines that import the installed fdgsec; no data, paths or settings."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ client = apps.client
 
 
 def write_app(folder: Path) -> Path:
-    """Write the app into `folder` (made where it is missing) and give `folder`; the same bytes on every machine."""
+    """Write the app into `folder`, created where missing, and give `folder`; its bytes are the same everywhere."""
     write_atomic(folder / "pyproject.toml", PYPROJECT)
     write_atomic(folder / f"{MODULE}.py", CODE)
     return folder

@@ -1,6 +1,6 @@
-"""Who the server and the nodes are: a certificate authority of one's own, the server's certificate, nodes' keys.
+"""Certificates and keys of a Flower federation: an own certificate authority, the server's certificate, nodes' keys.
 
-Elliptic curve P-384 throughout. Private keys are readable by their owner alone; nothing is overwritten unasked."""
+All use elliptic curve P-384. Private keys are readable by their owner alone; nothing is overwritten by default."""
 
 import ipaddress
 import os
@@ -19,12 +19,12 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import write_atomic
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
-"""Names that every server certificate carries: jobs are submitted from the server's own machine."""
+"""Names in every server certificate: jobs are submitted from the server's own machine."""
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 825
 
 
 def create_authority(folder: Path, *, overwrite: bool = False) -> None:
-    """Write `folder`/ca.crt, which every node gets, and ca.key, which stays."""
+    """Write `folder`/ca.crt, which every node gets, and ca.key, which stays secret."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fdgsec federation")])
     builder = _valid(x509.CertificateBuilder(), AUTHORITY_DAYS).subject_name(name).issuer_name(name)
@@ -38,7 +38,7 @@ def create_authority(folder: Path, *, overwrite: bool = False) -> None:
 def create_server_certificate(folder: Path, names: Sequence[str], *, overwrite: bool = False) -> None:
     """Write `folder`/server.pem and server.key for the DNS names and addresses `names` and ALWAYS, signed by ca.key.
 
-    Raises UsageError where ca.key is gone or a name is none."""
+    Raises UsageError where ca.key is missing or a name is invalid."""
     authority, authority_key = _authority(folder)
     key = ec.generate_private_key(ec.SECP384R1())
     alternatives = [_alternative(name) for name in dict.fromkeys(map(_canonical, [*names, *ALWAYS]))]
@@ -54,18 +54,18 @@ def create_server_certificate(folder: Path, names: Sequence[str], *, overwrite: 
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` can be a DNS name."""
+    """Tell whether `text` can be a DNS name."""
     return re.fullmatch(r"(?!-)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", text.lower()) is not None
 
 
 def certificate_names(certificate: Path) -> list[str]:
-    """The DNS names and addresses that a server's certificate carries, in its order."""
+    """List the DNS names and addresses in a server's certificate, in its order."""
     held = _certificate(certificate).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [str(name.value) for name in held]
 
 
 def certificate_gap(certificate: Path, names: Sequence[str], *, today: datetime | None = None) -> str | None:
-    """Say why `certificate` does not do for `names` today (a name that it lacks, its end); None where it does."""
+    """Say why `certificate` is not valid for `names` today (a missing name, expired); None where it is."""
     found = _certificate(certificate)
     known = certificate_names(certificate)
     if missing := [name for name in names if _canonical(name) not in known]:
@@ -76,7 +76,7 @@ def certificate_gap(certificate: Path, names: Sequence[str], *, today: datetime 
 
 
 def create_node_key(path: Path, *, overwrite: bool = False) -> str:
-    """Write a node's private key to `path` and its public key to `path`.pub, as ssh-keygen would; give the latter."""
+    """Write a node's private key to `path` and its public key to `path`.pub, as ssh-keygen does; give the latter."""
     key = ec.generate_private_key(ec.SECP384R1())
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -105,7 +105,7 @@ def public_key(path: Path) -> str:
 
 
 def check_node_key(path: Path) -> None:
-    """Raise UsageError where `path` is no private key that a node can use."""
+    """Raise UsageError where `path` is not a private key for a node."""
     content = _read(path)
     try:
         key = serialization.load_ssh_private_key(content, None)
@@ -121,7 +121,7 @@ def check_certificate(path: Path) -> None:
 
 
 def write_private(path: Path, content: bytes, *, overwrite: bool = False) -> None:
-    """Write a file that its owner alone can read, from the first byte on. Raises UsageError where one is there."""
+    """Write a file that only its owner can ever read. Raises UsageError where it exists."""
     _refuse_existing(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
@@ -173,7 +173,7 @@ def _valid(builder: x509.CertificateBuilder, days: int) -> x509.CertificateBuild
 def _identified(
     builder: x509.CertificateBuilder, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePublicKey
 ) -> x509.CertificateBuilder:
-    """Add the key and its identifiers, which strict verifiers (Python 3.13) ask for."""
+    """Add the key and its identifiers, which strict verifiers (Python 3.13) require."""
     builder = builder.public_key(key).add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     return builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer), critical=False)
 

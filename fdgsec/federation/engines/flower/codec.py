@@ -1,8 +1,8 @@
-"""What crosses Flower's network: requests and replies as records, every artifact as the bytes of its own file.
+"""The wire format on Flower: requests and replies as records, every artifact as the bytes of its own file.
 
-Flower's arrays would be .npy files; an artifact's own encoding (fdgsec.federation.artifacts) holds names, kinds and bfloat16 as well
-and is what transcripts hash, so it goes through as one array of bytes. Nothing that arrives is trusted: whatever is not
-a legal artifact, or names a field wrongly, is a WireFormatError."""
+Flower's arrays would be .npy files. An artifact's own encoding (fdgsec.federation.artifacts) also holds names, kinds
+and bfloat16, and transcripts hash it, so it is sent as one array of bytes. Nothing that arrives is trusted: an invalid
+artifact or field is a WireFormatError."""
 
 import json
 from collections.abc import Mapping
@@ -22,20 +22,21 @@ Verb = Literal["whoami"] | Step
 HEAD, BODY = "fdgsec", "artifacts"
 """The two records of every message: plain fields, and artifacts by slot."""
 MODEL_SLOT = "model"
-"""Where a request holds the global model; what a client finds in its inbox stands under "inbox." and its slot."""
+"""The place of the global model in a request; the artifacts of a client's inbox are under "inbox." and their slot."""
 INBOX = "inbox."
 
 
 class WireFormatError(FdgsecError):
-    """A message from the network that is not what fdgsec sends (exit 1)."""
+    """A message from the network that does not have fdgsec's format (exit 1)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Asked:
-    """A request as its receiver reads it, before it knows how to build a network.
+    """A decoded request, before its receiver has built a network for it.
 
-    `settings` say what is run; `known` is the client's state that the server last heard of. `model` is empty where there is
-    none, or where `held` names by its hash the one that this client was sent before; `order` is that of its tensors."""
+    `settings` describe the run; `known` is the client's state that the server last heard of. `model` is empty where
+    there is none, or where `held` is the hash of the one that this client was sent before; `order` is that of its
+    tensors."""
 
     verb: Verb
     settings: str
@@ -48,14 +49,14 @@ class Asked:
 
 
 def packed_whoami(settings: str) -> RecordDict:
-    """Ask a node who it is."""
+    """Encode a request for a node's introduction."""
     return _records({"verb": "whoami", "settings": settings, "state_version": 0, "state_sha256": ""}, {})
 
 
 def packed_request(
     step: Step, request: StepRequest, *, settings: str, known: StateMark, model: bytes | None, held: str
 ) -> RecordDict:
-    """Write a request; `model` is the encoded global model where it travels along, `held` its hash where it does not."""
+    """Encode a request; `model` is the encoded global model where it is sent, `held` its hash where it is not."""
     clock = request.clock
     carried = {INBOX + slot: artifact for slot, artifact in request.inbox.items()}
     orders = _orders(carried if request.model is None else {MODEL_SLOT: request.model.state, **carried})
@@ -70,7 +71,7 @@ def packed_request(
 
 
 def read_request(content: RecordDict) -> Asked:
-    """Read a request. Raises WireFormatError."""
+    """Decode a request. Raises WireFormatError."""
     head, body = _head(content), _body(content)
     verb = _text(head, "verb")
     known = StateMark(version=_whole(head, "state_version"), sha256=_text(head, "state_sha256"))
@@ -96,7 +97,7 @@ def read_request(content: RecordDict) -> Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """Who a node says it is: its client's name, how many images it trains on and holds back, its classes, its software."""
+    """A node's description of itself: client name, numbers of training and held-back images, classes, software."""
 
     name: str
     clients: int
@@ -110,12 +111,12 @@ class Introduction:
 
 
 def packed_introduction(introduction: Introduction) -> RecordDict:
-    """Write an introduction."""
+    """Encode an introduction."""
     return _records({"introduction": json.dumps(asdict(introduction)), "failure": ""}, {})
 
 
 def read_introduction(content: RecordDict) -> Introduction:
-    """Read an introduction. Raises WireFormatError, for a node that could not say who it is with its reason."""
+    """Decode an introduction. Raises WireFormatError, with the reason of a node that failed to give one."""
     head = _answered(content)
     try:
         fields: dict[str, Any] = json.loads(_text(head, "introduction"))
@@ -128,23 +129,25 @@ def read_introduction(content: RecordDict) -> Introduction:
 
 
 def packed_reply(reply: Reply, mark: StateMark) -> RecordDict:
-    """Write a reply, and which version of its state the client holds now."""
+    """Encode a reply, and the version of the client's state."""
     head = {
         "failure": "", "weight": float(reply.weight), "slots": list(reply.artifacts), "state_version": mark.version,
         "state_sha256": mark.sha256, "metrics": json.dumps(dict(reply.metrics)),
         "orders": _orders(reply.artifacts),
-        "uses": json.dumps({slot: None if uses is None else [_use(use) for use in uses] for slot, uses in reply.uses.items()}),
+        "uses": json.dumps(
+            {slot: None if uses is None else [_use(use) for use in uses] for slot, uses in reply.uses.items()}
+        ),
     }  # fmt: skip
     return _records(head, {slot: artifact.encode() for slot, artifact in reply.artifacts.items()})
 
 
 def packed_failure(reason: str) -> RecordDict:
-    """Write that a step was not done, and why."""
+    """Encode the reason why a step failed."""
     return _records({"failure": reason or "no reason was given"}, {})
 
 
 def read_reply(content: RecordDict) -> tuple[Reply, StateMark]:
-    """Read a reply and the client's state version. Raises WireFormatError, for a failed step with its reason."""
+    """Decode a reply and the client's state version. Raises WireFormatError, with the reason of a failed step."""
     head, body = _answered(content), _body(content)
     weight = head.get("weight")
     if not isinstance(weight, float):
@@ -208,7 +211,7 @@ def _body(content: RecordDict) -> ArrayRecord:
 
 
 def _orders(artifacts: Mapping[str, Artifact]) -> str:
-    """The order of each state's tensors, which files do not keep: sums over a state must not depend on the engine."""
+    """Encode the order of each state's tensors, which files lose: sums over a state must not depend on the engine."""
     return json.dumps({slot: list(each.state) for slot, each in artifacts.items() if isinstance(each, ModelState)})
 
 
@@ -228,7 +231,7 @@ def _artifact(body: ArrayRecord, slot: str, orders: Mapping[str, tuple[str, ...]
 
 
 def ordered(state: ModelState, names: tuple[str, ...]) -> ModelState:
-    """The same state with its tensors in the order of `names`. Raises WireFormatError where they are other names."""
+    """Reorder the tensors of a state to `names`. Raises WireFormatError where the names differ."""
     if len(names) != len(state.state) or set(names) != set(state.state):
         raise WireFormatError(f"a {state.kind} of {len(state.state)} tensors came with the names of {len(names)}.")
     return type(state)(state={name: state.state[name] for name in names})

@@ -1,4 +1,4 @@
-"""What Flower's programs are started with: a server, a node, and the node-config that only the node knows."""
+"""Command lines of Flower's programs: a server, a node, and the node-config that stays on the node."""
 
 import json
 import shlex
@@ -15,7 +15,7 @@ Setting = str | int | bool
 
 @dataclass(frozen=True, kw_only=True)
 class Tls:
-    """The files by which a server shows who it is."""
+    """The certificate files of a server."""
 
     ca: Path
     certificate: Path
@@ -24,7 +24,7 @@ class Tls:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A SuperLink; without `tls` anybody may join, and read along."""
+    """A SuperLink; without `tls` anybody may join, and read the traffic."""
 
     host: str
     port: int
@@ -33,12 +33,12 @@ class Server:
 
     @property
     def connection(self) -> Connection:
-        """How this machine itself reaches the server."""
+        """Give the connection from this machine to the server."""
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return Connection(address=address_of(here, self.port), ca=self.tls.ca if self.tls else None)
 
     def arguments(self) -> list[str]:
-        """The arguments of `flower-superlink`."""
+        """Give the arguments of `flower-superlink`."""
         where = ["--host", self.host, "--port", str(self.port), "--disable-runtime-dependency-installation"]
         kind = ["--simulation"] if self.simulation else []
         if self.tls is None:
@@ -50,7 +50,7 @@ class Server:
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A SuperNode; `settings` is its node-config, `port` one of its own machine, where its helpers reach it."""
+    """A SuperNode; `settings` is its node-config, `port` a local port for its helper processes."""
 
     server: Connection
     key: Path | None
@@ -58,7 +58,7 @@ class Node:
     settings: Mapping[str, Setting] = field(default_factory=dict)
 
     def arguments(self) -> list[str]:
-        """The arguments of `flower-supernode`. Raises UsageError for settings that Flower cannot carry."""
+        """Give the arguments of `flower-supernode`. Raises UsageError for settings that Flower cannot encode."""
         secure = ["--root-certificates", str(self.server.ca)] if self.server.ca else ["--insecure"]
         if self.key is not None:
             secure += ["--auth-supernode-private-key", str(self.key)]
@@ -67,7 +67,7 @@ class Node:
 
 
 def typed(program: str, arguments: Sequence[str], *, home: Path) -> str:
-    """The line by which one starts one of Flower's programs as fdgsec would, its switches included."""
+    """Format the shell line that starts one of Flower's programs as fdgsec does, with its environment."""
     variables = {name: value for name, value in SWITCHES.items() if name.startswith(("FLWR", "OMP"))}
     variables["FLWR_HOME"] = str(home.resolve())
     return " ".join(
@@ -76,7 +76,7 @@ def typed(program: str, arguments: Sequence[str], *, home: Path) -> str:
 
 
 def settings_text(settings: Mapping[str, Setting]) -> str:
-    """`settings` as Flower's --node-config and --run-config read them: NAME=VALUE, with spaces between.
+    """Format `settings` for Flower's --node-config and --run-config: NAME=VALUE, with spaces between.
 
     Raises UsageError for text that holds a control character or both kinds of quotes."""
     return " ".join(f"{name}={_written(name, value)}" for name, value in settings.items())

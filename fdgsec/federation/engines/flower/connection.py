@@ -1,4 +1,4 @@
-"""How a server is reached, and whether it answers: one request at a time, past any proxy, in bounded time."""
+"""Connections to a server, and a check that it answers: one request at a time, without proxies, in bounded time."""
 
 import http.client
 import re
@@ -10,19 +10,19 @@ from fdgsec.runtime.errors import FdgsecError, UsageError
 
 
 class UnreachableError(FdgsecError):
-    """Nobody answered there, or not in the way that was expected."""
+    """The server did not answer, or not as expected."""
 
 
 class AbsentError(UnreachableError):
-    """Nobody answered at all: a server may come up there yet."""
+    """No server answered at all; one may still start there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection:
-    """A server at `address` (HOST:PORT, IPv6 in brackets); `ca` is the certificate that vouches for it.
+    """A server at `address` (HOST:PORT, IPv6 in brackets); `ca` is the certificate of its authority.
 
-    Without `ca` it is spoken to in plain HTTP, which anybody in between reads and alters. Raises UsageError for anything
-    that is no address."""
+    Without `ca` the connection is plain HTTP, which can be read and altered on the way. Raises UsageError for an
+    invalid address."""
 
     address: str
     ca: Path | None
@@ -32,17 +32,17 @@ class Connection:
 
     @property
     def host(self) -> str:
-        """The address without its port and brackets."""
+        """Give the address without its port and brackets."""
         return _split(self.address)[0]
 
     @property
     def port(self) -> int:
-        """The port alone."""
+        """Give the port."""
         return _split(self.address)[1]
 
 
 def address_of(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 address in brackets."""
+    """Format HOST:PORT, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

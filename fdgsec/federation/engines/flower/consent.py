@@ -1,8 +1,8 @@
-"""What a node lets its server ask of it: each step of a run once, within the run that was announced.
+"""A node's limits on its server: each step of a run once, within the announced run.
 
-Guarantees count a run's releases. A server that asked twice for the same step would get the same noise on two models, and
-their difference without any; one that announced more rounds, or more participants who share the noise, would get more
-than was paid for. So the node keeps count itself, in files, and takes no message's word for it."""
+Guarantees count a run's releases. A server that asked twice for the same step would get the same noise on two models,
+and so their difference without any. One that announced more rounds, or more participants who share the noise, would get
+more than was accounted for. Therefore the node counts steps itself, in files, and does not rely on messages."""
 
 import contextlib
 import hmac
@@ -19,12 +19,12 @@ SECRET = "run.secret"
 
 
 class RefusedError(FdgsecError):
-    """A node was asked for something that its run does not hold (exit 1)."""
+    """The server asked a node for something outside of the run (exit 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Consent:
-    """One client's part in one run of `rounds` rounds among `clients` clients; `folder` is the node's own, for this run."""
+    """One client's limits in a run of `rounds` rounds with `clients` clients; `folder` is the node's, for this run."""
 
     folder: Path
     name: str
@@ -33,7 +33,7 @@ class Consent:
     clients: int
 
     def give(self, step: Step, clock: Clock) -> None:
-        """Note that `step` is done, before it is. Raises RefusedError where it was, or is none of this run's."""
+        """Record `step` before it is done. Raises RefusedError where it was done already, or is not part of the run."""
         if clock.rounds != self.rounds or not 0 <= clock.round < max(self.rounds, 1):
             raise RefusedError(
                 f"{self.name} was asked for round {clock.round} of {clock.rounds}; the run has {self.rounds} rounds."
@@ -46,7 +46,7 @@ class Consent:
             raise RefusedError(f"{self.name} was asked to {step} in round {clock.round}, which this run does not.")
         done = self.folder / "done" / f"{self.name.replace(':', '-')}.{step}.{clock.round}"
         done.parent.mkdir(parents=True, exist_ok=True)
-        try:  # made or found in one motion: two messages at once get one answer
+        try:  # one atomic operation: two messages at once get one answer
             os.close(os.open(done, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             raise RefusedError(f"{self.name} was asked to {step} in round {clock.round} a second time.") from None
@@ -58,9 +58,9 @@ class Consent:
         return self.rounds > 0 and (step == "fit" or self.method.reviews != "none")
 
     def veiled(self, mark: StateMark) -> StateMark:
-        """What the server may know of a state: its version, and a name for it that says nothing of its content.
+        """Hide the content of a state's mark from the server: keep its version, and replace its hash by a keyed one.
 
-        A plain hash would let the server try out what the client holds."""
+        A plain hash would let the server test guesses of the client's data."""
         if mark == NEVER:
             return NEVER
         name = hmac.new(run_secret(self.folder), f"{self.name} {mark.sha256}".encode(), "sha256").hexdigest()
@@ -68,9 +68,9 @@ class Consent:
 
 
 def run_secret(folder: Path) -> bytes:
-    """The node's secret for the run whose files lie in `folder`: 32 bytes, drawn the first time.
+    """Give the node's secret for the run with files in `folder`: 32 bytes, drawn the first time.
 
-    Several processes may come first at once; whoever links its draw wins, and all read that one."""
+    Where several processes start at once, the first one to link its draw sets it for all."""
     path = folder / SECRET
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +84,6 @@ def run_secret(folder: Path) -> bytes:
 
 
 def noise_seed(folder: Path, secret: int) -> int:
-    """The seed of a client's noise in one run: of the node's own `secret` and of this run's, so that no two runs share noise."""
+    """Derive the seed of a client's noise from the node's own `secret` and the run's, so that no runs share noise."""
     digest = hmac.new(run_secret(folder), str(secret).encode(), "sha256").digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,4 +1,4 @@
-"""What every process of Flower that fdgsec starts finds in its environment: nothing phones home or installs."""
+"""The environment variables of Flower's processes: no telemetry, and no installation at run time."""
 
 import os
 import sys
@@ -13,20 +13,20 @@ SWITCHES = {
     "FLWR_TRACING_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "OMP_NUM_THREADS": "1",  # one thread everywhere: the same sums in the same order on every engine
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; a whole one each at server and node is felt at every step
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",  # seconds; the default of 1 s slows down every step
     "PYTHONUNBUFFERED": "1",
-    "SPT_NOENV": "1",  # ray's workers rename themselves, and would write over the mark that finds them
+    "SPT_NOENV": "1",  # ray's workers rename themselves, which would overwrite our mark in the environment
 }
 DROPPED = (
     "FLWR_OIDC_ENABLED", "FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API", "FLWR_DATABASE",
     "FLWR_ENABLE_EVENT_LOG", "FORWARDED_ALLOW_IPS", "RAY_ADDRESS",
 )  # fmt: skip
-"""Settings of other Flowers on this machine: further ports, other accounts, a cluster, who may say where he asks from."""
+"""Settings of other Flowers on this machine, which are removed: ports, accounts, a cluster, allowed origins."""
 MARK = "FDGSEC_FLOWER_MARK"
 
 
 def flower_environment(home: Path, *, mark: str, added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment with `added`, the switches, Flower's and ray's folders at `home`, and our `mark`."""
+    """Give this process's environment with `added`, the switches, Flower's and ray's folders at `home`, and `mark`."""
     kept = {key: value for key, value in os.environ.items() if key not in DROPPED} | dict(added or {})
     places = [*_program_folders(), kept.get("PATH", os.defpath)]
     direct = ",".join(filter(None, [kept.get("NO_PROXY", kept.get("no_proxy", "")), "localhost", "127.0.0.1", "::1"]))
@@ -38,7 +38,7 @@ def flower_environment(home: Path, *, mark: str, added: Mapping[str, str] | None
 
 
 def command_of(name: str) -> str:
-    """The path of one of Flower's programs beside this Python, e.g. flower-superlink; its bare name where it is elsewhere."""
+    """Give the path of one of Flower's programs beside this Python, e.g. flower-superlink; elsewhere its bare name."""
     beside = [str(Path(folder) / name) for folder in _program_folders() if (Path(folder) / name).exists()]
     return (beside or [name])[0]
 

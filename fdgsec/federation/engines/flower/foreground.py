@@ -1,4 +1,4 @@
-"""What a program in the foreground needs: to be the only one of its folder, to end when told, to pass on its log."""
+"""Support for foreground programs: a lock on their folder, termination by signals, and forwarding of a log."""
 
 import fcntl
 import signal
@@ -14,17 +14,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ToldToEndError(BaseException):
-    """SIGINT, SIGTERM or SIGHUP came; no error to those who catch those."""
+    """SIGINT, SIGTERM or SIGHUP arrived; a BaseException, so that `except Exception` does not catch it."""
 
 
 @contextmanager
 def until_told() -> Iterator[None]:
-    """Run the block until it ends or a signal tells us to; further signals do not disturb the clearing up."""
-    if threading.current_thread() is not threading.main_thread():  # Python gives signals to the main thread alone
+    """Run the block until it ends or a signal arrives; further signals do not interrupt the cleanup."""
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread alone
         yield
         return
 
-    def end(number: int, frame: FrameType | None) -> None:
+    def end(_number: int, _frame: FrameType | None) -> None:
         for each in SIGNALS:
             signal.signal(each, signal.SIG_IGN)
         raise ToldToEndError
@@ -43,7 +43,7 @@ def until_told() -> Iterator[None]:
 def alone(path: Path) -> Iterator[bool]:
     """Hold the lock file `path` during the block; False where another process holds it.
 
-    Its folder is made where it is missing, for its owner alone."""
+    Its folder is created where missing, for its owner alone."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("ab") as file:
         try:
@@ -55,13 +55,13 @@ def alone(path: Path) -> Iterator[bool]:
 
 
 class News:
-    """The lines that a log gained, each once, without what every request leaves there."""
+    """Forwards new lines of a log, each once, without the lines of single requests."""
 
     def __init__(self, run: Running, say: Callable[[str], None]) -> None:
         self.run, self.say, self.told = run, say, 0
 
     def pass_on(self) -> None:
-        """Say every complete line that is new."""
+        """Forward every complete new line."""
         text = self.run.text()
         complete = text.rfind("\n") + 1
         for line in text[self.told : complete].splitlines():

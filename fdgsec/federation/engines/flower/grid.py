@@ -1,8 +1,8 @@
-"""The server's end on Flower: the driver's questions become messages to nodes, and what comes back becomes replies.
+"""The server side on Flower: requests of the round loop become messages to nodes, and answers become replies.
 
-One question to all clients is one message stage, and everything that is broadcast rides on the next question, so a round
-has as many stages as steps: share and fit, or fit and review, or all three where a method has all. Flower's own
-aggregation and sampling are not used: they take whatever arrives."""
+One request to all clients is one message stage, and everything that is broadcast is sent with the next request. So a
+round has as many stages as steps: share and fit, or fit and review, or all three. Flower's own aggregation and sampling
+are not used, because they accept whatever arrives."""
 
 import math
 import time
@@ -33,8 +33,9 @@ UNKNOWN = StateMark(version=0, sha256="")
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One question to some clients: how many were asked and answered, how long the slowest took in seconds, and which
-    version of its state each client asked holds, as far as the server knows."""
+    """One request to some clients: how many were asked and answered, and the longest time in seconds.
+
+    It also has the state version of each client, as far as the server knows."""
 
     round: int
     step: str
@@ -46,25 +47,25 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class GridEngine:
-    """Asks clients on Flower nodes; `nodes` says which node is which client.
+    """Runs steps on Flower nodes; `nodes` maps clients to nodes.
 
-    A client that does not answer within `timeout` seconds has failed, and so has one whose answer is not one. A model that
-    a client received in this round already is not sent again."""
+    A client without a valid answer within `timeout` seconds has failed. A model that a client already received in this
+    round is not sent again."""
 
     grid: Grid
     nodes: Mapping[str, int]
     settings: str
     timeout: float
-    on_stage: Callable[[Stage], None] = lambda stage: None
+    on_stage: Callable[[Stage], None] = lambda _: None
     marks: dict[str, StateMark] = field(default_factory=dict)
     sent: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def clients(self) -> Sequence[str]:
-        """The names of the clients whose nodes introduced themselves, by number."""
+        """List the clients whose nodes introduced themselves, by number."""
         return sorted(self.nodes, key=lambda name: int(name.partition(":")[2]))
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Have each named client do `step`; replies come in the order of the clients' numbers."""
+        """Run `step` on each named client; replies come in the order of the clients' numbers."""
         started = time.monotonic()
         messages, models = [], dict[int, bytes]()
         names = [name for name in self.clients() if name in requests]
@@ -79,7 +80,7 @@ class GridEngine:
                 replies[name], self.marks[name] = read_reply(_content(answer, self.timeout).content)
             except FdgsecError as error:
                 failures[name] = str(error)
-                self.sent.pop(name, None)  # who knows what it holds
+                self.sent.pop(name, None)  # it is unknown whether the client has the model
         if requests:
             number, seconds = next(iter(requests.values())).clock.round, time.monotonic() - started
             held = {name: self.marks.get(name, UNKNOWN).version for name in names}
@@ -106,10 +107,10 @@ class GridEngine:
 
 
 def assemble(grid: Grid, *, settings: str, clients: int, least: int, wait: float) -> dict[int, Introduction]:
-    """Wait until `clients` nodes are online (`wait` seconds at most), and ask each who it is; gives answers by node.
+    """Wait until `clients` nodes are online (`wait` seconds at most), and collect their introductions, by node.
 
-    Raises ClientFailedError where fewer than `least` introduce themselves, where two say the same name, and for a node of
-    another federation size."""
+    Raises ClientFailedError where fewer than `least` introduce themselves, where two give the same name, and for a node
+    of another federation size."""
     deadline = time.monotonic() + wait
     nodes = set(grid.get_node_ids())
     while len(nodes) < clients and time.monotonic() < deadline:
@@ -142,7 +143,7 @@ def assemble(grid: Grid, *, settings: str, clients: int, least: int, wait: float
 
 
 def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
-    """Send messages and give what came back in time, by node: an answer, or Flower's own error message."""
+    """Send messages and give the answers that came in time, by node: a reply, or Flower's own error message."""
     answers = dict[int, Message]()
     for reply in grid.send_and_receive(list(messages), timeout=timeout):
         answers[reply.metadata.src_node_id] = reply
@@ -158,5 +159,5 @@ def _content(answer: Message | None, timeout: float) -> Message:
 
 
 def _ttl(timeout: float) -> float:
-    """How long a message may wait at Flower: as long as its answer is waited for, and a little for clocks that differ."""
+    """Give the time to live of a message at Flower: the timeout, and some seconds for clocks that differ."""
     return math.ceil(timeout) + 60.0

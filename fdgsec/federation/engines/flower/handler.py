@@ -1,7 +1,8 @@
-"""A node's end on Flower: one message in, one step of one client, one message out.
+"""The node side on Flower: one message in, one step of one client, one message out.
 
-Every message may meet a new process, so all that a client remembers lies in files (fdgsec.federation.engines.state) of the node.
-Flower's own context carries only which version that is: large contexts are lost on their way without a word."""
+Every message may be handled by a new process, so the client's state is in files of the node
+(fdgsec.federation.engines.state). Flower's own context holds only its version, because Flower silently drops large
+contexts."""
 
 import hashlib
 import traceback
@@ -30,12 +31,12 @@ from fdgsec.runtime.errors import DataError, FdgsecError
 from fdgsec.runtime.files import write_atomic
 
 RECORD = "fdgsec-state"
-"""Where Flower's context says which version of its state a client holds."""
+"""The key of the client's state version in Flower's context."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
-    """A client with all that it needs to take part in one run; `folder` is where it keeps what it remembers."""
+    """A client with everything that it needs for one run; `folder` holds its state."""
 
     client: Client
     method: Method
@@ -51,12 +52,12 @@ class Workplace(Protocol):
     """Finds or makes this node's client for a run."""
 
     def __call__(self, settings: str, context: Context) -> Member:
-        """Give the member that `settings` and the node's own configuration describe. Raises FdgsecError."""
+        """Make the member that `settings` and the node's own configuration describe. Raises FdgsecError."""
         ...
 
 
 def answer(message: Message, context: Context, workplace: Workplace) -> Message:
-    """Answer one message; whatever goes wrong is the answer, so that the server can name it."""
+    """Answer one message; an error becomes an answer too, so that the server can report it."""
     try:
         asked = read_request(message.content)
         member = workplace(asked.settings, context)
@@ -71,9 +72,9 @@ def answer(message: Message, context: Context, workplace: Workplace) -> Message:
 
 
 def _told(error: Exception) -> str:
-    """What the server may hear of an error: the text of our own, but for those about data; of others their kind alone.
+    """Describe an error to the server: the text of fdgsec's own, except about data; of others only the type.
 
-    Texts about data, and other people's, name files and values."""
+    Texts about data, and those of other packages, may contain file names and values."""
     if isinstance(error, FdgsecError) and not isinstance(error, DataError):
         return str(error)
     return f"{type(error).__name__} (the node's log says more)"
@@ -92,9 +93,7 @@ def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateM
     reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack)
     if state is not before and (state or before):
         states.write(name, state)
-    if (
-        asked.verb == "share" and not member.defense_stack.policies
-    ):  # a client's size is for policies, and for nobody else
+    if asked.verb == "share" and not member.defense_stack.policies:  # only policies may use a client's size
         reply = replace(reply, weight=1.0)
     mark = consent.veiled(states.mark(name))
     context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})
@@ -102,7 +101,7 @@ def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateM
 
 
 def _check_context(context: Context, mark: StateMark, name: str) -> None:
-    """Raise StateMismatchError where Flower remembers a later version than the node's files hold: they went back."""
+    """Raise StateMismatchError where Flower's context has a later version than the node's files: they were reset."""
     told = context.state.get(RECORD)
     version = told.get("version", 0) if isinstance(told, ConfigRecord) else 0
     if isinstance(version, int) and version > mark.version:
@@ -112,7 +111,7 @@ def _check_context(context: Context, mark: StateMark, name: str) -> None:
 
 
 def _model(asked: Asked, member: Member) -> GlobalModel | None:
-    """The global model: what came along, which is kept for the round's other steps, or what came before."""
+    """Give the global model: from this message, stored for the round's other steps, or from an earlier one."""
     stored = member.folder / f"{member.client.name.replace(':', '-')}.model.safetensors"
     if asked.model is not None:
         write_atomic(stored, asked.model.encode())

@@ -1,4 +1,4 @@
-"""A whole federation on this machine, with certificates and keys as across machines: to try things out, and to measure."""
+"""A whole federation on this machine, with certificates and keys as across machines, for trials and measurements."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from fdgsec.federation.engines.flower.superlink_control import Control
 
 @dataclass(frozen=True, kw_only=True)
 class Loopback:
-    """A running federation: how its server is reached, and its nodes by client number."""
+    """A running federation: the connection to its server, and its nodes by client number."""
 
     connection: Connection
     nodes: Mapping[int, Running]
@@ -31,8 +31,8 @@ def loopback(
 ) -> Iterator[Loopback]:
     """Run a SuperLink with TLS and `nodes` registered SuperNodes, which draw their noise from the run's seed.
 
-    `settings` are added to every node's configuration, `environments` to the variables of single nodes. Logs, keys and states lie under `folder`; processes end with the
-    block."""
+    `settings` are added to every node's configuration, `environments` to the variables of single nodes. Logs, keys and
+    states are under `folder`; the processes end with the block."""
     keys = folder / "keys"
     create_authority(keys)
     create_server_certificate(keys, ())

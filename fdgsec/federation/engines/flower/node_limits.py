@@ -1,9 +1,10 @@
-"""Flower's SuperNode behind a gate: it runs fdgsec's own app and no other. `python -m fdgsec.federation.engines.flower.node_limits ...`.
+"""Flower's SuperNode, restricted to fdgsec's own app: `python -m fdgsec.federation.engines.flower.node_limits ...`.
 
-A SuperNode runs whatever code its server sends, so a promise like "takes part in no run without this defense" would bind
-honest servers alone. Flower can ask for signed apps, but only its own platform signs them. Here the app must be the one
-that the installed fdgsec would write (`fdgsec.federation.engines.flower.app`): a few lines that call the code that this machine
-already has. Any other is refused before it is unpacked, and the server is told so. Takes `flower-supernode`'s arguments."""
+A SuperNode runs any code that its server sends, so a rule like "takes part in no run without this defense" would hold
+for honest servers only. Flower can require signed apps, but only its own platform signs them. Here the app must be the
+one that the installed fdgsec would write (`fdgsec.federation.engines.flower.app`): a few lines that call the code on
+this machine. Any other is refused before it is unpacked, and the server is notified. Takes the arguments of
+`flower-supernode`."""
 
 import io
 import tomllib
@@ -21,13 +22,13 @@ from fdgsec.federation.engines.flower.app import CODE, MODULE, PYPROJECT
 
 P = ParamSpec("P")
 LARGEST = 65536
-"""Bytes of one file, unpacked: ours have a few hundred."""
+"""Largest size in bytes of one unpacked file: ours have a few hundred."""
 OURS = {"fdgsec": "the app that this machine's fdgsec writes"}
-"""Stands where Flower keeps the keys that it trusts."""
+"""Replaces the keys that Flower trusts."""
 
 
 def is_own_app(content: bytes) -> bool:
-    """Whether a Flower app bundle holds fdgsec's app and nothing else."""
+    """Tell whether a Flower app bundle holds fdgsec's app and nothing else."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as bundle:
             names = bundle.namelist()
@@ -41,11 +42,12 @@ def is_own_app(content: bytes) -> bool:
 
 
 def _verified(fab: Fab, trusted_entities: dict[str, str]) -> bool:
+    del trusted_entities  # Flower passes OURS; only the content counts
     return is_own_app(fab.content)
 
 
 def _to_be_verified(get_fab: Callable[[str, int], Fab]) -> Callable[[str, int], Fab]:
-    """Have every bundle verified: Flower asks only where the server's platform says that it can be."""
+    """Mark every bundle as verifiable, because Flower verifies only bundles that the server's platform marks."""
     return lambda digest, run: replace(get_fab(digest, run), verifications={"valid_license": "fdgsec"})
 
 
@@ -59,7 +61,7 @@ def _gated(pull: Callable[P, int | None]) -> Callable[P, int | None]:
 
 
 def main() -> None:
-    """Be `flower-supernode`, with the gate before every app. Raises TypeError where Flower's insides have moved."""
+    """Run `flower-supernode`, with the check before every app. Raises TypeError where Flower's internals differ."""
     pull, verify = supernode._pull_and_store_message, supernode._verify_fab
     if not {"get_fab", "trusted_entities"} <= set(signature(pull).parameters) or len(signature(verify).parameters) != 2:
         raise TypeError("this version of flwr takes in apps in another way; the gate of fdgsec does not fit it.")

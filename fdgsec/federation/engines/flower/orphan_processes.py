@@ -1,7 +1,7 @@
-"""No process is left behind: find what carries a mark in its environment, or descends from it, and end it.
+"""Cleanup of processes: finds those with a mark in their environment, and their descendants, and ends them.
 
 Flower's helpers leave their process group (SuperExec, ray, a detached SuperLink), so a group is not enough. Run as a
-program, this module outlives a parent that is killed, sees its end on stdin, and clears up after it."""
+program, this module survives a killed parent, notices its end on stdin, and cleans up."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ PROC = Path("/proc")
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """A process as it was seen: `born` tells it from a later one with the same number."""
+    """A process at one moment; `born` distinguishes it from a later one with the same number."""
 
     pid: int
     parent: int
@@ -29,7 +29,7 @@ class Seen:
 
 
 def marked_processes(mark: str, *, known: Iterable[Seen] = ()) -> list[Seen]:
-    """Every running process (but this one) that carries `mark`, is one of `known`, or descends from either."""
+    """List every running process (but this one) that has `mark`, is one of `known`, or descends from either."""
     table = _table(f"{MARK}={mark}")
     before = {(seen.pid, seen.born) for seen in known}
     mine = {pid for pid, seen in table.items() if seen.marked or (pid, seen.born) in before}
@@ -42,7 +42,7 @@ def marked_processes(mark: str, *, known: Iterable[Seen] = ()) -> list[Seen]:
 
 
 def sweep(mark: str, *, grace: float = 10.0) -> list[int]:
-    """End every marked process: ask, wait for at most `grace` seconds, kill. Gives the pids that would not die."""
+    """End every marked process: terminate, wait for at most `grace` seconds, kill. Gives the pids that remain."""
     found = marked_processes(mark)
     for number, patience in ((signal.SIGTERM, grace), (signal.SIGKILL, grace)):
         deadline = time.monotonic() + patience
@@ -75,7 +75,7 @@ def _linux_table(needle: str) -> dict[int, Seen]:
 
 
 def _linux_process(entry: Path, needle: bytes) -> Seen | None:
-    """Read one process; None where it is gone, dead and not yet collected, or not ours."""
+    """Read one process; None where it has ended, is a zombie, or is not ours."""
     try:
         fields = (entry / "stat").read_text().rpartition(")")[2].split()  # the name may hold spaces and brackets
         if fields[0] in "ZX":
@@ -87,7 +87,7 @@ def _linux_process(entry: Path, needle: bytes) -> Seen | None:
 
 
 def _ps_table(needle: str) -> dict[int, Seen]:
-    """The same from BSD's and macOS's ps, which prints the environment behind the command."""
+    """Read the table from BSD's and macOS's ps, which prints the environment after the command."""
     listing = subprocess.run(
         ["ps", "-axEww", "-o", "pid=,ppid=,stat=,lstart=,command="], capture_output=True, text=True, check=True
     )

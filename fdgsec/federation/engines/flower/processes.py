@@ -1,7 +1,7 @@
-"""Flower's processes as fdgsec uses them: a SuperLink, SuperNodes, and a job from its start to its status.
+"""Flower's processes in fdgsec: a SuperLink, SuperNodes, and a job from its start to its final status.
 
-A job is a folder on the server's machine (`fdgsec.experiments.flower.jobs`). Flower's own exit codes do not count: they are
-0 even where the server app raised; what counts is the folder's status.json."""
+A job is a folder on the server's machine (`fdgsec.experiments.flower.jobs`). Flower's own exit codes are not used,
+because they are 0 even where the server app raised; the folder's status.json gives the result."""
 
 import json
 import os
@@ -30,15 +30,15 @@ from fdgsec.federation.engines.flower.superlink_control import NAME, Control
 from fdgsec.runtime.errors import UsageError
 
 START_SECONDS = 90.0
-"""A SuperLink is up after 1 to 4 s, a SuperNode after 3 to 7 s; many times that on a busy machine."""
+"""Start timeout; a SuperLink starts in 1 to 4 s, a SuperNode in 3 to 7 s, on a busy machine in many times that."""
 ONLINE = "SuperNode ID:"
-"""What a SuperNode writes once the SuperLink has let it in."""
+"""The log line of a SuperNode that the SuperLink has accepted."""
 GATE_SIGN = "/fdgsec/gate"
 CONTROL, FORBIDDEN = "/v1/control/start-run", 403
 STATUS = "status.json"
 ENDED = ("done", "failed")
 LINGER = 20.0
-"""Seconds that Flower gets to put a run away after its status is final, or the status to come after the run."""
+"""Seconds for Flower to finish a run after its status is final, or for the status to appear after the run."""
 
 
 @contextmanager
@@ -50,7 +50,7 @@ def superlink(
     timeout: float = START_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Run a SuperLink behind `fdgsec.federation.engines.flower.server_limits`; entered once it answers.
+    """Run a SuperLink behind `fdgsec.federation.engines.flower.server_limits`; the block starts once it answers.
 
     Raises UsageError where the port is taken, FlowerFailedError where it does not answer within `timeout` seconds."""
     refuse_taken(server.host, server.port)
@@ -69,9 +69,9 @@ def supernode(
     timeout: float = START_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Run a SuperNode behind `fdgsec.federation.engines.flower.node_limits`; entered once the SuperLink let it in.
+    """Run a SuperNode behind `fdgsec.federation.engines.flower.node_limits`; the block starts once it is accepted.
 
-    Raises UsageError where the port is taken, FlowerFailedError where it is not let in within `timeout` seconds."""
+    Raises UsageError where the port is taken, FlowerFailedError where it is not accepted within `timeout` seconds."""
     refuse_taken("127.0.0.1", node.port)
     command = [sys.executable, "-m", "fdgsec.federation.engines.flower.node_limits", *node.arguments()]
     with running(command, home=home, log=log, environment=environment) as run:
@@ -82,8 +82,8 @@ def supernode(
 def submit(job: Path, connection: Connection, *, timeout: float) -> None:
     """Run the job in folder `job` on a SuperLink of this machine; returns once status.json says done or failed.
 
-    Writes `job`/flower.log. Raises UnreachableError where no such server answers, UsageError for one on another machine,
-    FlowerFailedError where the run ends without a status, or is not done within `timeout` seconds (it is stopped then)."""
+    Writes `job`/flower.log. Raises UnreachableError where no such server answers, UsageError for one on another
+    machine, FlowerFailedError where the run ends without a status, or is stopped after `timeout` seconds."""
     if ask(connection, CONTROL) == FORBIDDEN:
         raise UsageError(
             f"the server at {connection.address} takes runs from its own machine alone; start the run there."
@@ -95,8 +95,8 @@ def submit(job: Path, connection: Connection, *, timeout: float) -> None:
 def simulate(job: Path, clients: int, *, timeout: float, environment: Mapping[str, str] | None = None) -> None:
     """Run the job in folder `job` in Flower's simulation of `clients` nodes, one CPU each; else as `submit`.
 
-    The SuperLink is one of our own, at loopback for this job alone (`flwr run` would start a detached one that stays).
-    `environment` reaches server app and clients, over this process's own. Writes `job`/superlink.log too."""
+    The SuperLink is our own, at loopback for this job alone (`flwr run` would start a detached one that stays).
+    `environment` is added to that of server app and clients. Writes `job`/superlink.log too."""
     with _scratch() as home:
         server = Server(host="127.0.0.1", port=free_port(), tls=None, simulation=True)
         with superlink(server, home=home, log=job / "superlink.log", environment=environment):
@@ -125,7 +125,7 @@ def _submit(job: Path, connection: Connection, *, home: Path, timeout: float, op
 
 
 def _follow(job: Path, stream: Running, control: Control, deadline: float) -> None:
-    """Return once the status is final. Raises FlowerFailedError where it cannot become so any more, or too late."""
+    """Return once the status is final. Raises FlowerFailedError where it can no longer become so, or too late."""
     patience = None
     while _status(job) not in ENDED:
         now = time.monotonic()
@@ -143,7 +143,7 @@ def _follow(job: Path, stream: Running, control: Control, deadline: float) -> No
 
 
 def _is_over(stream: Running, control: Control) -> bool:
-    """Whether a run whose log is not followed any more has ended, and not only the following."""
+    """Tell whether a run has ended, where its log stream has."""
     run = _run_number(stream)
     return run is None or control.run_status(run).startswith("finished")
 
@@ -161,7 +161,7 @@ def _status(job: Path) -> str:
 
 
 def _answers(connection: Connection) -> bool:
-    """Whether a SuperLink is up. Raises FlowerFailedError for one without its gate: it would let anybody run code."""
+    """Tell whether a SuperLink answers. Raises FlowerFailedError for one without its gate: anybody could run code."""
     try:
         if ask(connection, "/health") != 200:
             return False
@@ -174,7 +174,7 @@ def _answers(connection: Connection) -> bool:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for Flower's own files, removed afterwards; its path is short, since ray's sockets lie below it."""
+    """Yield a temporary folder for Flower's own files; its path is short, since it holds ray's sockets."""
     parent = tempfile.gettempdir()
     if len(parent) > 30 and os.path.isdir("/tmp"):
         parent = "/tmp"

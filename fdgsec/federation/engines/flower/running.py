@@ -1,4 +1,4 @@
-"""A process of Flower's with all that it starts: ended when we leave, even where we are killed."""
+"""A process of Flower with all its descendants: they end with the block, even where this process is killed."""
 
 import re
 import secrets
@@ -17,22 +17,22 @@ from fdgsec.runtime.errors import FdgsecError, UsageError
 
 POLL = 0.1
 GRACE = 10.0
-"""Seconds that processes get to end by themselves; a SuperNode takes leave of its server meanwhile."""
+"""Seconds for processes to end by themselves; a SuperNode says goodbye to its server in this time."""
 RAISED = re.compile(r"^([\w.]*(Error|Exception|Interrupt)): ")
 TELLING = re.compile(r"error|exception|refused|denied|failed|cannot|in use|invalid|unable|unavailable", re.IGNORECASE)
 HOLLOW = re.compile(
     r"^(Traceback|File |An unhandled|For more information)|^Exit Code|raised an exception$|error detected|^Error$"
 )
-"""What an error says of itself; lines that speak of one; and those of them that do not name it."""
+"""Log lines of an exception; lines that mention an error; and those of them that do not name it."""
 
 
 class FlowerFailedError(FdgsecError):
-    """A process of Flower's did not start, or ended before its time."""
+    """A process of Flower did not start, or ended too early."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """One process, all that it started, and its log; `mark` is what they carry in their environment."""
+    """One process with its descendants, and its log; `mark` is in their environment."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -40,13 +40,13 @@ class Running:
     mark: str
 
     def text(self) -> str:
-        """What the process wrote so far, without colors."""
+        """Give the output of the process so far, without colors."""
         with self.log.open("rb") as file:
             file.seek(self.begins)
             return plain(file.read())
 
     def check(self, what: str) -> None:
-        """Raise FlowerFailedError with the log's telling line where the process has ended."""
+        """Raise FlowerFailedError with the log's most informative line where the process has ended."""
         if (code := self.process.poll()) is not None:
             raise FlowerFailedError(f"{what} ended with code {code}: {telling_line(self.text())} (log: {self.log})")
 
@@ -65,10 +65,10 @@ class Running:
 def running(
     command: Sequence[str], *, home: Path, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[Running]:
-    """Run `command` with Flower's folders at `home`, appending to `log`; on leaving, end it and all that it started.
+    """Run `command` with Flower's folders at `home`, appending to `log`; end it and its descendants with the block.
 
     A second process does so where this one is killed. `environment` is added to this process's own. Raises
-    FlowerFailedError where a process would not end."""
+    FlowerFailedError where a process does not end."""
     mark = secrets.token_hex(16)
     home.mkdir(parents=True, exist_ok=True)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +98,12 @@ def running(
 
 
 def plain(content: bytes) -> str:
-    """A log's text without colors."""
+    """Decode a log's text without colors."""
     return re.sub(r"\x1b\[[0-9;]*m", "", content.decode(errors="replace"))
 
 
 def telling_line(text: str) -> str:
-    """The line of a log that says most: the last exception, else the last that names an error, else the last one."""
+    """Find the most informative line of a log: the last exception, else the last that names an error, else the last."""
     lines = [re.sub(r"^(INFO|WARNING|ERROR)\s*:\s+", "", line.strip(" \t│╭╰─╮╯")) for line in text.splitlines()]
     lines = [line for line in lines if line]
     raised = [line for line in lines if RAISED.search(line)]
@@ -112,14 +112,14 @@ def telling_line(text: str) -> str:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens at just now."""
+    """Find a free port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def refuse_taken(host: str, port: int) -> None:
-    """Raise UsageError where one cannot listen at `host`:`port`: Flower says so in the middle of its log."""
+    """Raise UsageError where `host`:`port` cannot be bound; Flower would report it in the middle of its log."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,10 +1,12 @@
-"""Flower's SuperLink behind a gate: from afar it answers nodes alone. `python -m fdgsec.federation.engines.flower.server_limits ...`.
+"""Flower's SuperLink, restricted to nodes for remote requests.
 
-Flower serves three APIs on one port. Node authentication guards the nodes' (Fleet); the other two have no
-authentication of their own: whoever reaches the port may register a key of their own or start a run (Control), that is
-run code on the server and on every node, or take the server's own tasks (Runtime). TLS does not help, it shows who the
-server is, not who asks. So these two are answered to the server's own machine alone. Takes `flower-superlink`'s
-arguments; nothing is served where the gate cannot be put up."""
+Run it as `python -m fdgsec.federation.engines.flower.server_limits ...`.
+
+Flower serves three APIs on one port. Node authentication protects the nodes' (Fleet). The other two have no
+authentication of their own: anybody with access to the port may register a key or start a run (Control), that is run
+code on the server and on every node, or take the server's own tasks (Runtime). TLS does not help, because it shows who
+the server is, not who asks. Therefore these two answer only the server's own machine. Takes the arguments of
+`flower-superlink`; nothing is served where the restriction cannot be installed."""
 
 import ipaddress
 import sys
@@ -15,9 +17,9 @@ from flwr.superlink.cli.flower_superlink import SuperLinkLifespan, flower_superl
 from flwr.superlink.config_loader import SuperLinkLifespanConfig
 
 FROM_AFAR = ("/v1/fleet/", "/health")
-"""Paths that anybody may ask for: the nodes' own (guarded by their keys), and whether the server is up."""
+"""Paths for everybody: the nodes' own (protected by their keys), and the health check."""
 SIGN = "/fdgsec/gate"
-"""A path that only the gate answers: by it the starter knows that the gate is up."""
+"""A path that only the gate answers, by which the starting process checks that the gate is installed."""
 
 Scope = MutableMapping[str, object]
 Receive = Callable[[], Awaitable[MutableMapping[str, object]]]
@@ -26,13 +28,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI middleware that refuses, with 403, what neither FROM_AFAR names nor this machine itself asks for."""
+    """An ASGI middleware that answers 403 to requests from other machines for paths outside of FROM_AFAR."""
 
     def __init__(self, app: Application) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or refuse it."""
+        """Forward the request, or refuse it."""
         path = str(scope.get("path", ""))
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
@@ -45,7 +47,7 @@ class Gate:
 
 
 def asked_from_here(client: object, server: object) -> bool:
-    """Whether a connection's two ends, (address, port) each, lie on one machine; False where either is unknown."""
+    """Tell whether both ends of a connection, (address, port) each, are on one machine; False where one is unknown."""
     asking, asked = _address(client), _address(server)
     return asking is not None and (asking.is_loopback or asking == asked)
 
@@ -68,7 +70,7 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 def main() -> None:
-    """Be `flower-superlink`, with the gate in front of every API."""
+    """Run `flower-superlink`, with the gate in front of every API."""
     create_app = superlink.create_app
 
     def create_gated_app(

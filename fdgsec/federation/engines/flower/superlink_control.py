@@ -1,4 +1,4 @@
-"""What one may ask of a SuperLink: who is there, who may come, how a run is, and to stop it; by Flower's own `flwr`."""
+"""Control of a SuperLink by Flower's own `flwr`: list, register and remove nodes, query and stop runs."""
 
 import json
 import subprocess
@@ -12,20 +12,20 @@ from fdgsec.federation.engines.flower.running import FlowerFailedError, plain, t
 from fdgsec.runtime.files import write_atomic
 
 NAME = "fdgsec"
-"""What the connection is called in Flower's configuration."""
+"""The name of the connection in Flower's configuration."""
 PATIENCE = 60.0
 """Seconds for one answer; it takes two on an idle machine, most of them to start Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control:
-    """A SuperLink as its operator sees it; `home` is a folder for Flower's configuration."""
+    """A SuperLink and its operator's commands; `home` is a folder for Flower's configuration."""
 
     connection: Connection
     home: Path
 
     def write(self) -> None:
-        """Write Flower's configuration, so that NAME is this connection."""
+        """Write Flower's configuration, with this connection as NAME."""
         ca = self.connection.ca
         secure = f"root-certificates = {json.dumps(str(ca.resolve()))}" if ca else "insecure = true"
         lines = ["[superlink]", f'default = "{NAME}"', f"[superlink.{NAME}]"]
@@ -34,19 +34,19 @@ class Control:
         )
 
     def register(self, public_key: Path) -> str:
-        """Let the node with this key in; gives the number that the server knows it by."""
+        """Accept the node with this key; gives the number that the server assigns to it."""
         return str(self._asked("supernode", "register", str(public_key), NAME)["node-id"])
 
     def unregister(self, node: str) -> None:
-        """Let a node in no longer."""
+        """Remove a node."""
         self._asked("supernode", "unregister", node, NAME)
 
     def nodes(self) -> dict[str, str]:
-        """The state of every node by its number: registered, online, offline."""
+        """Give the state of every node by its number: registered, online, offline."""
         return {str(node["node-id"]): str(node["status"]) for node in self._asked("supernode", "list", NAME)["nodes"]}
 
     def run_status(self, run: str) -> str:
-        """How a run is, as Flower says: pending, starting, running, finished:completed, finished:failed, ..."""
+        """Give the status of a run in Flower's words: pending, starting, running, finished:completed, ..."""
         runs = self._asked("list", NAME, "--run-id", run)["runs"]
         return str(runs[0]["status"]) if runs else "unknown"
 
@@ -55,7 +55,7 @@ class Control:
         self._asked("stop", run, NAME)
 
     def _asked(self, *words: str) -> dict[str, Any]:
-        """Ask `flwr`. Raises FlowerFailedError where it does not say success (its exit code says so either way)."""
+        """Run `flwr`. Raises FlowerFailedError where it does not report success (its exit code always does)."""
         self.write()
         command = [command_of("flwr"), *words, "--format", "json"]
         try:

@@ -1,4 +1,4 @@
-"""Which flwr and ray are installed, and whether fdgsec was tested with them; imports neither."""
+"""The installed versions of flwr and ray, and whether fdgsec was tested with them; imports neither."""
 
 import re
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -6,10 +6,10 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from fdgsec.runtime.errors import MissingResourceError
 
 LOWEST, BELOW = (1, 41), (1, 43)
-"""flwr >= LOWEST and < BELOW: its engine moves every few weeks, so what was not tested is refused."""
+"""flwr >= LOWEST and < BELOW: its engine changes every few weeks, so untested versions are refused."""
 RANGE = f">={'.'.join(map(str, LOWEST))},<{'.'.join(map(str, BELOW))}"
 INSTALL = {False: 'pip install "fdgsec[flower]"', True: 'pip install "fdgsec[flower-sim]"'}
-"""The line that gets the extra: with ray (True, the simulation engine) or without."""
+"""The command that installs the extra: with ray (True, the simulation engine) or without."""
 TESTED = "tested"
 
 
@@ -18,24 +18,24 @@ class FlowerUnavailableError(MissingResourceError):
 
 
 def require_flower(*, simulation: bool) -> None:
-    """Do nothing where flwr (and ray, for the `simulation` engine) can be used.
+    """Check that flwr (and ray, for the `simulation` engine) can be used.
 
-    Raises FlowerUnavailableError with the line to run, where they are missing or outside the tested range."""
+    Raises FlowerUnavailableError with the command to run, where they are missing or outside the tested range."""
     for name, _, verdict in found():
         if verdict != TESTED and (simulation or name == "flwr"):
-            line = verdict.replace(INSTALL[False], INSTALL[simulation])  # one line for whoever needs both
+            line = verdict.replace(INSTALL[False], INSTALL[simulation])  # one command where both are missing
             raise FlowerUnavailableError(f"{name} {line}")
 
 
 def found() -> list[tuple[str, str | None, str]]:
-    """(name, version or None, verdict) of flwr and ray; the verdict is TESTED, or what is wrong and the line to run."""
+    """List (name, version or None, verdict) of flwr and ray; the verdict is TESTED, or the problem and the command."""
     flower = _version("flwr")
     ray = _version("ray")
     return [("flwr", flower, _verdict_on_flower(flower)), ("ray", ray, _verdict_on_ray(ray, pinned_ray()))]
 
 
 def pinned_ray() -> str | None:
-    """The one version of ray that the installed flwr asks for; None without flwr or where it names none."""
+    """Give the exact version of ray that the installed flwr requires; None without flwr or where it names none."""
     try:
         lines = requires("flwr") or []
     except PackageNotFoundError:
