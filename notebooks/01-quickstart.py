@@ -105,8 +105,8 @@ show(single, "domain-inference", "balanced_accuracy")
 # %% [markdown]
 # ## Are the attacks valid?
 #
-# Each attack ran twice more: on planted information, which it must find (the positive control), and on exchanged
-# artifacts, on which it must find nothing (the negative control). Without both, the numbers above cannot be
+# Each attack ran twice more: on an artificial leak, which it must detect (the positive control), and on exchanged
+# artifacts, in which it must detect nothing (the negative control). Without both, the numbers above cannot be
 # interpreted.
 
 # %%
