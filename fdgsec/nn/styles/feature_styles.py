@@ -132,7 +132,7 @@ class _Restyled(torch.autograd.Function):
         return torch.addcmul(new_mean, maps - mean, new_std / std).to(maps.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
