@@ -18,6 +18,11 @@ class Answer:
     case: int
     slice: Mapping[str, str | int] = field(default_factory=dict)
 
+    @property
+    def subject(self) -> str:
+        """What the answer is about, where its type leaves that open: answers about different subjects are judged apart."""
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking(Answer):
@@ -28,6 +33,11 @@ class Ranking(Answer):
     kind: ClassVar[str] = "ranking"
     distances: Tensor
     of: Literal["rows", "partner"] = "rows"
+
+    @property
+    def subject(self) -> str:
+        """What is ranked."""
+        return self.of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +57,11 @@ class Labels(Answer):
     of: Literal["labels", "domains"]
     classes: int
 
+    @property
+    def subject(self) -> str:
+        """What is predicted."""
+        return self.of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Proportions(Answer):
@@ -59,6 +74,11 @@ class Proportions(Answer):
     without: Tensor
     of: Literal["labels", "domains"] = "labels"
 
+    @property
+    def subject(self) -> str:
+        """What the shares are of."""
+        return self.of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Presence(Answer):
@@ -67,6 +87,11 @@ class Presence(Answer):
     kind: ClassVar[str] = "presence"
     scores: Tensor
     of: Literal["labels", "domains"] = "labels"
+
+    @property
+    def subject(self) -> str:
+        """What is held."""
+        return self.of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +136,11 @@ class Prediction(Answer):
     value: float
     unit: str = ""
 
+    @property
+    def subject(self) -> str:
+        """The name of the number."""
+        return self.name
+
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure(Answer):
@@ -139,9 +169,6 @@ class Palettes(Answer):
     kind: ClassVar[str] = "palettes"
     palettes: Tensor
     without: Tensor
-
-
-PoolAnswer = Exposure | InferredSize | Palettes
 
 
 @dataclass(frozen=True, kw_only=True)

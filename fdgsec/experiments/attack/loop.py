@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from fdgsec.experiments.config import RunConfig, build, load_preset
 from fdgsec.experiments.lab.attack_context import AttackContext
 from fdgsec.experiments.lab.simulator import Cases
-from fdgsec.experiments.report.figures import figures_of
+from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.federation.malicious_client import Forges
 from fdgsec.metrics.measurement import Measurement
@@ -20,7 +20,8 @@ from fdgsec.threats.adversary import Adversary, Knowledge
 from fdgsec.threats.attack import Answers, Attack, Case, Incomplete, Question, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.groups import unavailable
-from fdgsec.threats.judging.judge import Judge, NullRow
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.judging.permutation_tests import NullRow
 
 NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or has too few images for every request"
 
@@ -187,7 +188,7 @@ def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: f
     measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)
-    figures = figures_of(answers, cases, truths, rng=stream(seed, "world", "figures", attack.name))
+    figures = figures_of(answers, cases, truths)
     null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
     bare = replace(knowledge, defended=None)  # nobody defends what is planted

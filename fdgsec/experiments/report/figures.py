@@ -1,4 +1,4 @@
-"""Pictures for the report: tracing curves on log axes, AUC against n, and reconstructions beside their controls."""
+"""Figures for the report: ROC curves on log axes, AUC against client size, and reconstructions beside their controls."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,18 @@ from fdgsec.data.domains import as_float
 from fdgsec.experiments.report.schema import Figure
 from fdgsec.metrics.roc import auc, roc_curve
 from fdgsec.threats.attack import Answers, Case, Membership, Prediction, Reconstructions, Truth
-from fdgsec.threats.judging.unordered_images import placed
+from fdgsec.threats.judging.reconstructions import placed
 
 SHOWN = 8
-"""Images of each domain in a reconstruction grid."""
+"""Number of images of each domain in a reconstruction grid."""
 
 CONTROLS = {
     "B0": "B0 mean of prior",
     "B2": "B2 nearest public",
     "B3": "B3 of another",
 }
-BLIND = {"perturbations": "B3 untrained\ngenerator"}
-"""What the control that knows nothing of the image is called where it is not the picture drawn of another row."""
+OTHER_B3 = {"perturbations": "B3 untrained\ngenerator"}
+"""What the control B3 is called where it is not the picture drawn from another row."""
 
 
 def png(canvas: Canvas) -> bytes:
@@ -34,14 +34,8 @@ def png(canvas: Canvas) -> bytes:
     return buffer.getvalue()
 
 
-def figures_of(
-    answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], *, rng: torch.Generator
-) -> Sequence[Figure]:
-    """Draw what a guess is best seen as; an empty list where a table says it all."""
-    return [*_tracing(answers, cases, truths), *_grids(answers, cases, truths, rng)]
-
-
-def _tracing(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
+def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
+    """Draw the ROC curves of membership answers, and their AUC against client size beside what theory predicts."""
     members: dict[tuple[str, int], list[Tensor]] = {}
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}
@@ -59,10 +53,12 @@ def _tracing(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -
             within.setdefault(key, []).append(float(auc(answer.scores[asked].numpy(), answer.scores[~asked].numpy())))
     if not members:
         return []
-    return [_roc(members, others), _law(within, theory, law)]
+    return [_roc_figure(members, others), _auc_by_size(within, theory, law)]
 
 
-def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[str, int], list[Tensor]]) -> Figure:
+def _roc_figure(
+    members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[str, int], list[Tensor]]
+) -> Figure:
     domains = sorted({domain for domain, _ in members})
     canvas = Canvas(figsize=(4.2 * len(domains), 4.0), layout="constrained")
     axes = np.atleast_1d(canvas.subplots(1, len(domains), sharey=True))
@@ -86,7 +82,7 @@ def _roc(members: Mapping[tuple[str, int], list[Tensor]], others: Mapping[tuple[
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
 
 
-def _law(
+def _auc_by_size(
     within: Mapping[tuple[str, int], list[float]],
     theory: Mapping[tuple[str, int], float],
     law: Mapping[tuple[str, int], float],
@@ -119,7 +115,8 @@ def _law(
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
 
-def _grids(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator) -> list[Figure]:
+def reconstruction_grids(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
+    """Draw reconstructions beside the true images and their controls, one grid per prior and kind of rows."""
     groups: dict[tuple[str, str], dict[str, dict[str, list[tuple[int, Reconstructions]]]]] = {}
     for answer in answers:
         images = truths[answer.case].images
@@ -142,7 +139,7 @@ def _grid(
     lines = [
         "true image",
         *(f"reconstruction\n{loss}" for loss in losses),
-        *(CONTROLS | {"B3": BLIND.get(rows, CONTROLS["B3"])}).values(),
+        *(CONTROLS | {"B3": OTHER_B3.get(rows, CONTROLS["B3"])}).values(),
     ]
     canvas = Canvas(figsize=(1.6 + 0.95 * SHOWN, 0.95 * len(lines) * len(domains) + 0.3), layout="constrained")
     axes = canvas.subplots(len(lines) * len(domains), 1, squeeze=False)

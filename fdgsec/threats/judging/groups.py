@@ -1,4 +1,4 @@
-"""Answers sorted into the populations that one row of the report speaks about, and the making of such rows."""
+"""Answers grouped by the population that one row of the report is about, and how such rows are made."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fdgsec.metrics.intervals import Interval
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
-from fdgsec.threats.attack import Answer, Answers, Case, Labels, Prediction, Presence, Proportions, Ranking, Truth
+from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.attack import Answers, Case, Truth
 
 HALVES = ("half",)
-"""Slice keys that tell the two halves of one client apart, and no population from another."""
+"""Slice keys that distinguish the two halves of one client, not one population from another."""
 
 A_co = TypeVar("A_co", bound=Answer, covariant=True)
 A = TypeVar("A", bound=Answer)
@@ -35,13 +36,18 @@ class Group:
 
     slice: Slice
     question: str
-    asked: str
+    subject: str
     entries: tuple[Entry[Answer], ...]
 
     @property
+    def kind(self) -> type[Answer]:
+        """The type of the answers."""
+        return type(self.entries[0].answer)
+
+    @property
     def name(self) -> str:
-        """What tells this group from all others; names its random stream."""
-        return f"{self.entries[0].answer.kind} {self.asked} {self.question} {sorted(self.slice.items())}"
+        """What distinguishes this group from all others; names its random stream."""
+        return f"{self.kind.kind} {self.subject} {self.question} {sorted(self.slice.items())}"
 
     def of(self, kind: type[A]) -> list[Entry[A]]:
         """The entries, which must all be of `kind`."""
@@ -52,9 +58,9 @@ class Group:
 
 
 def grouped(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Group]:
-    """Sort answers by type, question, request and merged slice, in the order in which each first appears.
+    """Sort answers by type, subject, question and merged slice, in the order in which each first appears.
 
-    Where only the question or what it asks for tells two slices apart, the slice says which (`request`, `of`). Raises
+    Where only the question or the subject distinguishes two slices, the slice names it (`request`, `of`). Raises
     ValueError for an answer about a case that does not exist, or a second one about the same case in the same slice."""
     if len(cases) != len(truths):
         raise ValueError(f"every case needs its truth; got {len(cases)} cases and {len(truths)} truths.")
@@ -63,38 +69,34 @@ def grouped(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) ->
         if not 0 <= answer.case < len(cases):
             raise ValueError(f"an answer names case {answer.case}; there are {len(cases)} (0..{len(cases) - 1}).")
         case = cases[answer.case]
-        key = (answer.kind, _asked(answer), case.question, _merged(case.slice, answer.slice))
+        key = (answer.kind, answer.subject, case.question, _merged(case.slice, answer.slice))
         found.setdefault(key, []).append((answer.case, answer))
     groups = []
-    for (_, asked, question, merged), same in found.items():
+    for (_, subject, question, merged), same in found.items():
         numbers = [number for number, _ in same]
         if len(set(numbers)) != len(numbers):
             raise ValueError(
                 f"the attack answers a case twice in slice {dict(merged)}; give each variant its own slice."
             )
         entries = tuple(Entry(answer=answer, case=cases[number], truth=truths[number]) for number, answer in same)
-        groups.append(Group(slice=dict(merged), question=question, asked=asked, entries=entries))
-    return [_told_apart(group, groups) for group in groups]
-
-
-def _asked(answer: Answer) -> str:
-    if isinstance(answer, Ranking | Labels | Proportions | Presence):
-        return answer.of
-    return answer.name if isinstance(answer, Prediction) else ""
+        groups.append(Group(slice=dict(merged), question=question, subject=subject, entries=entries))
+    return [_with_distinct_slice(group, groups) for group in groups]
 
 
 def _merged(case: Slice, answer: Slice) -> tuple[tuple[str, str | int], ...]:
     return tuple((key, value) for key, value in {**case, **answer}.items() if key not in HALVES)
 
 
-def _told_apart(group: Group, groups: Sequence[Group]) -> Group:
-    kind = group.entries[0].answer.kind
-    same = [other for other in groups if other.entries[0].answer.kind == kind and other.slice == group.slice]
+def _with_distinct_slice(group: Group, groups: Sequence[Group]) -> Group:
+    """Name question and subject in the slice where another group of the type has the same slice.
+
+    Predictions need no subject there: it is the name of their row."""
+    same = [other for other in groups if other.kind.kind == group.kind.kind and other.slice == group.slice]
     extra: dict[str, str | int] = {}
     if len({other.question for other in same}) > 1:
         extra["request"] = group.question
-    if kind != Prediction.kind and len({other.asked for other in same}) > 1:
-        extra["of"] = group.asked
+    if not issubclass(group.kind, Prediction) and len({other.subject for other in same}) > 1:
+        extra["of"] = group.subject
     return replace(group, slice={**group.slice, **extra})
 
 

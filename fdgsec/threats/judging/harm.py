@@ -11,6 +11,7 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Harm, Harmed
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
+from fdgsec.threats.judging.permutation_tests import NullRow
 
 PLAIN = Scale(chance=None, chance_kind="none", higher_is="descriptive")
 DROP = "honest_accuracy_drop"
@@ -108,3 +109,19 @@ def _mean(values: Sequence[float], most: float, rng: torch.Generator, repeats: i
     if len(values) < 2 or (same and math.isinf(most)):
         return None
     return bootstrap(values, rng=rng, repeats=repeats, bounds=(0.0, most))
+
+
+def harm_test(group: Group, permutations: int) -> NullRow | None:
+    """Compare runs with forgeries that change nothing: p is 1 where every pair is the same to the byte, else the least.
+
+    Nothing is left to chance between two such runs, so one that differs is a fault, however little it does."""
+    found = [entry.truth.harm for entry in group.of(Harmed)]
+    harms = [harm for harm in found if harm is not None]
+    if not harms or len(harms) < len(found):
+        return None
+    same = sum(harm.none for harm in harms)
+    p_value = 1.0 if same == len(harms) else 1 / (permutations + 1)
+    return NullRow(
+        name="differing_runs", value=1 - same / len(harms), p_value=p_value, n=len(harms), slice=group.slice,
+        permutations=permutations,
+    )  # fmt: skip

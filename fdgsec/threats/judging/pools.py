@@ -8,21 +8,12 @@ from fdgsec.metrics.intervals import Interval, cluster_bootstrap, wilson
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.threats.answers import Exposure, InferredSize
 from fdgsec.threats.judging.groups import Group, Scale, median_row, row, unavailable
-from fdgsec.threats.judging.palettes import measure_palettes
 
 SIZE = "n_per_client"
 """The entry of a case's slice that says how many images its client holds."""
 
 
-def measure_pool(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
-    """Judge one group of answers of fdgsec.threats.answers."""
-    answer = group.entries[0].answer
-    if isinstance(answer, Exposure):
-        return _exposure(group, rng, repeats)
-    return _size(group) if isinstance(answer, InferredSize) else measure_palettes(group, rng, repeats=repeats)
-
-
-def _exposure(group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
+def measure_exposure(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
     """Give the share of a client's images that were rightly called published, averaged over clients.
 
     Chance is what as many candidates, drawn blindly, would hit. Clients are resampled; Wilson's interval over their
@@ -56,7 +47,7 @@ def _over_clients(rates: Sequence[float], score: Interval, rng: torch.Generator,
     return Interval(low=low, high=high, method=method)
 
 
-def _size(group: Group) -> list[Measurement]:
+def measure_size(group: Group) -> list[Measurement]:
     """Give the median over clients of |inferred - true| / true; chance is the guess without the client's release."""
     entries, name = group.of(InferredSize), "relative_error"
     errors, without = [], []

@@ -13,23 +13,25 @@ from fdgsec.metrics.bootstrap import constant, unseen_bounds
 from fdgsec.metrics.intervals import Interval, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import placements
-from fdgsec.threats.attack import Presence, Proportions
+from fdgsec.threats.answers import Answer, Presence, Proportions
 from fdgsec.threats.judging.groups import Entry, Group, Scale, finite, row, unavailable
+from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores
 
 LEVEL = 0.95
 
 
-def _shares(entries: Sequence[Entry[Proportions]] | Sequence[Entry[Presence]]) -> Tensor | str:
-    """Give what each client's images are of, (clients, K) float64, or why that is not known."""
+def _true_shares(entries: Sequence[Entry[Answer]], given: Sequence[Tensor]) -> Tensor | str:
+    """Give what each client's images are of, (clients, K) float64, or why that is not known.
+
+    `given` are the answers, whose shapes must fit."""
     found: list[Tensor] = []
-    for entry in entries:
-        answer, truth = entry.answer, entry.truth
-        true = truth.proportions if answer.of == "labels" else truth.domain_shares
+    for entry, values in zip(entries, given, strict=True):
+        subject, truth = entry.answer.subject, entry.truth
+        true = truth.proportions if subject == "labels" else truth.domain_shares
         if true is None:
-            return f"nobody knows the shares of {answer.of} of {entry.case.victim} in the {entry.case.question} run"
-        given = answer.estimate if isinstance(answer, Proportions) else answer.scores
-        if given.shape != true.shape:
-            raise ValueError(f"an answer must be {tuple(true.shape)}, one number per kind; got {tuple(given.shape)}.")
+            return f"nobody knows the shares of {subject} of {entry.case.victim} in the {entry.case.question} run"
+        if values.shape != true.shape:
+            raise ValueError(f"an answer must be {tuple(true.shape)}, one number per kind; got {tuple(values.shape)}.")
         found.append(true.detach().cpu().to(torch.float64))
     return torch.stack(found)
 
@@ -40,7 +42,7 @@ def measure_proportions(group: Group, rng: torch.Generator, *, repeats: int) -> 
     The interval is that of the difference between the two, added to chance: both grow with how skewed a client is, so
     that their own intervals say little about which is smaller (paired bootstrap over clients)."""
     entries, name = group.of(Proportions), "mae"
-    true = _shares(entries)
+    true = _true_shares(entries, [entry.answer.estimate for entry in entries])
     if isinstance(true, str):
         return unavailable([name], group.slice, true, n=len(entries))
     estimate = torch.stack([entry.answer.estimate.detach().cpu().to(torch.float64) for entry in entries])
@@ -64,7 +66,7 @@ def measure_proportions(group: Group, rng: torch.Generator, *, repeats: int) -> 
 def measure_presence(group: Group) -> list[Measurement]:
     """Give the AUC of "holds any" over clients, averaged over the kinds that some of them hold and others do not."""
     entries, name = group.of(Presence), "auc"
-    true = _shares(entries)
+    true = _true_shares(entries, [entry.answer.scores for entry in entries])
     if isinstance(true, str):
         return unavailable([name], group.slice, true, n=len(entries))
     scores = torch.stack([entry.answer.scores.detach().cpu().to(torch.float64) for entry in entries])
@@ -117,23 +119,23 @@ def _area(scores: Tensor, present: Tensor) -> tuple[float, Interval]:
     return estimate, Interval(low=low, high=high, method="jackknife")
 
 
-def proportion_scores(group: Group) -> list[Tensor] | None:
+def _proportion_scores(group: Group) -> Scores | None:
     """How well each client's estimate fits every client's truth, one block (clients, clients); None where unknown."""
     entries = group.of(Proportions)
-    true = _shares(entries)
+    true = _true_shares(entries, [entry.answer.estimate for entry in entries])
     estimate = torch.stack([entry.answer.estimate.detach().cpu().to(torch.float64) for entry in entries])
     if isinstance(true, str) or finite({"estimated shares": estimate}):
         return None
     return [-(estimate.unsqueeze(1) - true.unsqueeze(0)).abs().mean(2)]
 
 
-def presence_scores(group: Group) -> list[Tensor] | None:
+def _presence_scores(group: Group) -> Scores | None:
     """What client i adds to the AUC where it holds what client j does; the mean of the diagonal is the AUC itself.
 
     Per kind the AUC is the mean placement of those who hold it among those who do not: linear in the ranks, because a
     permutation keeps how many hold it."""
     entries = group.of(Presence)
-    true = _shares(entries)
+    true = _true_shares(entries, [entry.answer.scores for entry in entries])
     scores = torch.stack([entry.answer.scores.detach().cpu().to(torch.float64) for entry in entries])
     held = None if isinstance(true, str) or bool(scores.isnan().any()) else _varying(true)
     if held is None:
@@ -146,3 +148,7 @@ def presence_scores(group: Group) -> list[Tensor] | None:
     pairs = hold * (clients - hold)
     block = (rank / pairs) @ present.to(torch.float64).T * clients / len(kinds)
     return [block - ((hold + 1) / (2 * (clients - hold))).mean()]
+
+
+PROPORTION_TEST = PermutationTest(name="mae", scores=_proportion_scores, value=lambda mean: -mean)
+PRESENCE_TEST = PermutationTest(name="auc", scores=_presence_scores)

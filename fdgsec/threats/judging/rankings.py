@@ -16,6 +16,7 @@ from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.attack import Ranking
 from fdgsec.threats.judging.groups import Entry, Group, Scale, median_row, row, unavailable
+from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 MATCHINGS = 8
 """Random orders over which an assignment is averaged, so that equal distances share their credit."""
@@ -132,3 +133,39 @@ def _matched(distances: Tensor, truth: Tensor, rng: torch.Generator) -> Tensor:
         at, to = (torch.from_numpy(np.asarray(part)) for part in cast(tuple[npt.NDArray[np.int64], ...], solved))
         credit[down[at]] += (across[to] == truth[down[at]]).to(torch.float64)
     return credit / MATCHINGS
+
+
+def _ranking_scores(group: Group) -> Scores | None:
+    entries = group.of(Ranking)
+    blocks = ranked(entries)
+    if isinstance(blocks, str):
+        return None
+    galleries: list[object] = [
+        None if entry.case.candidates is None else tuple(entry.case.candidates.ids) for entry in entries
+    ]
+    parts = exchangeable([len(block.truth) for block in blocks], galleries)
+    return [
+        _percentiles(
+            Ranked(
+                distances=torch.cat([blocks[i].distances for i in part]),
+                truth=torch.cat([blocks[i].truth for i in part]),
+            )
+        )
+        for part in parts
+    ]
+
+
+def _percentiles(block: Ranked) -> Tensor:
+    """Place, for each row, every row's true candidate: 1 first, 0 last, ties in the middle of their places."""
+    gallery = block.distances.shape[1]
+    if gallery < 2:
+        return torch.full((len(block.truth), len(block.truth)), 0.5, dtype=torch.float64)
+    ordered = block.distances.sort(1).values
+    asked = block.distances[:, block.truth].contiguous()
+    ahead = torch.searchsorted(ordered, asked)
+    last = torch.searchsorted(ordered, asked, right=True)
+    rank = (ahead + last + 1).to(torch.float64) / 2
+    return 1 - (rank - 1) / (gallery - 1)
+
+
+RANKING_TEST = PermutationTest(name="rank_percentile", scores=_ranking_scores)

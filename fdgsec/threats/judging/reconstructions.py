@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fdgsec.data.domains import shrunk
@@ -14,9 +15,9 @@ from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.attack import Reconstructions
-from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows
+from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows, squared_distances
 from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
-from fdgsec.threats.judging.unordered_images import per_answer, placed
+from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 CONTROLS = ("B0", "B1", "B2", "B3", "B4")
 DECISIVE = ("B0", "B2", "B3")
@@ -210,3 +211,60 @@ def _gain_row(
         else paired_bootstrap(gauge.sign * values, gauge.sign * theirs, rng=rng, repeats=repeats, bounds=bounds)
     )
     return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), scale)
+
+
+def placed(answer: Reconstructions, images: Tensor) -> Reconstructions:
+    """Bring pictures, and by itself each control, into the order of the true `images` (R, 3, H, W) uint8 that errs least.
+
+    Squared errors are summed over the rows. Ordered answers stay as they are. Whoever is matched gains by it, even noise:
+    hence the controls, too."""
+    if answer.ordered:
+        return answer
+    true = shrunk(images, (int(answer.images.shape[2]), int(answer.images.shape[3])))
+    return replace(
+        answer,
+        images=answer.images[_order(squared_distances(answer.images, true))],
+        controls={name: values[_order(squared_distances(values, true))] for name, values in answer.controls.items()},
+    )
+
+
+def matched_psnr(guessed: Tensor, true: Tensor) -> float:
+    """The mean PSNR of pictures (R, 3, h, w) in [0, 1] with true ones of this shape, in the best order."""
+    error = squared_distances(guessed, true).to(torch.float64) / guessed[0].numel()
+    return float(-10 * error[_order(error), torch.arange(len(true))].clamp_min(1e-10).log10().mean())
+
+
+def per_answer(values: Tensor, sizes: list[int]) -> Tensor:
+    """Average each answer's values (rows,): pictures that are matched together are no independent units."""
+    return torch.stack([part.mean() for part in values.split(sizes)])
+
+
+def _order(error: Tensor) -> Tensor:
+    """Which row of `error` (R, R) goes to each column."""
+    rows, columns = linear_sum_assignment(error.numpy(force=True))
+    found = torch.empty(len(columns), dtype=torch.int64)
+    found[torch.from_numpy(columns)] = torch.from_numpy(rows)
+    return found
+
+
+def _reconstruction_scores(group: Group) -> Scores | None:
+    entries = group.of(Reconstructions)
+    images = [entry.truth.images for entry in entries]
+    known = [picture for picture in images if picture is not None]
+    guessed = [entry.answer.images.float() for entry in entries]
+    if len(known) < len(entries) or finite({str(i): part for i, part in enumerate(guessed)}):
+        return None
+    if not entries[0].answer.ordered:  # the pictures of an answer are matched together: answers are exchanged
+        sizes = [(guess.shape[2], guess.shape[3]) for guess in guessed]
+        sets = [shrunk(true, size) for true, size in zip(known, sizes, strict=True)]
+        return [torch.tensor([[matched_psnr(guess, true) for true in sets] for guess in guessed], dtype=torch.float64)]
+    blocks = []
+    for part in exchangeable([len(guess) for guess in guessed], [None] * len(guessed)):
+        guess = torch.cat([guessed[i] for i in part])
+        true = torch.cat([shrunk(known[i], (guess.shape[2], guess.shape[3])) for i in part])
+        error = squared_distances(guess, true).to(torch.float64) / guess[0].numel()
+        blocks.append(-10 * error.clamp_min(1e-10).log10())
+    return blocks if sum(len(block) for block in blocks) else None
+
+
+RECONSTRUCTION_TEST = PermutationTest(name="psnr", scores=_reconstruction_scores)

@@ -20,7 +20,8 @@ from fdgsec.threats.attack import (
     Truth,
 )
 from fdgsec.threats.judging.controls import negative_controls, positive_control
-from fdgsec.threats.judging.judge import Judge, NullRow
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.judging.permutation_tests import NullRow
 
 CASE = Case(question="released", views=(), victim="client:1", slice={"domain": "photo"})
 NULL = NullRow(name="auc", value=0.6, p_value=0.04, n=100, permutations=999)

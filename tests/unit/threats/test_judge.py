@@ -6,8 +6,9 @@ from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.metrics.roc import tpr_at_fpr
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import Answer, Case, Labels, Membership, Prediction, Ranking, Recovered, Truth
-from fdgsec.threats.judging.groups import median_row
-from fdgsec.threats.judging.judge import Judge, Scale, present_classes
+from fdgsec.threats.judging.groups import Scale, median_row
+from fdgsec.threats.judging.judge import Judge
+from fdgsec.threats.judging.labels import present_classes
 from tests.support.judged import case, judged
 
 

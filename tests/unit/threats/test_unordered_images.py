@@ -10,7 +10,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import Case, Reconstructions, Truth
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.judging.unordered_images import matched_psnr, placed
+from fdgsec.threats.judging.reconstructions import matched_psnr, placed
 from tests.support.judged import case, judged
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.judging.cluster_strata import cluster_size_rows
+from fdgsec.threats.judging.membership import cluster_size_rows
 
 
 def rows(scores: list[Tensor], members: list[Tensor], sizes: list[Tensor]) -> dict[str, Measurement]:

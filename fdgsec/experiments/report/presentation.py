@@ -1,0 +1,142 @@
+"""How each type of answer is presented: figures for the report, and lines and pictures for who reads the guesses.
+
+The table `PRESENTATIONS` has an entry for each type that fdgsec.threats.judging.rules has a rule for. A type defined
+elsewhere may declare its own as a class attribute: `presentation: ClassVar[Presentation] = Presentation(...)`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from fdgsec.experiments.report.figures import membership_figures, reconstruction_grids
+from fdgsec.experiments.report.schema import Figure
+from fdgsec.threats.answers import (
+    Answer,
+    Exposure,
+    GeneratedSets,
+    Harmed,
+    InferredSize,
+    Labels,
+    Membership,
+    Palettes,
+    Prediction,
+    Presence,
+    Proportions,
+    Ranking,
+    Reconstructions,
+    Recovered,
+)
+from fdgsec.threats.attack import Answers, Case, Truth
+
+A = TypeVar("A", bound=Answer)
+
+BEST = 5
+"""Candidates that are listed for each row of a ranking."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What the things are called that answers number: the candidates of the case, classes and domains."""
+
+    candidates: Sequence[str]
+    classes: Sequence[str]
+    domains: Sequence[str]
+
+    def of(self, subject: str) -> Sequence[str]:
+        """The names of "labels" or of "domains"."""
+        return self.classes if subject == "labels" else self.domains
+
+
+Line = tuple[object, object, object, object]
+"""Row, place, guess and score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Presentation:
+    """How answers of one type are shown; what is None is not shown that way.
+
+    `draw` makes figures of all answers of an attack, `tell` the lines of one answer in the table of guesses, and `pictures`
+    the images (R, 3, h, w) in [0, 1] of one answer that are written as a sheet."""
+
+    draw: Callable[[Answers, Sequence[Case], Sequence[Truth]], list[Figure]] | None = None
+    tell: Callable[[Answer, Names], Iterable[Line]] | None = None
+    pictures: Callable[[Answer], Tensor] | None = None
+
+
+@runtime_checkable
+class DeclaresPresentation(Protocol):
+    """A type of answer that brings its own presentation."""
+
+    presentation: ClassVar[Presentation]
+
+
+def presentation_of(kind: type[Answer]) -> Presentation:
+    """The presentation of a type of answer: the one that it declares, else that of the table, else an empty one."""
+    if isinstance(kind, DeclaresPresentation):
+        return kind.presentation
+    return next((PRESENTATIONS[known] for known in kind.__mro__ if known in PRESENTATIONS), Presentation())
+
+
+def figures_of(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
+    """Draw the answers of one attack; an empty list where a table says it all."""
+    draws = dict.fromkeys(presentation_of(type(answer)).draw for answer in answers)
+    return [figure for draw in draws if draw is not None for figure in draw(answers, cases, truths)]
+
+
+def _told(kind: type[A], tell: Callable[[A, Names], Iterable[Line]]) -> Callable[[Answer, Names], Iterable[Line]]:
+    """Let a function of one type of answer stand in the table, where it gets no other."""
+
+    def lines(answer: Answer, names: Names) -> Iterable[Line]:
+        assert isinstance(answer, kind)
+        return tell(answer, names)
+
+    return lines
+
+
+def _ranking_lines(answer: Ranking, names: Names) -> Iterator[Line]:
+    if answer.of != "rows":
+        return
+    for row, distances in enumerate(answer.distances):
+        nearest = distances.argsort(stable=True)[:BEST]
+        for place, candidate in enumerate(nearest.tolist(), 1):
+            yield row, place, names.candidates[candidate], f"{float(distances[candidate]):.6g}"
+
+
+def _label_lines(answer: Labels, names: Names) -> Iterator[Line]:
+    for row, number in enumerate(answer.predicted.tolist()):
+        yield row, 1, names.of(answer.of)[number], ""
+
+
+def _descending(values: Tensor, names: Sequence[str]) -> Iterator[Line]:
+    for place, number in enumerate(values.argsort(descending=True, stable=True).tolist(), 1):
+        yield "", place, names[number], f"{float(values[number]):.6g}"
+
+
+def _reconstructed(answer: Answer) -> Tensor:
+    assert isinstance(answer, Reconstructions)
+    return answer.images
+
+
+PRESENTATIONS: Mapping[type[Answer], Presentation] = {
+    Ranking: Presentation(tell=_told(Ranking, _ranking_lines)),
+    Membership: Presentation(
+        draw=membership_figures,
+        tell=_told(Membership, lambda answer, names: _descending(answer.scores, names.candidates)),
+    ),
+    Labels: Presentation(tell=_told(Labels, _label_lines)),
+    Proportions: Presentation(
+        tell=_told(Proportions, lambda answer, names: _descending(answer.estimate, names.of(answer.of)))
+    ),
+    Presence: Presentation(tell=_told(Presence, lambda answer, names: _descending(answer.scores, names.of(answer.of)))),
+    Prediction: Presentation(
+        tell=_told(Prediction, lambda answer, _names: [("", "", answer.name, f"{answer.value:.6g}")])
+    ),
+    Reconstructions: Presentation(draw=reconstruction_grids, pictures=_reconstructed),
+    Recovered: Presentation(),
+    GeneratedSets: Presentation(),
+    Exposure: Presentation(),
+    InferredSize: Presentation(),
+    Palettes: Presentation(),
+    Harmed: Presentation(),
+}

@@ -1,0 +1,76 @@
+"""Labels judged: balanced accuracy over the classes that occur, and accuracy."""
+
+import torch
+from torch import Tensor
+
+from fdgsec.metrics.intervals import balanced_accuracy_interval, wilson
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.roc import accuracy, balanced_accuracy, majority_share
+from fdgsec.threats.answers import Labels
+from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
+from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
+
+
+def measure_labels(group: Group) -> list[Measurement]:
+    """Give balanced accuracy over the classes that occur, and accuracy.
+
+    A guess that does not look spreads recalls that sum to 1 at most over the K classes *present in the truth*, so blind
+    balanced accuracy is at most 1/K, not 1/classes; blind accuracy is at most the share of the commonest class."""
+    entries, names = group.of(Labels), ["balanced_accuracy", "accuracy"]
+    true, predicted = [], []
+    for entry in entries:
+        values = entry.truth.labels if entry.answer.of == "labels" else entry.truth.domains
+        if values is None:
+            reason = f"nobody knows the {entry.answer.of} of {entry.case.victim} in the {entry.case.question} run"
+            return unavailable(names, group.slice, reason, n=len(entries))
+        if values.shape != entry.answer.predicted.shape:
+            raise ValueError(
+                f"predicted must be {tuple(values.shape)}, one per row; got {tuple(entry.answer.predicted.shape)}."
+            )
+        true.append(values.cpu())
+        predicted.append(entry.answer.predicted.detach().cpu())
+    truth, guess = torch.cat(true), torch.cat(predicted)
+    n, share = len(truth), majority_share(truth)
+    right = accuracy(truth, guess)
+    plain = row("accuracy", group.slice, right, wilson(right * n, n), n, Scale(chance=share))
+    relabeled, guess, classes = present_classes(truth, guess)
+    if classes < 2:
+        return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]
+    balanced = balanced_accuracy(relabeled, guess, classes=classes)
+    interval = balanced_accuracy_interval(relabeled, guess, classes=classes)
+    return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
+
+
+def present_classes(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Renumber labels to the K classes present in `true`; a prediction of an absent class stays wrong."""
+    present: Tensor
+    renumbered: Tensor
+    present, renumbered = torch.unique(true, return_inverse=True)
+    place = torch.searchsorted(present, predicted).clamp(max=len(present) - 1)
+    wrong = (renumbered + 1) % len(present)
+    return renumbered, torch.where(present[place] == predicted, place, wrong), len(present)
+
+
+def _label_scores(group: Group) -> Scores | None:
+    true, predicted = [], []
+    for entry in group.of(Labels):
+        values = entry.truth.labels if entry.answer.of == "labels" else entry.truth.domains
+        if values is None:
+            return None
+        true.append(values.cpu())
+        predicted.append(entry.answer.predicted.detach().cpu())
+    present: Tensor
+    counts: Tensor
+    present, counts = torch.unique(torch.cat(true), return_counts=True)
+    n = sum(len(values) for values in true)
+    across = group.of(Labels)[0].answer.of == "domains"  # within a case the domain is the same and nothing would move
+    parts = [list(range(len(true)))] if across else exchangeable([len(values) for values in true], [None] * len(true))
+    blocks = []
+    for part in parts:
+        own, guess = torch.cat([true[i] for i in part]), torch.cat([predicted[i] for i in part])
+        worth = n / (len(present) * counts[torch.searchsorted(present, own)].to(torch.float64))
+        blocks.append((guess.unsqueeze(1) == own).to(torch.float64) * worth)
+    return blocks
+
+
+LABEL_TEST = PermutationTest(name="balanced_accuracy", scores=_label_scores)
