@@ -25,7 +25,7 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.evaluation import accuracy_document
-from fdgsec.experiments.setup.run_federation import federate
+from fdgsec.experiments.setup.run_federation import RunRequest, federate
 from fdgsec.experiments.setup.world import load_world, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.run_folder import environment
@@ -119,7 +119,8 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     clients, validation = split_sources(world, config)
     method = method_of(cell, protocol)
     method.check(len(clients))
-    trained = federate(method, clients, model_of(config, method, len(world.dataset.class_names)), config, NoProgress())
+    model = model_of(config, method, len(world.dataset.class_names))
+    trained = federate(RunRequest(method=method, members=clients, model=model, config=config))
     accuracy = accuracy_document(trained.final, test, validation)
     sources = cast(dict[str, dict[str, float]], accuracy["per_domain"])
     seen = sum(found["n"] for found in sources.values())

@@ -20,7 +20,7 @@ import torch
 from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
+from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import StyleBank
@@ -42,24 +42,27 @@ def settings(method: str, clients: int, given: argparse.Namespace) -> RunConfig:
     return resolve_settings(chosen, preset=None, assignments=given.set or (), defaults={"method": method})
 
 
-def conducted(config: RunConfig, federation: Federation) -> tuple[Trained, float]:
+def conducted(config: RunConfig, federation: Federation) -> tuple[FederationRun, float]:
     """Run a federation; gives what came of it and its seconds."""
     method = method_of(config)
     world = load_world(config, data_root=None, progress=NoProgress())
     clients, _ = split_sources(world, config)
     model = model_of(config, method, len(world.dataset.class_names))
     started = time.monotonic()
-    trained = federation(method, clients, model, config, NoProgress(), defense_stack=defense_stack_of(config, method))
+    request = RunRequest(
+        method=method, members=clients, model=model, config=config, defense_stack=defense_stack_of(config, method)
+    )
+    trained = federation(request)
     return trained, time.monotonic() - started
 
 
-def bank_of(trained: Trained) -> str:
+def bank_of(trained: FederationRun) -> str:
     """The hash of the style bank that clients received, empty where the method has none."""
     banks = [row.sha256 for row in trained.transcript.rows if row.kind == StyleBank.kind]
     return banks[0] if banks else ""
 
 
-def row_of(method: str, engine: str, trained: Trained, seconds: float, local: Trained) -> dict[str, Any]:
+def row_of(method: str, engine: str, trained: FederationRun, seconds: float, local: FederationRun) -> dict[str, Any]:
     """One line of the table."""
     stages = [] if trained.federation is None else list(trained.federation["stages"])
     later = [stage["seconds"] for stage in stages if stage["round"] > 0]

@@ -14,7 +14,7 @@ from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document, adapted_document
-from fdgsec.experiments.setup.run_federation import Federation, Trained, federate
+from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.world import (
     World,
     artifact_rows,
@@ -124,7 +124,9 @@ def train(
     defense_stack = defense_stack_of(config, method)
     model = model_of(config, method, len(world.dataset.class_names))
     adaptation = _adaptation(config, model)
-    trained = federation(method, clients, model, config, progress, defense_stack=defense_stack)
+    trained = federation(RunRequest(
+        method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
+    ))  # fmt: skip
     accuracy: dict[str, object] | None = None
     if config.rounds:
         measured = accuracy_document(trained.final, unseen, validation, second=world.second())
@@ -140,7 +142,11 @@ def train(
 
 
 def report_of(
-    trained: Trained, config: RunConfig, dataset: dict[str, object], accuracy: dict[str, object] | None, started: float
+    trained: FederationRun,
+    config: RunConfig,
+    dataset: dict[str, object],
+    accuracy: dict[str, object] | None,
+    started: float,
 ) -> AttackReport:
     """What a training run reports: nothing attacked, everything that it sent; `started` is when, on the monotonic clock."""
     artifacts, traffic = artifact_rows(trained.transcript.rows)
@@ -153,7 +159,7 @@ def report_of(
     )  # fmt: skip
 
 
-def write_run(report: AttackReport, trained: Trained, config: RunConfig, out: Path) -> None:
+def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, out: Path) -> None:
     """Write a training run's folder: report, settings, model, curve, transcript, and how a federation elsewhere went."""
     with new_folder(out) as draft:
         (draft / "report.json").write_text(report.json())

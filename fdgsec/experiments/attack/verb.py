@@ -15,8 +15,7 @@ from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document
-from fdgsec.experiments.setup.guarantees import guarantee_documents
-from fdgsec.experiments.setup.run_federation import Federation, Observed, federate, observe
+from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate, observe
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import (
     World,
@@ -99,7 +98,10 @@ def attack(
     )
     if federation is not None:
         progress.update("federation", 0, 1)
-        elsewhere = federation(method, clients, model, config, progress, defense_stack=defense_stack)
+        request = RunRequest(
+            method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
+        )
+        elsewhere = federation(request)
         observed = replace(observed, transcript=_same(elsewhere.transcript, observed.transcript))
     if model is not None and config.rounds and isinstance(method, SharesDistributions):
         model = last_sent(observed.transcript, model)
@@ -194,27 +196,27 @@ def _target_run(
     *,
     fresh: bool,
     progress: Progressive,
-) -> tuple[Observed, _Facts, bool]:
+) -> tuple[FederationRun, _Facts, bool]:
     decisive = replace(config, attacks=(), attack_options={}, adversary="server")
     weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
-    data = {client.name: client.data for client in clients}
     if folder.exists() and not fresh:
         transcript, states, stored = load_run(folder)
-        return Observed(transcript=transcript, states=states, clients=data), _Facts.of(stored), True
+        return FederationRun(transcript=transcript, states=states), _Facts.of(stored), True
     accuracy = None
     if config.rounds and model is not None:
-        trained = federate(method, clients, model, config, progress, defense_stack=defense_stack)
-        accuracy = {**accuracy_document(trained.final, world.unseen(), {}), "round": trained.kept_round}
-        observed = Observed(transcript=trained.transcript, states=trained.states, clients=data)
-        guarantees = trained.guarantees
+        observed = federate(RunRequest(
+            method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
+        ))  # fmt: skip
+        accuracy = {**accuracy_document(observed.final, world.unseen(), {}), "round": observed.kept_round}
     else:
-        observed = observe(method, clients, seed=config.seed, name="run", model=model, defense_stack=defense_stack)
-        guarantees = guarantee_documents(observed.ledger, defense_stack, method, delta=config.delta)
+        observed = observe(
+            method, clients, seed=config.seed, name="run", model=model, defense_stack=defense_stack, delta=config.delta
+        )
     kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
-    facts = _Facts(accuracy=accuracy, guarantees=guarantees)
-    save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": guarantees})
+    facts = _Facts(accuracy=accuracy, guarantees=observed.guarantees)
+    save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": observed.guarantees})
     return observed, facts, False
 
 

@@ -14,7 +14,7 @@ from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignmen
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import Observed
+from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.world import artifact_rows, method_of, options_of
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.method import SharesDistributions
@@ -153,10 +153,7 @@ def _attack_setting(
         model = last_sent(record.transcript, model)
     style_view = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
     found = remade(recorded, defense_stack)
-    observed = Observed(
-        transcript=record.transcript, states=found.states,
-        clients={client.name: client.data for client in recorded.clients},
-    )  # fmt: skip
+    observed = FederationRun(transcript=record.transcript, states=found.states)
     attack_context = attack_context_of(
         config,
         recorded.world,

@@ -17,7 +17,7 @@ from fdgsec.data.catalog import load_dataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import conduct
+from fdgsec.experiments.setup.run_federation import RoundSettings, run_rounds
 from fdgsec.experiments.setup.world import (
     attacked_clients,
     blueprint_of,
@@ -86,8 +86,8 @@ def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
         grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(), timeout=job.timeout,
         on_stage=lambda stage: _staged(status, stage),
     )  # fmt: skip
-    trained = conduct(
-        method, engine, model_of(config, method, classes) if needed else None, config, NoProgress(), defense_stack=defense_stack,
+    trained = run_rounds(
+        method, engine, model_of(config, method, classes) if needed else None, RoundSettings.of(config), defense_stack=defense_stack,
         quorum=job.quorum, checked=True, on_failure=lambda failure: status.add("failures", asdict(failure)),
     )  # fmt: skip
     save_trained(trained, folder / RUN)

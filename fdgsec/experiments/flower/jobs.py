@@ -6,19 +6,17 @@ leaves the run in `run/`. Flower's own exit code is 0 even where the server app 
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from fdgsec.experiments.config import RunConfig, build
-from fdgsec.experiments.setup.run_federation import Trained
+from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest
 from fdgsec.experiments.setup.world import blueprint_of
 from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
-from fdgsec.federation.client_step import UNDEFENDED
-from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.method import Blueprint, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.files import write_atomic
@@ -111,7 +109,7 @@ class Status:
         self.note(**{name: [*self.document[name], dict(entry)]})
 
 
-def save_trained(trained: Trained, folder: Path) -> None:
+def save_trained(trained: FederationRun, folder: Path) -> None:
     """Leave a finished run in `folder`: model, curve, facts, and the transcript last."""
     folder.mkdir(parents=True, exist_ok=True)
     if trained.model is not None:
@@ -125,7 +123,7 @@ def save_trained(trained: Trained, folder: Path) -> None:
     trained.transcript.save(folder)
 
 
-def load_trained(folder: Path, blueprint: Blueprint) -> Trained:
+def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
     """Read a run that `save_trained` left; `blueprint` says how to build its network. Raises ArtifactError or DataError."""
     try:
         facts, curve = json.loads((folder / FACTS).read_text()), json.loads((folder / CURVE).read_text())
@@ -139,7 +137,7 @@ def load_trained(folder: Path, blueprint: Blueprint) -> Trained:
         model = GlobalModel(
             blueprint=blueprint, state=ModelState(state={name: state.state[name] for name in facts["order"]})
         )
-    return Trained(
+    return FederationRun(
         model=model, transcript=Transcript.load(folder), curve=curve, kept_round=int(facts["kept_round"]),
         guarantees=facts["guarantees"],
     )  # fmt: skip
@@ -162,20 +160,11 @@ class FlowerFederation:
     wait: float = 300.0
     deployed: bool = True
 
-    def __call__(
-        self,
-        method: Method,
-        members: Sequence[Client],
-        model: GlobalModel | None,
-        config: RunConfig,
-        progress: Progressive,
-        *,
-        defense_stack: DefenseStack = UNDEFENDED,
-    ) -> Trained:
+    def __call__(self, request: RunRequest) -> FederationRun:
         """Run the job in a folder of its own, and give what it left. Raises JobFailedError."""
-        return self.run(method, config, clients=len(members), progress=progress)
+        return self.run(request.method, request.config, clients=len(request.members), progress=request.progress)
 
-    def run(self, method: Method, config: RunConfig, *, clients: int, progress: Progressive) -> Trained:
+    def run(self, method: Method, config: RunConfig, *, clients: int, progress: Progressive) -> FederationRun:
         """Run `config` among `clients` clients, wherever their images are. Raises JobFailedError."""
         job = Job(
             config=config, purpose=self.purpose, clients=clients, quorum=self.quorum, timeout=self.timeout, wait=self.wait,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.lab.laboratory import Laboratory
-from fdgsec.experiments.setup.run_federation import Observed
+from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import World, model_of
 from fdgsec.federation.defense import DefenseStack
@@ -45,7 +45,7 @@ def attack_context_of(
     roles: Roles,
     method: Method,
     clients: Sequence[Client],
-    observed: Observed,
+    observed: FederationRun,
     model: GlobalModel | None,
     style_view: StyleView,
     defense_stack: DefenseStack,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
-from fdgsec.experiments.setup.run_federation import Observed, observe
+from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.experiments.setup.world import with_validation
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
@@ -50,7 +50,7 @@ class Simulator:
     style_size: int | None = None
     defense_stack: DefenseStack = UNDEFENDED
     guards: Sequence[Guard] = ()
-    run: Observed | None = None
+    run: FederationRun | None = None
     model: GlobalModel | None = None
     released_statistic: ReleasedStatistic = field(default_factory=PooledStyles)
     rounds: int = 0
@@ -63,7 +63,7 @@ class Simulator:
 
     def exchange(
         self, data: Sequence[DomainDataset], *, name: str, method: Method | None = None, turn: int = 0
-    ) -> Observed:
+    ) -> FederationRun:
         """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
         takes part as "client:0" with its own images. Another `turn` is another round: new coins, same clients."""
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
@@ -87,7 +87,7 @@ class Simulator:
         method = self.method.fitting(len(members))
         if rounds and method.reviews != "none":
             members = [with_validation(client, seed=seed) for client in members]
-        coins = self.seed if rounds and SERVER in self.adversary.parties else None
+        server_seed = self.seed if rounds and SERVER in self.adversary.parties else None
         observed = observe(
             method,
             members,
@@ -95,7 +95,7 @@ class Simulator:
             name="simulated",
             model=self.model,
             rounds=rounds,
-            coins=coins,
+            server_seed=server_seed,
             defense_stack=self.defense_stack,
         )
         return self._undone(View(messages=tuple(observed.transcript.messages())))
@@ -175,7 +175,7 @@ class Simulator:
             domain=case.domain if "victim domains" in knows else None,
         )
 
-    def view(self, observed: Observed) -> View:
+    def view(self, observed: FederationRun) -> View:
         """What the adversary saw of a run, without what is public of the defenses and can be undone."""
         return self._undone(self.adversary.view(observed.transcript))
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.config import Keep, RunConfig
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack
@@ -16,23 +15,34 @@ from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Client, Engine, GlobalModel, Method, State
 from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Guard, Message, Transcript, Upload, Wire, keeps_artifacts
-from fdgsec.privacy.ledger import Ledger
-from fdgsec.runtime.progress import Progressive, warn
+from fdgsec.runtime.progress import NoProgress, Progressive, warn
 from fdgsec.runtime.random_streams import stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trained:
-    """A finished run: the model kept, where it came from, everything that crossed the wire, and what the run promises.
+class RunRequest:
+    """A federation that is to be run as `config` says: its method and clients, the first model, and their defenses."""
 
-    `states` is what clients remember where they are of this process, else empty; `federation` is how an engine elsewhere
-    says it went: clients, stages, failures."""
-
+    method: Method
+    members: Sequence[Client]
     model: GlobalModel | None
+    config: RunConfig
+    defense_stack: DefenseStack = UNDEFENDED
+    progress: Progressive = field(default_factory=NoProgress)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederationRun:
+    """A finished run: everything that crossed the wire, the model that is kept, and what the defenses guarantee.
+
+    `states` is what clients remember where they run in this process, else empty; `federation` is how an engine elsewhere
+    reports the run: clients, stages, failures. Runs without training keep no round (-1)."""
+
     transcript: Transcript
-    curve: Sequence[Mapping[str, float]]
-    kept_round: int
     states: Mapping[str, State] = field(default_factory=dict)
+    model: GlobalModel | None = None
+    curve: Sequence[Mapping[str, float]] = ()
+    kept_round: int = -1
     guarantees: Sequence[Mapping[str, object]] = ()
     federation: Mapping[str, Any] | None = None
 
@@ -44,26 +54,13 @@ class Trained:
         return self.model
 
 
-class Federation(Protocol):
-    """Something that can run a federation: this process, or an engine that reaches the clients elsewhere."""
-
-    def __call__(
-        self,
-        method: Method,
-        members: Sequence[Client],
-        model: GlobalModel | None,
-        config: RunConfig,
-        progress: Progressive,
-        *,
-        defense_stack: DefenseStack = UNDEFENDED,
-    ) -> Trained:
-        """Run `config.rounds` rounds among `members`, each behind `shield`, from `model`."""
-        ...
+Federation = Callable[[RunRequest], FederationRun]
+"""Something that can run a federation: this process (`federate`), or an engine that reaches the clients elsewhere."""
 
 
 @dataclass(eq=False)
 class _Keeper:
-    """Watches rounds, and keeps the model of the best source-validation accuracy, the last where nobody measures it."""
+    """Keeps the model of the best source-validation accuracy, or the last model where that is not measured."""
 
     progress: Progressive
     model: GlobalModel | None = None
@@ -86,93 +83,102 @@ class _Keeper:
         self.progress.update("rounds", report.round + 1, report.rounds)
 
 
-def conduct(
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """How rounds are run: from which seed, how many, with which share of the clients, and what the transcript keeps.
+
+    `name` distinguishes the random streams of a simulated run from those of the run itself (""). The server draws from
+    `server_seed` where it is given. Guarantees are stated at `delta`; None states none."""
+
+    seed: int
+    rounds: int = 0
+    participation: float = 1.0
+    keep: Keep = "artifacts"
+    name: str = ""
+    server_seed: int | None = None
+    delta: float | None = None
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "RoundSettings":
+        """The settings of a run itself."""
+        return cls(
+            seed=config.seed, rounds=config.rounds, participation=config.participation, keep=config.keep,
+            delta=config.delta,
+        )  # fmt: skip
+
+    def secret(self, upload: Upload, number: int) -> torch.Generator:
+        """The random stream of policy `number` for one upload."""
+        run = (self.name,) if self.name else ()
+        return stream(
+            self.seed, "secret", "policy", *run, upload.round, upload.stage, upload.sender, upload.receiver, number
+        )
+
+    def keeps(self, message: Message) -> bool:
+        """Whether the transcript keeps a payload: artifacts always, models of the last round or of all on request."""
+        if self.keep == "artifacts":
+            return keeps_artifacts(message)
+        return self.keep == "models=all" or message.round == self.rounds - 1 or keeps_artifacts(message)
+
+
+def run_rounds(
     method: Method,
     engine: Engine,
     model: GlobalModel | None,
-    config: RunConfig,
-    progress: Progressive,
+    settings: RoundSettings,
     *,
     defense_stack: DefenseStack = UNDEFENDED,
+    guards: Sequence[Guard] = (),
     states: Mapping[str, State] | None = None,
     quorum: float = 1.0,
     checked: bool = False,
     on_failure: Callable[[Failure], None] | None = None,
-) -> Trained:
-    """Run `config.rounds` rounds on `engine`; the server's guards, policies and filters are those of `shield`.
+    progress: Progressive | None = None,
+) -> FederationRun:
+    """Run the rounds of `method` on `engine`, from `model`; the server applies the policies and filters of `defense_stack`.
 
-    `states` is where the engine's clients keep what they remember, if that is at hand. Where at least the share `quorum` of
-    the clients asked answer a step validly, the others are left out, and `on_failure` is told. `checked` has every reply
-    checked before it is used, as with a quorum below 1. Raises UsageError where a defense needs every client."""
+    Its guards come after `guards`. `states` is where the engine's clients keep what they remember, if that is at hand. Where
+    at least the share `quorum` of the clients asked answer a step validly, the others are left out, and `on_failure` is
+    called. With `checked` every reply is checked before it is used, as with a quorum below 1. Raises UsageError where a
+    defense needs every client."""
     defense_stack.check_quorum(quorum)
     wire = Wire(
-        secret=lambda upload, number: _secret(config.seed, upload, number),
-        keep=lambda message: _kept(message, config),
-        guards=defense_stack.guards,
+        secret=settings.secret,
+        keep=settings.keeps,
+        guards=(*guards, *defense_stack.guards),
         policies=defense_stack.policies,
         filters=defense_stack.filters,
     )
-    keeper = _Keeper(progress=progress)
+    keeper = _Keeper(progress=progress or NoProgress())
     RoundLoop(
-        method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds,
-        participation=config.participation, on_round=keeper, quorum=quorum, checked=checked,
-        on_failure=on_failure,
+        method=method, engine=engine, wire=wire,
+        seed=settings.seed if settings.server_seed is None else settings.server_seed, rounds=settings.rounds,
+        participation=settings.participation, on_round=keeper, quorum=quorum, checked=checked, on_failure=on_failure,
     ).run(model)  # fmt: skip
-    return Trained(
-        model=keeper.model or model, transcript=wire.transcript, states=states or {}, curve=keeper.curve,
-        kept_round=keeper.round, guarantees=guarantee_documents(wire.ledger, defense_stack, method, delta=config.delta),
+    guarantees: Sequence[Mapping[str, object]] = ()
+    if settings.delta is not None:
+        guarantees = guarantee_documents(wire.ledger, defense_stack, method, delta=settings.delta)
+    return FederationRun(
+        transcript=wire.transcript, states=states or {}, model=keeper.model or model, curve=keeper.curve,
+        kept_round=keeper.round, guarantees=guarantees,
     )  # fmt: skip
 
 
-def federate(
-    method: Method,
-    members: Sequence[Client],
-    model: GlobalModel | None,
-    config: RunConfig,
-    progress: Progressive,
-    *,
-    defense_stack: DefenseStack = UNDEFENDED,
-    quorum: float = 1.0,
-) -> Trained:
+def federate(request: RunRequest, *, quorum: float = 1.0) -> FederationRun:
     """Run the rounds in this process; with a `quorum` below 1 clients that fail are left out, and named on stderr."""
     states = MemoryStates()
     engine = LocalEngine(
-        members=members,
-        method=method,
-        seed=config.seed,
-        states=states,
-        defense_stack=defense_stack,
-        tolerant=quorum < 1,
-    )
-    return conduct(
-        method, engine, model, config, progress, defense_stack=defense_stack, states=states.states, quorum=quorum, on_failure=named,
+        members=request.members, method=request.method, seed=request.config.seed, states=states,
+        defense_stack=request.defense_stack, tolerant=quorum < 1,
+    )  # fmt: skip
+    return run_rounds(
+        request.method, engine, request.model, RoundSettings.of(request.config), defense_stack=request.defense_stack,
+        states=states.states, quorum=quorum, on_failure=_warn_of_failure, progress=request.progress,
     )  # fmt: skip
 
 
-def named(failure: Failure) -> None:
+def _warn_of_failure(failure: Failure) -> None:
     """Say on stderr which client failed when, and why."""
     warn(f"round {failure.round}: {failure.client} failed in {failure.step}: {failure.reason}")
-
-
-def _secret(seed: int, upload: Upload, number: int) -> torch.Generator:
-    return stream(seed, "secret", "policy", upload.round, upload.stage, upload.sender, upload.receiver, number)
-
-
-def _kept(message: Message, config: RunConfig) -> bool:
-    """Whether the transcript keeps a payload: artifacts always, models of the last round or of all where they are asked for."""
-    if config.keep == "artifacts":
-        return keeps_artifacts(message)
-    return config.keep == "models=all" or message.round == config.rounds - 1 or keeps_artifacts(message)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Observed:
-    """One run: what crossed the wire, and (for the judge) what each client remembers and which images it holds."""
-
-    transcript: Transcript
-    states: Mapping[str, State]
-    clients: Mapping[str, DomainDataset]
-    ledger: Ledger = field(default_factory=Ledger)
 
 
 def observe(
@@ -185,30 +191,18 @@ def observe(
     defense_stack: DefenseStack = UNDEFENDED,
     guards: Sequence[Guard] = (),
     rounds: int = 0,
-    coins: int | None = None,
-) -> Observed:
-    """Exchange artifacts among `members`, without training unless `rounds` are given, and write down everything.
+    server_seed: int | None = None,
+    delta: float | None = None,
+) -> FederationRun:
+    """Simulate an exchange of artifacts among `members` in this process, with training only where `rounds` are given.
 
-    Models of the last round are written down where they were trained here. `model` is what methods need that share under
-    the current model (StableFDG), and what training starts from. `coins` are the server's own draws, where they are not
-    those of `seed`."""
+    The transcript also keeps the models of the last round. `model` is what methods need that share under the current
+    model (StableFDG), and what training starts from. For `name`, `server_seed` and `delta` see `RoundSettings`."""
     states = MemoryStates()
-    wire = Wire(
-        secret=lambda message, number: stream(
-            seed, "secret", "policy", name, message.round, message.stage, message.sender, message.receiver, number
-        ),
-        guards=(*guards, *defense_stack.guards),
-        policies=defense_stack.policies,
-        filters=defense_stack.filters,
-        keep=lambda message: keeps_artifacts(message) or (rounds > 0 and message.round == rounds - 1),
-    )
-    worn = replace(defense_stack, seed=seed, name=name)
-    engine = LocalEngine(members=members, method=method, seed=seed, states=states, defense_stack=worn)
-    drawn = seed if coins is None else coins
-    RoundLoop(method=method, engine=engine, wire=wire, seed=drawn, rounds=rounds).run(model)
-    return Observed(
-        transcript=wire.transcript,
-        states=states.states,
-        clients={client.name: client.data for client in members},
-        ledger=wire.ledger,
-    )
+    renamed = replace(defense_stack, seed=seed, name=name)
+    engine = LocalEngine(members=members, method=method, seed=seed, states=states, defense_stack=renamed)
+    settings = RoundSettings(
+        seed=seed, rounds=rounds, keep="models=last" if rounds else "artifacts", name=name, server_seed=server_seed,
+        delta=delta,
+    )  # fmt: skip
+    return run_rounds(method, engine, model, settings, defense_stack=defense_stack, guards=guards, states=states.states)

@@ -9,7 +9,7 @@ import torch
 from fdgsec.data.domains import join
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.experiments.config import build
-from fdgsec.experiments.setup.run_federation import Observed, observe
+from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.federation.artifacts import (
     Amplitudes,
     Artifact,
@@ -64,11 +64,11 @@ def clients() -> list[Client]:
 
 
 @pytest.fixture(scope="module")
-def exchanged(clients: list[Client]) -> Observed:
+def exchanged(clients: list[Client]) -> FederationRun:
     return observe(CCST(k=4), clients, seed=0, name="run", defense_stack=WORN)
 
 
-def test_the_sum_of_overall_styles_is_the_overall_style_of_all_images(clients: list[Client], exchanged: Observed):
+def test_the_sum_of_overall_styles_is_the_overall_style_of_all_images(clients: list[Client], exchanged: FederationRun):
     together = Client(name="client:0", data=join([client.data for client in clients]))
     oracle = next(m.artifact for m in observe(CCST(k=1), [together], seed=0, name="run").transcript.messages())
 
@@ -80,7 +80,7 @@ def test_the_sum_of_overall_styles_is_the_overall_style_of_all_images(clients: l
     torch.testing.assert_close(found.std, oracle.std, atol=1e-4, rtol=1e-5)
 
 
-def test_one_global_style_goes_to_everybody_and_is_nobodys(exchanged: Observed):
+def test_one_global_style_goes_to_everybody_and_is_nobodys(exchanged: FederationRun):
     banks = [m for m in exchanged.transcript.messages() if m.sender == "server"]
 
     assert [m.receiver for m in banks] == ["client:0", "client:1", "client:2", "client:3"]
@@ -90,7 +90,7 @@ def test_one_global_style_goes_to_everybody_and_is_nobodys(exchanged: Observed):
 
 
 @pytest.mark.parametrize("adversary", ["server", "client", "outsider"])
-def test_no_adversary_sees_a_clients_own_style(exchanged: Observed, adversary: str):
+def test_no_adversary_sees_a_clients_own_style(exchanged: FederationRun, adversary: str):
     view = ADVERSARIES[adversary].view(exchanged.transcript)
 
     assert view.messages

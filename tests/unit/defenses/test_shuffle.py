@@ -5,7 +5,7 @@ import torch
 
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.experiments.config import build
-from fdgsec.experiments.setup.run_federation import Observed, observe
+from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState, Scores, StyleBank
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import NUMBERS, Client, Method
@@ -28,7 +28,7 @@ def method_named(name: str) -> Method:
     return made.fitting(CLIENTS)
 
 
-def sent_up(observed: Observed) -> list[tuple[str, Artifact]]:
+def sent_up(observed: FederationRun) -> list[tuple[str, Artifact]]:
     return [(m.sender, m.artifact) for m in observed.transcript.messages() if m.receiver == "server"]
 
 

@@ -15,7 +15,7 @@ from fdgsec.experiments.attack_run.truth import RecordedQuestions, Remade, remad
 from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import Observed
+from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution
 from fdgsec.federation.method import SHARED_ROWS
 from fdgsec.nn.styles.image_styles import statistics
@@ -50,10 +50,7 @@ def found(made: Recorded) -> Remade:
 
 def questions(made: Recorded) -> RecordedQuestions:
     again = found(made)
-    observed = Observed(
-        transcript=made.record.transcript, states=again.states,
-        clients={client.name: client.data for client in made.clients},
-    )  # fmt: skip
+    observed = FederationRun(transcript=made.record.transcript, states=again.states)
     laboratory = Laboratory(
         method=made.method, roles=made.roles, sources=made.world.sources, clients=made.clients,
         adversary=ADVERSARIES["server"], encoder="pixels", seed=0, run=observed, model=made.model,

@@ -14,7 +14,7 @@ from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import Trained, federate
+from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
@@ -33,7 +33,7 @@ def settings(method: str, **given: object) -> RunConfig:
 
 def on_paper(
     config: RunConfig, folder: Path, *, fault: Fault | None = None, **options: object
-) -> tuple[Trained, PaperGrid]:
+) -> tuple[FederationRun, PaperGrid]:
     method = method_of(config)
     clients, _ = split_sources(load_world(config, data_root=None, progress=NoProgress()), config)
     grid = PaperGrid.of(folder / "nodes", len(clients), fault=fault)
@@ -51,15 +51,16 @@ def on_paper(
         status.note(status="done", exit_code=0)
 
     federation = FlowerFederation(runner=runner, **{"deployed": False, "wait": 1.0, **options})  # type: ignore[arg-type]
-    return federation(method, clients, None, config, NoProgress()), grid
+    return federation(RunRequest(method=method, members=clients, model=None, config=config)), grid
 
 
-def in_process(config: RunConfig) -> Trained:
+def in_process(config: RunConfig) -> FederationRun:
     method = method_of(config)
     world = load_world(config, data_root=None, progress=NoProgress())
     clients, _ = split_sources(world, config)
     model = model_of(config, method, len(world.dataset.class_names))
-    return federate(method, clients, model, config, NoProgress(), defense_stack=defense_stack_of(config, method))
+    stack = defense_stack_of(config, method)
+    return federate(RunRequest(method=method, members=clients, model=model, config=config, defense_stack=stack))
 
 
 @pytest.mark.parametrize("name", ["ccst", "fisc", "stablefdg", "feddag", "fedalign", "feddg-ga", "fedbn", "fpl"])
