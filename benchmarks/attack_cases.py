@@ -24,8 +24,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
 from fdgsec.federation.wire import SERVER
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Answers, Attack, Case, Knowledge, QuestionKind
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Answers, Attack, Case, QuestionKind
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 CLASSES, DOMAINS = 7, 3

@@ -25,7 +25,9 @@ from fdgsec.federation.artifacts import Amplitudes, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Labels
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 FOLDS = 5
 

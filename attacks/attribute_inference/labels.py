@@ -24,7 +24,9 @@ from fdgsec.attacks.statistics.defense_noise import noisy_rows
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Answers, Case, Knowledge, Labels, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Labels
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 Features = Literal["std", "log std"]
 SMALLEST_STD = 1e-6  # an undefended std has an eps inside its root, 1e-3 or more; rounding may leave 0

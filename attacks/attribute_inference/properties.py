@@ -25,18 +25,9 @@ from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    PositiveControl,
-    Presence,
-    Proportions,
-    Question,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Answer, Presence, Proportions
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 Kinds = Literal["labels", "domains"]
 STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})

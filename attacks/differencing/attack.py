@@ -25,17 +25,9 @@ from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    PositiveControl,
-    Question,
-    Ranking,
-    Recovered,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Ranking, Recovered
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 ROUNDING = 1e-4
 """Relative error of an estimate of t from float32 rounding, multiplied by n; a defense's noise is not included."""

@@ -37,18 +37,9 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    Labels,
-    Membership,
-    PositiveControl,
-    Prediction,
-    Question,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Labels, Membership, Prediction
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 CANDIDATES = {"quick": 100, "full": 250}

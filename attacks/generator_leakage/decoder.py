@@ -18,7 +18,7 @@ from fdgsec.attacks.generator_leakage.response import TINY, Training, perturbati
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.answers import Reconstructions
 
 WIDTH, STEPS, BATCH, RATE = 24, 200, 16, 4e-3
 WINDOW, LEFT_OUT = 16, 32

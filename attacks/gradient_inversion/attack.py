@@ -38,19 +38,8 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Labels,
-    PositiveControl,
-    Prediction,
-    Proportions,
-    Question,
-    Ranking,
-    Reconstructions,
-    TargetFacts,
-)
+from fdgsec.threats.answers import Answer, Labels, Prediction, Proportions, Ranking, Reconstructions
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 VARIATIONS = (0.05, 0.3, 1.0)

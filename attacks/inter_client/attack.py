@@ -21,7 +21,9 @@ from fdgsec.attacks.inter_client.curious_client import CuriousClient, drawing
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Answer, Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 
 @dataclass(frozen=True, kw_only=True)

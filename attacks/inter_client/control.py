@@ -10,8 +10,8 @@ from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Truth
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 
 
 def planted_clients(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:

@@ -20,7 +20,9 @@ from fdgsec.nn.styles.encoders import StyleEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, style_transfer
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import derangement, stream
-from fdgsec.threats.attack import Answer, Case, GeneratedSets, Knowledge, Labels, Ranking, Reconstructions
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, GeneratedSets, Labels, Ranking, Reconstructions
+from fdgsec.threats.attack import Case
 
 ROWS = ("released", "as_if_released")
 FEW_ROWS = 30  # minimum received rows whose own mean and spread beat those of another domain's images

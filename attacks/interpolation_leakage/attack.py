@@ -27,18 +27,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    Membership,
-    PositiveControl,
-    Prediction,
-    Question,
-    Ranking,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Membership, Prediction, Ranking
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 SCHEMES = ("iid", "dirichlet", "same images")
 UNIT = "sd between clients"

@@ -40,17 +40,9 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    PositiveControl,
-    Prediction,
-    Question,
-    Ranking,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Prediction, Ranking
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 
 from fdgsec.attacks.statistics.populations import pooled_release
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 

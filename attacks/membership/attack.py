@@ -40,7 +40,8 @@ from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, sta
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.planted import upload
 

@@ -21,7 +21,8 @@ from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Case, Membership, Prediction
+from fdgsec.threats.answers import Membership, Prediction
+from fdgsec.threats.attack import Case
 
 _Look = Callable[[Moments, Tensor], Tensor]
 RELEASED = {"test": "look-up", "question": "released image"}

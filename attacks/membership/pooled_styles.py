@@ -25,7 +25,8 @@ from fdgsec.federation.artifacts import Amplitudes, StyleDistribution, StyleStat
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Case, Membership, Prediction
+from fdgsec.threats.answers import Membership, Prediction
+from fdgsec.threats.attack import Case
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,9 @@ from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judg
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Harmed
-from fdgsec.threats.attack import Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 MODEL, STYLE = "ModelState", "StyleStatistics"

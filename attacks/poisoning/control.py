@@ -14,7 +14,8 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, integer_seed
 from fdgsec.runtime.registry import resolve
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.paired_runs import Setting, compared, honest_run, hostile_run
 
 CLIENTS = 3

@@ -33,19 +33,9 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fdgsec.nn.styles.encoders import Pixels
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.answers import Exposure, InferredSize, Palettes
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    Membership,
-    PositiveControl,
-    Prediction,
-    Question,
-    Ranking,
-    TargetFacts,
-)  # fmt: skip
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Exposure, InferredSize, Membership, Palettes, Prediction, Ranking
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.palettes import gaussian_palettes, palette_distances, palettes_of
 

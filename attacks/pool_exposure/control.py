@@ -9,13 +9,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.encoders import Pixels, image_moments
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import (
-    Case,
-    Knowledge,
-    PositiveControl,
-    Truth,
-)  # fmt: skip
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.planted import upload
 
 SIDE = 16  # pixels; the smallest that encoders take

@@ -26,7 +26,9 @@ from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
-from fdgsec.threats.attack import Answers, Case, Knowledge, PositiveControl, Question, Ranking, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Ranking
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 LEAST_AREA = 0.8
 JPEG_QUALITY = 75

@@ -9,7 +9,8 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.styles.channel_statistics import Moments, moments
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, QuestionKind, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
 from fdgsec.threats.planted import upload
 
 

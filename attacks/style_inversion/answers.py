@@ -11,7 +11,8 @@ from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
 from fdgsec.data.domains import shrunk
 from fdgsec.runtime.random_streams import derangement
-from fdgsec.threats.attack import Case, GeneratedSets, Membership, Reconstructions
+from fdgsec.threats.answers import GeneratedSets, Membership, Reconstructions
+from fdgsec.threats.attack import Case
 
 Where = Mapping[str, str | int]
 

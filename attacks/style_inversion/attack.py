@@ -36,7 +36,9 @@ from fdgsec.attacks.style_inversion.training_images import prior_images
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
-from fdgsec.threats.attack import Answer, Answers, Case, Knowledge, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
 BASELINE = "baseline"

@@ -36,7 +36,8 @@ from fdgsec.nn.styles.image_styles import encoder_named
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.attack import Answer, Answers, Case, PositiveControl, Prediction, Question, TargetFacts
+from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 
 CONVERGED = 0.1

@@ -9,7 +9,8 @@ from fdgsec.data.domains import DomainDataset, shrunk
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.planted import upload
 
 

@@ -1,4 +1,4 @@
-"""What attacks are asked. Who attacks is in fdgsec.threats.adversary, what they may answer in fdgsec.threats.answers; both can be had here.
+"""What attacks are, and what they are asked: questions, cases, the truth about them, and positive controls.
 
 An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
 from the laboratory to the judge and never through here."""
@@ -15,48 +15,8 @@ from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Goal, Measurement
 from fdgsec.runtime.errors import UnseenError, UsageError
-from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, Adversary, Knowledge, View
-from fdgsec.threats.answers import (
-    Answer,
-    GeneratedSets,
-    Harm,
-    Labels,
-    Membership,
-    Prediction,
-    Presence,
-    Proportions,
-    Ranking,
-    Reconstructions,
-    Recovered,
-)
-
-__all__ = [
-    "ADVERSARIES",
-    "KNOWLEDGE",
-    "Adversary",
-    "Answer",
-    "Answers",
-    "Attack",
-    "Case",
-    "GeneratedSets",
-    "Incomplete",
-    "Knowledge",
-    "Labels",
-    "Membership",
-    "PositiveControl",
-    "Prediction",
-    "Presence",
-    "Proportions",
-    "Question",
-    "QuestionKind",
-    "Ranking",
-    "ReadsModels",
-    "Reconstructions",
-    "Recovered",
-    "TargetFacts",
-    "Truth",
-    "View",
-]  # fmt: skip
+from fdgsec.threats.adversary import KNOWLEDGE, Knowledge, View
+from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",

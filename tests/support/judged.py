@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Truth
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
 
 

@@ -10,7 +10,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import Moments, moments
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, Reconstructions
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Reconstructions
+from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
 
 DOMAINS = ("red", "green", "blue", "lines")

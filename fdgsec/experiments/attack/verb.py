@@ -44,7 +44,8 @@ from fdgsec.nn.styles.image_styles import encoder_named, warm
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import target_named
-from fdgsec.threats.attack import ADVERSARIES, Attack, ReadsModels
+from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.attack import Attack, ReadsModels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from fdgsec.federation.run_folder import check_replaceable, code_sha256, environ
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import TARGETS, Target, resolve, target_named
-from fdgsec.threats.attack import ADVERSARIES
+from fdgsec.threats.adversary import ADVERSARIES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,8 @@ from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Question, Truth, View
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Case, Question, Truth
 
 
 def single_step(lab: Simulator, request: Question) -> Cases:

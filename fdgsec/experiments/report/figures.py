@@ -12,7 +12,8 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.report.schema import Figure
 from fdgsec.metrics.roc import auc, roc_curve
-from fdgsec.threats.attack import Answers, Case, Membership, Prediction, Reconstructions, Truth
+from fdgsec.threats.answers import Membership, Prediction, Reconstructions
+from fdgsec.threats.attack import Answers, Case, Truth
 from fdgsec.threats.judging.reconstructions import placed
 
 SHOWN = 8

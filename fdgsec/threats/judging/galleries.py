@@ -10,7 +10,7 @@ from fdgsec.data.domains import DomainDataset, shrunk
 from fdgsec.metrics.image_similarity import EmbeddingDistance, PerceptualDistance
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.judging.groups import Entry, unavailable
 from fdgsec.threats.judging.rankings import Ranked, measure_rows
 

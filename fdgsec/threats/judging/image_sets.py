@@ -19,7 +19,7 @@ from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import GeneratedSets
+from fdgsec.threats.answers import GeneratedSets
 from fdgsec.threats.judging.groups import Entry, Group, finite, unavailable
 from fdgsec.threats.judging.realism_tables import FEW, REAL, SCORE, distribution_distance
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from fdgsec.metrics.intervals import Interval, bootstrap, wilson
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import ranks, topk_credit
-from fdgsec.threats.attack import Ranking
+from fdgsec.threats.answers import Ranking
 from fdgsec.threats.judging.groups import Entry, Group, Scale, median_row, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 

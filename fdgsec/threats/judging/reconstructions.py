@@ -14,7 +14,7 @@ from fdgsec.metrics.image_similarity import PSNR_CEILING, EmbeddingDistance, Per
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
-from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows, squared_distances
 from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable

@@ -11,7 +11,9 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.domains import DomainInference
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Knowledge, Labels, PositiveControl, TargetFacts, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Labels
+from fdgsec.threats.attack import PositiveControl, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_moments
 
 EMPTY = Knowledge(

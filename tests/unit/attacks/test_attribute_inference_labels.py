@@ -12,7 +12,9 @@ from fdgsec.attacks.attribute_inference.labels import LabelInference
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Knowledge, Labels, PositiveControl, TargetFacts, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Labels
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 NAMES = ("cat", "dog", "owl")

@@ -18,7 +18,8 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View
-from fdgsec.threats.attack import Answers, Case, PositiveControl, Presence, Proportions, TargetFacts
+from fdgsec.threats.answers import Presence, Proportions
+from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload

@@ -23,8 +23,10 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics, renumbered
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, Prediction, Ranking
-from fdgsec.threats.attack import Membership as Scores
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Membership as Scores
+from fdgsec.threats.answers import Prediction, Ranking
+from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
 from tests.support.noisy_styles import Noise, holding, knowing, world
 

@@ -10,8 +10,9 @@ from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatisti
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Recovered, TargetFacts, Truth
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Recovered
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, planted_moments, upload

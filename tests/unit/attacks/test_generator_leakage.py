@@ -14,19 +14,9 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.methods.fedadg import Generator
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import (
-    Answer,
-    Answers,
-    Case,
-    Knowledge,
-    Labels,
-    Membership,
-    PositiveControl,
-    ReadsModels,
-    Reconstructions,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Answer, Labels, Membership, Reconstructions
+from fdgsec.threats.attack import Answers, Case, PositiveControl, ReadsModels, TargetFacts
 from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 from tests.support.perturbation_generators import BLANK, generator, seen, state_of

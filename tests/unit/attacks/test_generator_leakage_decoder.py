@@ -15,7 +15,7 @@ from fdgsec.federation.artifacts import GeneratorState
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Reconstructions
+from fdgsec.threats.answers import Reconstructions
 from tests.support.perturbation_generators import state_of
 
 

@@ -13,7 +13,8 @@ from fdgsec.attacks.statistics.linear_models import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Attack, Labels, PositiveControl, Truth
+from fdgsec.threats.answers import Labels
+from fdgsec.threats.attack import Attack, PositiveControl, Truth
 from fdgsec.threats.judging.judge import Judge
 from tests.support.judged import case, judged
 from tests.support.perturbation_generators import BLANK

@@ -15,20 +15,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES, View
-from fdgsec.threats.attack import (
-    Answer,
-    Case,
-    Knowledge,
-    Labels,
-    PositiveControl,
-    Prediction,
-    Proportions,
-    Ranking,
-    ReadsModels,
-    Reconstructions,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View
+from fdgsec.threats.answers import Answer, Labels, Prediction, Proportions, Ranking, Reconstructions
+from fdgsec.threats.attack import Case, PositiveControl, ReadsModels, TargetFacts
 from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 

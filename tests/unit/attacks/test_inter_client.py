@@ -13,18 +13,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import (
-    Answer,
-    Case,
-    GeneratedSets,
-    Knowledge,
-    Labels,
-    PositiveControl,
-    Ranking,
-    Reconstructions,
-    TargetFacts,
-)
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Answer, GeneratedSets, Labels, Ranking, Reconstructions
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from tests.support.noisy_styles import Noise

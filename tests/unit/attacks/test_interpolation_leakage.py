@@ -10,8 +10,9 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Case, Knowledge, Membership, PositiveControl, Prediction, Ranking, TargetFacts, Truth
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Membership, Prediction, Ranking
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 

@@ -12,7 +12,9 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments, linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Prediction, Ranking, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Prediction, Ranking
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, upload

@@ -14,7 +14,9 @@ from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, QuestionKind, Ranking, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Ranking
+from fdgsec.threats.attack import Case, QuestionKind, Truth
 from fdgsec.threats.judging.controls import negative_controls
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload

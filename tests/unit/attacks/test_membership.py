@@ -12,8 +12,10 @@ from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Knowledge, PositiveControl, Prediction, TargetFacts, Truth
-from fdgsec.threats.attack import Membership as MembershipAnswer
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.answers import Membership as MembershipAnswer
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
 
 FACTS = TargetFacts(

@@ -17,8 +17,8 @@ from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.channel_statistics import Moments, moments
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Membership as Scores
 from fdgsec.threats.attack import Case
-from fdgsec.threats.attack import Membership as Scores
 from fdgsec.threats.planted import upload
 from tests.support.noisy_styles import Noise, world
 

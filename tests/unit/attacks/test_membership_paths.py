@@ -14,8 +14,10 @@ from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Knowledge, PositiveControl, Prediction, TargetFacts, Truth, View
-from fdgsec.threats.attack import Membership as MembershipAnswer
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.answers import Membership as MembershipAnswer
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, planted_moments
 

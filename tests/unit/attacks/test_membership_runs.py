@@ -18,9 +18,9 @@ from fdgsec.methods.fedalign import FedAlign
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Answers, Case, Knowledge, Question, Truth
-from fdgsec.threats.attack import Membership as MembershipAnswer
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.answers import Membership as MembershipAnswer
+from fdgsec.threats.attack import Answers, Case, Question, Truth
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.loop import logits
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.attack import Answer, Case, Knowledge, PositiveControl, ReadsModels, TargetFacts
+from fdgsec.threats.adversary import Knowledge, View
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Case, PositiveControl, ReadsModels, TargetFacts
 from fdgsec.threats.judging.controls import positive_control
 from fdgsec.threats.judging.judge import Judge
 

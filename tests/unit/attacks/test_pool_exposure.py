@@ -16,19 +16,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import View
-from fdgsec.threats.answers import Exposure, InferredSize, Palettes
-from fdgsec.threats.attack import (
-    ADVERSARIES,
-    Answers,
-    Case,
-    Knowledge,
-    PositiveControl,
-    Prediction,
-    Ranking,
-    TargetFacts,
-    Truth,
-)
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View
+from fdgsec.threats.answers import Exposure, InferredSize, Palettes, Prediction, Ranking
+from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload

@@ -11,7 +11,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Knowledge, PositiveControl, Ranking, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Ranking
+from fdgsec.threats.attack import Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload

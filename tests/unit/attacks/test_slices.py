@@ -29,7 +29,9 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import names
-from fdgsec.threats.attack import ADVERSARIES, Answer, Answers, Attack, Case, Knowledge, TargetFacts
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts
 
 POOLED, ROWS = frozenset({"StyleStatistics", "StyleBank"}), frozenset({"ImageStyles", "StyleBank"})
 CLUSTERED = frozenset({"StyleStatistics", "InterpolationStyle"})

@@ -11,8 +11,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.answers import Exposure
-from fdgsec.threats.attack import Case, Knowledge, Ranking
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Exposure, Ranking
+from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
 
 

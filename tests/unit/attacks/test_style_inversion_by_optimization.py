@@ -13,16 +13,9 @@ from fdgsec.nn.styles.channel_statistics import style_of
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import (
-    Answers,
-    Case,
-    Knowledge,
-    PositiveControl,
-    Prediction,
-    Reconstructions,
-    TargetFacts,
-    Truth,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Prediction, Reconstructions
+from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload

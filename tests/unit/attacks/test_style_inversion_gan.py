@@ -27,7 +27,9 @@ from fdgsec.metrics.image_similarity import mse, psnr
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator
 from fdgsec.nn.networks.style_generator import GeneratorShape
 from fdgsec.nn.styles.image_styles import statistics
-from fdgsec.threats.attack import Case, GeneratedSets, Knowledge, Reconstructions
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import GeneratedSets, Reconstructions
+from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
 from tests.support.quadrants import SERVER, coins, image_rows, victims
 

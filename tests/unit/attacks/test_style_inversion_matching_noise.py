@@ -6,7 +6,7 @@ from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Knowledge
+from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
 from tests.support.noisy_styles import Noise

@@ -11,7 +11,9 @@ from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.training_images import encoded
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.threats.attack import Answer, Case, GeneratedSets, Knowledge, Membership, Truth
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, GeneratedSets, Membership
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
 from tests.support.quadrants import coins, knowledge, quadrant_statistics, world

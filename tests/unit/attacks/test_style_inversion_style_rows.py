@@ -13,7 +13,8 @@ from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.federation.wire import SERVER as SERVER_PARTY
 from fdgsec.federation.wire import Message
 from fdgsec.runtime.errors import UsageError
-from fdgsec.threats.attack import Case, View
+from fdgsec.threats.adversary import View
+from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
 from tests.support.quadrants import AUXILIARY, SERVER, image_rows, pooled_pair, quadrant_statistics, victims
 

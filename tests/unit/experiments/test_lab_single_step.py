@@ -21,8 +21,8 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Question, View
+from fdgsec.threats.adversary import ADVERSARIES, View
+from fdgsec.threats.attack import Question
 
 PLAN = TrainingPlan(learning_rate=0.05, weight_decay=0.01, momentum=0.9, batch_size=4, clip_norm=0.1)
 

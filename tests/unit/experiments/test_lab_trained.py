@@ -18,8 +18,8 @@ from fdgsec.federation.wire import SERVER
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Question, View
+from fdgsec.threats.adversary import ADVERSARIES, View
+from fdgsec.threats.attack import Question
 
 METHOD = FedDAG(warm_up=1, generator="fcn16")
 

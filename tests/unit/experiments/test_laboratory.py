@@ -14,7 +14,8 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import ADVERSARIES, Question, TargetFacts
+from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.attack import Question, TargetFacts
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,8 @@ from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder, amplitudes
 from fdgsec.nn.styles.image_styles import encoder_named, introduce, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import ADVERSARIES, Attack, Case, Knowledge, TargetFacts
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.attack import Attack, Case, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload

@@ -10,7 +10,7 @@ from fdgsec.federation.artifacts import Artifact, ModelState, StyleBank, StyleSt
 from fdgsec.federation.wire import Message, Transcript, Upload, Wire, number_of
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import ADVERSARIES
+from fdgsec.threats.adversary import ADVERSARIES
 
 
 def style(value: float) -> StyleStatistics:

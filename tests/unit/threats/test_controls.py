@@ -7,18 +7,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import (
-    Answer,
-    Case,
-    Knowledge,
-    Labels,
-    Membership,
-    PositiveControl,
-    Ranking,
-    Reconstructions,
-    Recovered,
-    Truth,
-)
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Labels, Membership, Ranking, Reconstructions, Recovered
+from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.permutation_tests import NullRow

@@ -9,7 +9,8 @@ from fdgsec.data.domains import shrunk
 from fdgsec.experiments.claims.verdicts import Criterion, evidence_of
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Reconstructions, Truth
+from fdgsec.threats.answers import Reconstructions
+from fdgsec.threats.attack import Truth
 from tests.support.judged import case, judged
 from tests.support.one_domain import one_domain
 

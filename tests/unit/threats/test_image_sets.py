@@ -14,7 +14,8 @@ from fdgsec.metrics.inception_score import inception_score
 from fdgsec.metrics.kernel_distance import kernel_distance
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, GeneratedSets, Truth
+from fdgsec.threats.answers import Answer, GeneratedSets
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.groups import grouped
 from fdgsec.threats.judging.image_sets import measure_sets
 from fdgsec.threats.judging.judge import Judge

@@ -5,7 +5,8 @@ from torch import Tensor
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.metrics.roc import tpr_at_fpr
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Labels, Membership, Prediction, Ranking, Recovered, Truth
+from fdgsec.threats.answers import Answer, Labels, Membership, Prediction, Ranking, Recovered
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.groups import Scale, median_row
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.labels import present_classes

@@ -8,7 +8,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Presence, Proportions, Truth
+from fdgsec.threats.answers import Answer, Presence, Proportions
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
 from tests.support.judged import case, judged
 

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, shrunk
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Answer, Case, Reconstructions, Truth
+from fdgsec.threats.answers import Answer, Reconstructions
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.galleries import Lineup, squared_distances
 from fdgsec.threats.judging.judge import Judge
 from tests.support.judged import case, judged

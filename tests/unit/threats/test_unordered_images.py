@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.attack import Case, Reconstructions, Truth
+from fdgsec.threats.answers import Reconstructions
+from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.reconstructions import matched_psnr, placed
 from tests.support.judged import case, judged
