@@ -14,7 +14,7 @@ import torch
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.local_methods import Stacked
-from fdgsec.federation.method import NUMBERS, Client, Clock, Method, TrainsByPlan, TrainsThroughTrainer
+from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
@@ -85,23 +85,23 @@ class DPSGD:
                 f"dp-sgd has no guarantee for {_named(method.local)} on top of {_named(method.base)}: what a local "
                 "method adds may let records meet in a batch; leave --with out, or take --defense dp-fedavg."
             )
-        if not (isinstance(method, TrainsThroughTrainer) and method.trains_through_trainer):
+        if not method.trains_through_trainer:
             raise UsageError(
                 f"dp-sgd has no guarantee for {_named(method)}: its records meet in a batch, or its model depends on "
                 "images beside what its trainer sees. Take fedavg, ccst, stablefdg-dp, fisc-dp, fedalign-dp or "
                 "feddag-dp, or --defense dp-fedavg."
             )
-        if not isinstance(method, TrainsByPlan):
+        if method.client_plan is None:
             raise UsageError(f"dp-sgd needs to know the steps of a round; {_named(method)} trains by no plan.")
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
         """The training loop of `client`, with the noise that all rounds together need."""
-        assert isinstance(method, TrainsByPlan)
+        assert method.client_plan is not None
         noise = self.noise_multiplier
         if noise is None:
             assert self.epsilon is not None
             noise = _multiplier(
-                self.epsilon, self.delta, len(client.data), method.plan, max(clock.rounds, 1), self.max_grad_norm
+                self.epsilon, self.delta, len(client.data), method.client_plan, max(clock.rounds, 1), self.max_grad_norm
             )
         return PrivateTrainer(
             noise_multiplier=noise, max_grad_norm=self.max_grad_norm, secret=rng, method=_named(method),

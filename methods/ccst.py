@@ -26,8 +26,7 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.style_banks import attributed
 from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg

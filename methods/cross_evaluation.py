@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.peer_review import (
     KEPT,
     PastModel,
@@ -36,7 +36,6 @@ from fdgsec.federation.peer_review import (
     weights_of,
     worth_keeping,
 )
-from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.federation.sharpness_aware import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
@@ -330,6 +329,10 @@ class CrossEvaluation(SharpnessAware):
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
         """The base's network."""
         return super().remodel(network, rng) if self.base is None else self.base.remodel(network, rng)
+
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """What the base keeps."""
+        return super().kept_entries(network) if self.base is None else self.base.kept_entries(network)
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator

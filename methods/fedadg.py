@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional, init
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch

@@ -9,19 +9,17 @@ Differs from the paper: the last short batch of one record is skipped (batch nor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, ServerNeeds, State, Update
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
-from fdgsec.runtime.errors import UsageError
 
 KEPT = "kept/"
 """What the names of model entries that stay with their client begin with in its state."""
@@ -47,7 +45,7 @@ def detached(network: nn.Module) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Method):
     """FedAvg with its local plan; other methods extend the steps that they change.
 
     `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimizer` lets a client's
@@ -59,16 +57,6 @@ class FedAvg:
     select: Literal["last", "validation"] = "last"
     keep_optimizer: bool = False
     local: "FedAvg | None" = None
-
-    @property
-    def shares(self) -> Literal["never", "once", "every"]:
-        """Nothing beside the model."""
-        return "never"
-
-    @property
-    def asks_for_shares(self) -> bool:
-        """Where a method shares, clients send something, unless it says otherwise."""
-        return True
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
@@ -88,34 +76,19 @@ class FedAvg:
         return type(self) is FedAvg and (self.local is None or self.local.trains_through_trainer)
 
     @property
-    def trains_on_own_releases(self) -> bool:
-        """Nothing of a client's own comes back but the mean of models."""
-        return False
+    def counts_alike(self) -> bool:
+        """Where the mean is over clients and not over images."""
+        return self.weights == "uniform"
 
-    def check(self, clients: int) -> None:
-        """Raise UsageError where there is nobody to train."""
-        if clients < 1:
-            raise UsageError("a federation needs at least one client; got none.")
+    @property
+    def client_plan(self) -> TrainingPlan:
+        """One plan for all clients."""
+        return self.plan
 
-    def fitting(self, clients: int) -> Self:
-        """No option counts clients."""
-        return self
-
-    def releasing_all(self) -> Self | None:
-        """No row is released per image."""
-        return None
-
-    def share(
-        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
-    ) -> tuple[Inbox, State]:
-        """Send nothing."""
-        return {}, state
-
-    def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
-    ) -> tuple[Mapping[str, Inbox], State]:
-        """Hand out nothing."""
-        return {}, server
+    @property
+    def keeps_moments(self) -> bool:
+        """As `keep_optimizer` says."""
+        return self.keep_optimizer
 
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
@@ -134,10 +107,6 @@ class FedAvg:
         if self.local is None:
             return CrossEntropy()
         return self.local.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-
-    def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """The names of the model's entries that never leave a client: none."""
-        return frozenset()
 
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
         """The network that local training starts from: the received model, with what the client kept."""

@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.methods.fedavg import KEPT, FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet

@@ -26,8 +26,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ImageStyles, StyleBank
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments

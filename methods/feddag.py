@@ -28,8 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.sharpness_aware import gradient_of
 from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached

@@ -25,8 +25,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import Amplitudes
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.style_banks import attributed, spectra_in
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier

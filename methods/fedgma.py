@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Scores
-from fdgsec.federation.method import GlobalModel, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import GlobalModel, ServerNeeds, State, Update
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.runtime.errors import UsageError
 

@@ -22,8 +22,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import HeadGradient, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch

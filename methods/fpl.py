@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.federation.artifacts import Prototypes, Scores
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.server_view import ServerNeeds
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.finch import finch

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.model_encoder import introduced_layers
-from fdgsec.federation.server_view import ServerNeeds
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import StyleLaws, batch_styles
 from fdgsec.nn.styles.image_styles import statistics

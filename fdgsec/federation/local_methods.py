@@ -6,7 +6,7 @@ those of the base, in slots that start with "local.", and so do its entries in t
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast
 
 import torch
 
@@ -26,23 +26,13 @@ BELOW = ("training_set", "kept_entries", "start", "fit", "results", "exhibits", 
 """Steps of the base method only: a method that changes one of them cannot be a local method."""
 
 
-class LocalMethod(Method, Protocol):
-    """A method whose objective another method can train."""
-
-    def objective(
-        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
-    ) -> Objective:
-        """Make the objective that a client minimizes."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class _OnTop:
     """The `local` option of the base method: the local method with its own artifacts and memory.
 
     `asked` lists the clients whose objective was requested, to detect a base that trains without it."""
 
-    method: LocalMethod
+    method: Method
     inbox: Inbox
     state: State
     asked: list[str] = field(default_factory=list)
@@ -61,14 +51,14 @@ class _OnTop:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacked:
+class Stacked(Method):
     """The method `base` with the objective of `local`; the training options are those of `base`.
 
     Raises UsageError for a pair that cannot be combined: a base that trains an objective of its own, a local method
     without one or with steps of the base method, and exchanges at different times."""
 
     base: Method
-    local: LocalMethod
+    local: Method
 
     def __post_init__(self) -> None:
         below, above = type(self.base).__name__, type(self.local).__name__
@@ -109,6 +99,11 @@ class Stacked:
         """Review as the base method."""
         return self.base.reviews
 
+    @property
+    def counts_alike(self) -> bool:
+        """As the base method."""
+        return self.base.counts_alike
+
     def check(self, clients: int) -> None:
         """Raise UsageError for options that `clients` clients cannot meet, and for a base without local methods."""
         self._based_on(_OnTop(method=self.local, inbox={}, state={})).check(clients)
@@ -128,6 +123,10 @@ class Stacked:
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
         """Make the network of the base method, then apply the change of the local method."""
         return self.local.remodel(self.base.remodel(network, rng), rng)
+
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """As the base method."""
+        return self.base.kept_entries(network)
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
@@ -215,15 +214,20 @@ def _joined(below: Mapping[str, T], above: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def _changed(method: Method, step: str) -> bool:
-    """Tell whether the method's class overrides `step` of the class that all methods with this step extend."""
-    return sum(step in vars(cls) for cls in type(method).__mro__) > 1
+    """Tell whether the method's class defines `step` anew, beside the class that all methods with local training extend."""
+    return getattr(type(method), step, None) is not getattr(_root(method), step, None)
 
 
-def _unused(local: LocalMethod) -> list[str]:
-    """Name the options of `local` that were set but belong to training, which the base method does."""
-    root = next(cls for cls in reversed(type(local).__mro__) if "objective" in vars(cls))
-    common = {spec.name: spec for spec in fields(root)} if is_dataclass(root) else {}
+def _unused(local: Method) -> list[str]:
+    """Name the options of `local` that were set although the class all methods extend has them: those of training."""
+    root = _root(local)
+    common: dict[str, Field[object]] = {spec.name: spec for spec in fields(root)} if is_dataclass(root) else {}
     return [name for name, spec in common.items() if getattr(local, name) != _default(spec)]
+
+
+def _root(method: Method) -> type[Method]:
+    """The class next to `Method` that a method extends: FedAvg of all bundled ones."""
+    return [cls for cls in type(method).__mro__ if issubclass(cls, Method)][-2]
 
 
 def _default(spec: "Field[object]") -> object:

@@ -4,6 +4,7 @@ One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate; fdg
 functions of a method; what a client must remember is its `state`, a dict of tensors that the engine stores; what the
 server must remember is `server`, the same."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, Self, runtime_checkable
@@ -14,9 +15,10 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
-from fdgsec.nn.training.loop import Trainer, epochs
+from fdgsec.nn.training.loop import CrossEntropy, Objective, Trainer, epochs
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 SHARED_ROWS = "shared_rows"
@@ -137,107 +139,138 @@ class SharesDistributions(Protocol):
         ...
 
 
-@runtime_checkable
-class TrainsByPlan(Protocol):
-    """What is public of a method whose clients train by one plan; moments may outlive the rounds."""
+@dataclass(frozen=True, kw_only=True)
+class ServerNeeds:
+    """How closely a method's server has to look at what clients upload, and (after "because") why no less will do.
 
-    @property
-    def plan(self) -> TrainingPlan:
-        """How a client trains."""
-        ...
+    "sum": means over clients are enough, weighted by what each upload counts. "unnamed": single uploads, but not whose they
+    are, and everybody is answered alike. "named": who sent what. `metrics` names the numbers of updates that it reads beside
+    their weight."""
 
-    @property
-    def keep_optimizer(self) -> bool:
-        """Whether a client's optimizer goes on from its moments of earlier rounds."""
-        ...
+    uploads: Literal["sum", "unnamed", "named"]
+    because: str
+    metrics: frozenset[str] = frozenset()
 
 
-@runtime_checkable
-class TrainsThroughTrainer(Protocol):
-    """What is public of a method whose clients' models may depend on images through `Client.trainer` alone."""
-
-    @property
-    def trains_through_trainer(self) -> bool:
-        """Whether they do: every class says so for itself, and none inherits it."""
-        ...
-
-    @property
-    def trains_on_own_releases(self) -> bool:
-        """Whether what a client shared comes back into its own training: then its model is no safer than that release."""
-        ...
+NAMED = ServerNeeds(uploads="named", because="nothing says that its server can do with less")
+"""What a server is taken to need where nothing is said."""
 
 
-class Method(Protocol):
-    """A federated method in running order; each step is pure, options are frozen fields, nothing is kept on self."""
+class Method(ABC):
+    """A federated method in running order; each step is pure, options are frozen fields, nothing is kept on self.
+
+    A subclass is a frozen dataclass. It must say how clients train (`fit`) and how the server makes the next model
+    (`aggregate`); everything else has a default. Most methods extend `fdgsec.methods.fedavg.FedAvg`, which has both."""
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
         """When clients share artifacts beside the model: never, once before round 0, or every round."""
-        ...
+        return "never"
 
     @property
     def asks_for_shares(self) -> bool:
         """Whether clients send something up where they share; otherwise something comes down alone, and nobody is asked."""
-        ...
+        return True
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
         """Whether clients judge models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
-        ...
+        return "none"
+
+    @property
+    def server_needs(self) -> ServerNeeds:
+        """What the server cannot do without; a class that changes a step of the server must say it anew (`needs_of`)."""
+        return NAMED
+
+    @property
+    def counts_alike(self) -> bool:
+        """Whether all clients count alike in the mean of models, whatever weight they claim."""
+        return False
+
+    @property
+    def client_plan(self) -> TrainingPlan | None:
+        """How clients train, None where no single plan says it."""
+        return None
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether a client's optimizer goes on from its moments of earlier rounds."""
+        return False
+
+    @property
+    def trains_through_trainer(self) -> bool:
+        """Whether clients' models depend on images through `Client.trainer` alone; every class says so for itself."""
+        return False
+
+    @property
+    def trains_on_own_releases(self) -> bool:
+        """Whether what a client shared comes back into its own training: then its model is no safer than that release."""
+        return False
 
     def check(self, clients: int) -> None:
         """Raise UsageError for options that `clients` clients cannot meet."""
-        ...
+        if clients < 1:
+            raise UsageError("a federation needs at least one client; got none.")
 
     def fitting(self, clients: int) -> Self:
         """The same method, with options that count clients lowered until `clients` of them can meet `check`."""
-        ...
+        return self
 
     def releasing_all(self) -> Self | None:
         """The variant in which a client releases a row for each of its images, or None where rows are not per image."""
-        ...
+        return None
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
         """Give the network that this method trains in place of the plain `network`; parts it adds are drawn from `rng`."""
-        ...
+        return network
+
+    def kept_entries(self, network: Classifier) -> frozenset[str]:
+        """The names of the model's entries that never leave a client."""
+        return frozenset()
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
         """Make what the client sends beside the model; `model` is what it received, None where `shares` is "once"."""
-        ...
+        return {}, state
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
         """Turn what clients shared into what each receiver gets."""
-        ...
+        return {}, server
 
+    def objective(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> Objective:
+        """What a client minimizes."""
+        return CrossEntropy()
+
+    @abstractmethod
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
         """Train locally."""
-        ...
 
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
     ) -> Mapping[str, Inbox]:
         """Choose what each reviewer receives: peers' models (review before) or the new global model (after)."""
-        ...
+        return {}
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
         """Judge what was received on the client's own data."""
-        ...
+        raise NotImplementedError(f"{type(self).__name__} asks for reviews and has none; override review.")
 
+    @abstractmethod
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
         """Make the next global model."""
-        ...
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
         """Learn from a review that came after aggregation."""
-        ...
+        return server
 
 
 Step = Literal["share", "fit", "review"]

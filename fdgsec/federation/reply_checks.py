@@ -7,15 +7,13 @@ can see here (fdgsec/defenses/guards.py outvotes)."""
 import math
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.method import NUMBERS, Inbox, Method, Reply, Step, StepRequest
+from fdgsec.federation.method import NUMBERS, Inbox, Reply, Step, StepRequest
 from fdgsec.federation.reply_slots import ROWS
-from fdgsec.nn.networks.classifiers import Classifier
 
 HEAVIEST = 1e9
 """The largest weight that is believed: more images than any client has."""
@@ -24,50 +22,6 @@ SCORES = "scores"
 
 Form = Mapping[str, str]
 """What a reply or an artifact looks like, part by part, without its numbers."""
-
-
-@runtime_checkable
-class KeepsEntries(Protocol):
-    """What is public of a method whose clients may keep entries of the model to themselves."""
-
-    def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """Their names."""
-        ...
-
-
-@runtime_checkable
-class TrainsByBase(Protocol):
-    """What is public of a method on top of another one, by which its clients train."""
-
-    @property
-    def base(self) -> Method | None:
-        """The other one, if there is one."""
-        ...
-
-
-@runtime_checkable
-class WeighsUpdates(Protocol):
-    """What is public of a method whose mean of models is over images ("size") or over clients ("uniform")."""
-
-    @property
-    def weights(self) -> str:
-        """Which of the two."""
-        ...
-
-
-def counts_alike(method: Method) -> bool:
-    """Whether all clients of `method`, or of the method below it, count alike in the mean, whatever they claim."""
-    if isinstance(method, WeighsUpdates):
-        return method.weights == "uniform"
-    base = method.base if isinstance(method, TrainsByBase) else None
-    return base is not None and counts_alike(base)
-
-
-def kept_entries(method: Method, network: Classifier) -> frozenset[str]:
-    """Name the entries of the model that clients of `method`, or of the method below it, do not send."""
-    kept = method.kept_entries(network) if isinstance(method, KeepsEntries) else frozenset[str]()
-    base = method.base if isinstance(method, TrainsByBase) else None
-    return kept if base is None else kept | kept_entries(base, network)
 
 
 def objection(step: Step, request: StepRequest, reply: Reply, *, kept: frozenset[str] = frozenset()) -> str | None:

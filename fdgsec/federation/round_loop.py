@@ -22,7 +22,7 @@ from fdgsec.federation.method import (
     Update,
 )
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
-from fdgsec.federation.reply_checks import SCORES, counts_alike, differing, kept_entries, narrowed, objection
+from fdgsec.federation.reply_checks import SCORES, differing, narrowed, objection
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
@@ -132,7 +132,7 @@ class RoundLoop:
         kept = frozenset[str]()
         model = next((request.model for request in requests.values()), None)
         if step == "fit" and model is not None:
-            kept = kept_entries(self.method, model.blueprint.network(stream(0, "world", "blueprint"), drawn=False))
+            kept = self.method.kept_entries(model.blueprint.network(stream(0, "world", "blueprint"), drawn=False))
         refused: dict[str, str] = {}
         for name, reply in replies.items():
             said = objection(step, requests[name], reply, kept=kept) or self._guarded(STAGES[step], name, reply, clock)
@@ -320,7 +320,7 @@ def _received(upload: Upload, method: Method) -> Update:
     weight, *values = upload.artifacts[NUMBERS].tensors()["values"].tolist()
     artifacts = {slot: artifact for slot, artifact in upload.artifacts.items() if slot != NUMBERS}
     metrics = dict(zip(upload.metrics, values, strict=True))
-    return Update(artifacts=artifacts, weight=1.0 if counts_alike(method) else weight, metrics=metrics)
+    return Update(artifacts=artifacts, weight=1.0 if method.counts_alike else weight, metrics=metrics)
 
 
 def _contents(inbox: Inbox) -> Mapping[str, str]:

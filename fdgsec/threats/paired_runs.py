@@ -17,7 +17,6 @@ from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.malicious_client import ForgeryError, MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel, Method, State
 from fdgsec.federation.peer_review import KEPT
-from fdgsec.federation.reply_checks import counts_alike
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import SERVER, Guard, Message, Wire
 from fdgsec.metrics.roc import majority_share
@@ -155,7 +154,7 @@ def _weight(method: Method, messages: Sequence[Message], server: State, forger: 
     last = {m.sender: float(m.artifact.tensors()["values"][0]) for m in sent if m.round == sent[-1].round}
     if forger not in last or bool(getattr(method, "own_weights", False)):
         return None
-    if counts_alike(method):
+    if method.counts_alike:
         return 1 / len(last)
     total = sum(last.values())
     return last[forger] / total if total > 0 else None

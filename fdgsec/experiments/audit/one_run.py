@@ -22,7 +22,7 @@ from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networ
 from fdgsec.experiments.audit.neighbors import Site
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack, PrivateTrainer, Uses
-from fdgsec.federation.method import Client, Clock, Reply, StepRequest, TrainsByPlan
+from fdgsec.federation.method import Client, Clock, Reply, StepRequest
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.loop import logits
@@ -142,9 +142,9 @@ def costs(
 
 def plan_of(site: Site) -> TrainingPlan:
     """How the method's clients train. Raises UsageError where no plan says so."""
-    if not isinstance(site.method, TrainsByPlan):
+    if site.method.client_plan is None:
         raise UsageError(f"an audit of training needs a plan; {type(site.method).__name__} has none.")
-    return site.method.plan
+    return site.method.client_plan
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

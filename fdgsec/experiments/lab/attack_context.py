@@ -10,7 +10,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import World, model_of
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import Client, GlobalModel, Method, TrainsByPlan
+from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
@@ -74,8 +74,8 @@ def attack_context_of(
         defended=laboratory.defended if defense_stack.defenses and method.shares != "never" else None,
         shared=laboratory.shared if defense_stack.defenses and method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
-        plan=method.plan if isinstance(method, TrainsByPlan) else None,
-        keeps_moments=isinstance(method, TrainsByPlan) and method.keep_optimizer,
+        plan=method.client_plan,
+        keeps_moments=method.keeps_moments,
     )
     facts = TargetFacts(
         artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),

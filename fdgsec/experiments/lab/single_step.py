@@ -7,7 +7,7 @@ import torch
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, StepRequest, TrainsByPlan
+from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, StepRequest
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy
@@ -26,7 +26,7 @@ def single_step(lab: Simulator, request: Question) -> Cases:
     model = _sent(lab) if request.scheme == "last" else lab.model
     if model is None:
         return result
-    plan = (lab.method.plan if isinstance(lab.method, TrainsByPlan) else TrainingPlan()).one_step(request.records)
+    plan = (lab.method.client_plan or TrainingPlan()).one_step(request.records)
     for domain in lab.sources:
         pool, where = lab.others(domain), lab.domain_name(domain)
         order = torch.randperm(len(pool), generator=lab.coins("single step", domain, request.records))

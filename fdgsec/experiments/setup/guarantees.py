@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import Method, TrainsThroughTrainer
+from fdgsec.federation.method import Method
 from fdgsec.privacy.ledger import Ledger
 
 
@@ -14,7 +14,7 @@ def guarantee_documents(
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
-    returns = isinstance(method, TrainsThroughTrainer) and method.trains_on_own_releases
+    returns = method.trains_on_own_releases
     if returns:
         assumptions.append(
             f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer than that"

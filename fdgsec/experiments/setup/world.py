@@ -14,7 +14,7 @@ from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.experiments.config import RunConfig, build, merged
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.local_methods import LocalMethod, Stacked
+from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.errors import UsageError
@@ -140,7 +140,7 @@ def method_of(config: RunConfig) -> Method:
                 f"with.{next(iter(config.local_options))} is set, but no method is on top; add --with NAME."
             )
         return method
-    local: LocalMethod = _built(config.local, config.local_options, config, where="with")
+    local: Method = _built(config.local, config.local_options, config, where="with")
     return Stacked(base=method, local=local)
 
 

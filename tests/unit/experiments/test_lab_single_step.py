@@ -14,7 +14,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, TrainsByPlan
+from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
@@ -134,7 +134,7 @@ def test_the_single_step_keeps_rate_decay_and_norms_and_nothing_else():
 
 
 def test_fedavg_trains_by_a_plan():
-    assert isinstance(FedAvg(), TrainsByPlan)
+    assert FedAvg(plan=PLAN).client_plan == PLAN
 
 
 def test_running_statistics_give_the_batchs_own_away():

@@ -10,7 +10,7 @@ import torch
 from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.world import method_of
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.local_methods import LocalMethod, Stacked
+from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
@@ -210,7 +210,7 @@ def test_whichever_half_can_release_all_does():
     )
 
 
-REFUSED: list[tuple[Method, LocalMethod, str]] = [
+REFUSED: list[tuple[Method, Method, str]] = [
     (MixStyle(), DSU(), "DSU cannot go on top of MixStyle, which trains an objective of its own"),
     (FedADG(), MixStyle(), "MixStyle cannot go on top of FedADG, which trains an objective of its own"),
     (CCST(), FedAvg(), "FedAvg is no local method, for it has no objective of its own; --with takes"),
@@ -226,7 +226,7 @@ REFUSED: list[tuple[Method, LocalMethod, str]] = [
 
 
 @pytest.mark.parametrize(("base", "local", "words"), REFUSED, ids=[row[2] for row in REFUSED])
-def test_what_cannot_be_stacked_is_refused(base: Method, local: LocalMethod, words: str):
+def test_what_cannot_be_stacked_is_refused(base: Method, local: Method, words: str):
     with pytest.raises(UsageError, match=words):
         Stacked(base=base, local=local)
 

@@ -21,7 +21,7 @@ from fdgsec.federation.artifacts import (
 )
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, StepRequest, Update
-from fdgsec.federation.reply_checks import differing, kept_entries, objection
+from fdgsec.federation.reply_checks import differing, objection
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg
@@ -239,7 +239,7 @@ def test_what_stays_with_clients_is_what_the_method_or_the_one_below_it_says(met
     plan = Blueprint(backbone="tiny", classes=2, remodel=method.remodel)
     network = plan.network(stream(0, "world", "start"))
 
-    kept = kept_entries(method, network)
+    kept = method.kept_entries(network)
 
     assert bool(kept) == bool(some)
     assert all(any(part in name for name in kept) for part in some)
