@@ -14,7 +14,7 @@ eps likewise); images are stylized at the size they have unless `style_size` say
 unless the AdaIN VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set
 together by the preset `ccst-released`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Literal, Self
@@ -27,6 +27,8 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
+from fdgsec.federation.releases import Release
 from fdgsec.federation.style_banks import attributed
 from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg
@@ -71,6 +73,18 @@ class CCST(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Styles, once, before round 0."""
         return "once"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: styles up, one or J (eqs. 7, 8), and everybody's bank down (eqs. 9, 10)."""
+        slot = "style" if self.style == "overall" else "styles"
+        if self.representation == "amplitude":
+            statistic = MeanSpectra() if self.style == "overall" else None
+            styles = Release(stage="share", slot=slot, kind=Amplitudes, statistic=statistic)
+            return (*super().releases, styles, Release(stage="combine", slot="bank", kind=Amplitudes))
+        kind = StyleStatistics if self.style == "overall" else ImageStyles
+        styles = Release(stage="share", slot=slot, kind=kind, statistic=PooledStyles())
+        return (*super().releases, styles, Release(stage="combine", slot="bank", kind=StyleBank))
 
     @property
     def trains_through_trainer(self) -> bool:

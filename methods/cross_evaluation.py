@@ -36,6 +36,7 @@ from fdgsec.federation.peer_review import (
     weights_of,
     worth_keeping,
 )
+from fdgsec.federation.releases import Release
 from fdgsec.federation.sharpness_aware import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
@@ -89,6 +90,20 @@ class SharpnessAware(FedAvg):
     def reviews(self) -> Literal["none", "before", "after"]:
         """Before aggregation, where anything depends on scores."""
         return "before" if self.judged else "none"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """The model and, where it is judged, its perturbed copy, what peers are shown, and their losses."""
+        return (*super().releases, *self.judgment)
+
+    @property
+    def judgment(self) -> Sequence[Release]:
+        """What cross-evaluation adds."""
+        if not self.judged:
+            return ()
+        perturbed = () if self.rho == 0 else (Release(stage="update", slot="perturbed", kind=ModelState),)
+        shown = Release(stage="exhibit", slot="client:*", kind=ModelState)
+        return (*perturbed, shown, Release(stage="review", slot="scores", kind=Scores))
 
     @property
     def server_needs(self) -> ServerNeeds:
@@ -294,6 +309,11 @@ class CrossEvaluation(SharpnessAware):
     def asks_for_shares(self) -> bool:
         """What the base does."""
         return self.base is not None and self.base.asks_for_shares
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """What the base releases, and what it is judged by."""
+        return super().releases if self.base is None else (*self.base.releases, *self.judgment)
 
     @property
     def server_needs(self) -> ServerNeeds:

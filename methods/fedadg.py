@@ -17,7 +17,7 @@ sets it against the discriminator instead. In round 0 everybody draws the same g
 model that all received, so that nothing is sent for it. Features are those of the extractor's own forward pass
 (training mode)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -27,6 +27,7 @@ from torch.nn import functional, init
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
@@ -196,6 +197,16 @@ class FedADG(FedAvg):
     def asks_for_shares(self) -> bool:
         """Generators go up with the update alone."""
         return False
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """The model and a feature generator up, the averaged generator down; with it the discriminator where averaged."""
+        sent: dict[str, type[ModelState]] = {GENERATOR: GeneratorState}
+        if self.discriminators == "averaged":
+            sent[DISCRIMINATOR] = ModelState
+        up = [Release(stage="update", slot=slot, kind=kind) for slot, kind in sent.items()]
+        down = [Release(stage="combine", slot=slot, kind=kind) for slot, kind in sent.items()]
+        return (*super().releases, *up, *down)
 
     @property
     def server_needs(self) -> ServerNeeds:

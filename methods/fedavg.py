@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, ServerNeeds, State, Update
+from fdgsec.federation.releases import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
@@ -62,6 +63,11 @@ class FedAvg(Method):
     def reviews(self) -> Literal["none", "before", "after"]:
         """After aggregation, where the round is chosen on validation images."""
         return "after" if self.select == "validation" else "none"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """The trained model; where validation images choose the round, the averaged one again, and counts."""
+        return (*super().releases, *VALIDATION) if self.reviews == "after" else super().releases
 
     @property
     def server_needs(self) -> ServerNeeds:

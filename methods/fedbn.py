@@ -13,7 +13,7 @@ Differs from the paper: a client that first takes part after round 0 starts from
 receives. Validation (`select="validation"`) judges the global model, the one that is tested. A network without batch
 norm (`--norm group`, SqueezeNet) is refused, for nothing would be local and the run would be FedAvg's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,6 +22,7 @@ from torch import nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import KEPT, FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
@@ -48,6 +49,13 @@ class FedBN(FedAvg):
 
     unseen: Literal["average", "initial"] = "average"
     released: Literal["", "bn-substring"] = ""
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """The model, and batch norm beside it where the unseen domain gets the average."""
+        if self.unseen == "initial":
+            return super().releases
+        return (*super().releases, Release(stage="update", slot="norm", kind=ModelState))
 
     @property
     def server_needs(self) -> ServerNeeds:

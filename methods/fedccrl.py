@@ -27,6 +27,8 @@ from torch.nn import functional
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ImageStyles, StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.released_statistics import PooledStyles
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
@@ -129,6 +131,12 @@ class FedCCRL(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Statistics of other images every round."""
         return "every"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: color statistics of single images up, the pool of the other clients' down (eqs. 9, 10)."""
+        rows = Release(stage="share", slot="statistics", kind=ImageStyles, statistic=PooledStyles(), encoder="pixels")
+        return (*super().releases, rows, Release(stage="combine", slot="pool", kind=StyleBank))
 
     @property
     def server_needs(self) -> ServerNeeds:

@@ -17,7 +17,7 @@ their batches, and the teacher takes over the student's running statistics. One 
 steps of a batch: Algorithm 1 leaves the student untouched between them. It trains by two optimizers, hence not
 through training.epochs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import islice
@@ -29,6 +29,7 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.releases import Release
 from fdgsec.federation.sharpness_aware import gradient_of
 from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached
@@ -173,6 +174,16 @@ class FedDAG(SharpnessAware):
     def asks_for_shares(self) -> bool:
         """Generators go up with the update alone."""
         return False
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """As SharpnessAware's, and a generator up and down; the student too where it is global."""
+        states: dict[str, type[ModelState]] = {"generator": GeneratorState}
+        if self.distribution == "global-student":
+            states["student"] = ModelState
+        up = [Release(stage="update", slot=slot, kind=kind) for slot, kind in states.items()]
+        down = [Release(stage="combine", slot=slot, kind=kind) for slot, kind in states.items()]
+        return (*super().releases, *up, *down)
 
     @property
     def server_needs(self) -> ServerNeeds:

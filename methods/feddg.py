@@ -14,7 +14,7 @@ b = 0 below 334 px). The released codes differ in turn: FedDG's takes first-orde
 the mean color alone (`low_frequency=0, least_window=0, ratios=(0,)`), CCST's evaluates the outer loss on a copy, so
 that it reaches no parameter ("unconnected", preset `feddg-released`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -26,6 +26,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.releases import Release
 from fdgsec.federation.style_banks import attributed, spectra_in
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
@@ -138,6 +139,12 @@ class FedDG(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Spectra, once, before round 0."""
         return "once"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: spectra of single images up, everybody's down."""
+        up = Release(stage="share", slot=SLOT, kind=Amplitudes)
+        return (*super().releases, up, Release(stage="combine", slot=SLOT, kind=Amplitudes))
 
     @property
     def server_needs(self) -> ServerNeeds:

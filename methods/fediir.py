@@ -12,7 +12,7 @@ Differs from the paper: the head is one linear layer (the authors' code puts thr
 (softmax - onehot)^T f / B in closed form, and the penalty needs no second pass backwards; it is measured in evaluation
 mode on images as they are (the code: training mode, augmented)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +23,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import HeadGradient, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
@@ -106,6 +107,21 @@ class FedIIR(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Head gradients, every round."""
         return "every"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: the head's gradient up, with the number of batches that weighs it, and the mean down."""
+        counts = () if self.mean == "clients" else (Release(stage="share", slot=BATCHES, kind=Scores),)
+        gradients = (
+            Release(stage="share", slot=SLOT, kind=HeadGradient),
+            Release(stage="combine", slot=SLOT, kind=HeadGradient),
+        )
+        return (*super().releases, *gradients, *counts)
+
+    @property
+    def needs_training(self) -> bool:
+        """Gradients are those of a model in training."""
+        return True
 
     @property
     def server_needs(self) -> ServerNeeds:

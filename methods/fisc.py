@@ -21,7 +21,7 @@ bound's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there
 Under about 20 clients there is little to cluster: FINCH puts up to 3 into one, and the median of one mean is that mean;
 a client alone gets its own style."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,6 +32,7 @@ from torch.nn import functional
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
@@ -234,6 +235,14 @@ class FISC(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Styles, once, before round 0; nothing where training does not use them."""
         return "never" if self.contrastive == "ordinary" else "once"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: a style over clusters of images up, the interpolation style down."""
+        if self.shares == "never":
+            return super().releases
+        style = Release(stage="share", slot="style", kind=StyleStatistics)
+        return (*super().releases, style, Release(stage="combine", slot="style", kind=InterpolationStyle))
 
     @property
     def server_needs(self) -> ServerNeeds:

@@ -11,7 +11,7 @@ Differs from the paper where the authors' code does: class means are running one
 last local epoch: augmented, under changing weights), so that they need no pass of their own; every client's mean counts
 once in its cluster, however many images are behind it; the consistency term is a mean over the features."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import Prototypes, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.finch import finch
@@ -140,6 +141,12 @@ class FPL(FedAvg):
     def asks_for_shares(self) -> bool:
         """Prototypes go up with the update alone."""
         return False
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """The model and class prototypes up, cluster prototypes down."""
+        up = Release(stage="update", slot=SLOT, kind=Prototypes)
+        return (*super().releases, up, Release(stage="combine", slot=SLOT, kind=Prototypes))
 
     @property
     def server_needs(self) -> ServerNeeds:

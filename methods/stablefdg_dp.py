@@ -24,7 +24,7 @@ one's law. `shift_law="printed"` is refused: it scales noise by the client's own
 the steps that are gone were set by is not read, and setting it is refused. Received styles are other clients' releases:
 what they cost is on those clients' accounts. Under `norm="group"` no layer couples records or works in place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.releases import Release
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
@@ -88,6 +89,13 @@ class StableFDGDP(StableFDG):
             raise UsageError(f"stablefdg-dp needs a prior of shares above 0 that sum to 1; got {self.prior}.")
         if self.heaviest <= 0:
             raise UsageError(f"stablefdg-dp needs heaviest above 0; got {self.heaviest}.")
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """As StableFDG's, and each client's own distribution back where it explores about that."""
+        if self.center == "received" or self.shares == "never":
+            return super().releases
+        return (*super().releases, Release(stage="combine", slot=CENTER, kind=StyleDistribution))
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator

@@ -13,6 +13,8 @@ from torch import Tensor
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.model_encoder import introduced_layers
+from fdgsec.federation.released_statistics import StyleDistributions
+from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import StyleLaws, batch_styles
 from fdgsec.nn.styles.image_styles import statistics
@@ -56,6 +58,15 @@ class StyleSharing(FedAvg):
     def shares(self) -> Literal["never", "once", "every"]:
         """Style information, every round, unless nobody is to receive any."""
         return "every" if self.style and self.received else "never"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """Beside the model: each client's distribution up, others' down, of the received model's maps after `stage`."""
+        if self.shares == "never":
+            return super().releases
+        statistic = StyleDistributions(unbiased=self.unbiased, eps=self.eps, released=self.spread == "std")
+        up = Release(stage="share", slot=DISTRIBUTION, kind=StyleDistribution, statistic=statistic, layers=self.stage)
+        return (*super().releases, up, Release(stage="combine", slot=f"{DISTRIBUTION}.*", kind=StyleDistribution))
 
     @property
     def server_needs(self) -> ServerNeeds:

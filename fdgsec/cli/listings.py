@@ -17,7 +17,7 @@ from fdgsec.nn.networks.weights import WeightStatus, listing
 from fdgsec.nn.styles.encoders import ENCODERS
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.files import cache_root
-from fdgsec.runtime.registry import ATTACKS, METHODS, TARGETS, names, resolve
+from fdgsec.runtime.registry import names, resolve, targets
 
 CLASSES_SHOWN = 12
 DOMAINS_SHOWN = 40
@@ -108,7 +108,7 @@ def _datasets() -> Rows:
 
 
 LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
-    "targets": (("target", "method", "releases"), lambda: [(n, t.method, t.summary) for n, t in TARGETS.items()]),
+    "targets": (("target", "method", "releases"), lambda: [(n, t.method, t.summary) for n, t in targets().items()]),
     "methods": (("method", "what"), lambda: [(n, _summary("methods", n)) for n in names("methods")]),
     "attacks": (("attack", "what"), lambda: [(n, _summary("attacks", n)) for n in names("attacks")]),
     "defenses": (("defense", "what"), lambda: [(n, _summary("defenses", n)) for n in names("defenses")]),
@@ -137,7 +137,11 @@ def print_doctor() -> None:
     Raises FlowerUnavailableError at the end where flwr is installed in a version that fdgsec was not tested with."""
     facts = [(key, str(value)) for key, value in environment().items()]
     facts += [(name, _standing(version, verdict)) for name, version, verdict in flower.found()]
-    facts += [("cache", str(cache_root())), ("methods", ", ".join(METHODS)), ("attacks", ", ".join(ATTACKS))]
+    facts += [
+        ("cache", str(cache_root())),
+        ("methods", ", ".join(names("methods"))),
+        ("attacks", ", ".join(names("attacks"))),
+    ]
     facts += [(f"dataset {row[0]}", row[3]) for row in _datasets()]
     facts += [(f"weights {row.name}", "stored" if row.stored else "not stored") for row in listing()]
     print_table("doctor", ("what", "found"), facts)

@@ -11,8 +11,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError, unknown_name
-from fdgsec.runtime.registry import DEFENSES, target_named
+from fdgsec.runtime.registry import DEFENSES, Target, resolve, target_named
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
@@ -231,6 +232,12 @@ def resolve_settings(
     return build(RunConfig, run, where="run")
 
 
+def target_method(target: Target) -> Method:
+    """The method of a target with the options that make it this variant, all others at their defaults."""
+    made: Method = build(resolve("methods", target.method), target.options, where="method")
+    return made
+
+
 def attack_settings(
     target: str,
     given: Mapping[str, Any],
@@ -247,13 +254,14 @@ def attack_settings(
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
     defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
-    if named.encoder is not None:
-        defaults["encoder"] = named.encoder
+    method = target_method(named)
+    if method.shared_mean is not None and method.shared_mean.encoder is not None:
+        defaults["encoder"] = method.shared_mean.encoder
     config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
     if given.get("rounds") is None and preset is not None:
         config = dataclasses.replace(config, rounds=0)
     if config.splits != "own":
         raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
-    if named.trained and not config.rounds:
+    if method.needs_training and not config.rounds:
         raise UsageError(f"{target} releases nothing before it trains; give --rounds 1 or more.")
     return config

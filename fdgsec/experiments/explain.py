@@ -4,16 +4,19 @@ import difflib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Literal, cast
 
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.verdicts import Criterion, margin_of
+from fdgsec.experiments.config import target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
+from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Filter
 from fdgsec.runtime.errors import FdgsecError, UsageError
-from fdgsec.runtime.registry import TARGETS, Target, names, resolve
+from fdgsec.runtime.registry import names, resolve, targets
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Attack, TargetFacts
 
@@ -91,7 +94,8 @@ def explain(name: str) -> Explanation:
 def _attack(name: str) -> Explanation:
     cls = cast(type[Attack], resolve("attacks", name))
     title, *rest = _paragraphs(_module_doc(cls))
-    by_target = {target: _asked(cls, TARGETS[target]) for target in TARGETS if cls.reads & TARGETS[target].releases}
+    released = {target: method for target, method in _targets().items() if cls.reads & method.released_kinds}
+    by_target = {target: _asked(cls, method) for target, method in released.items()}
     lines = [f"{target}: {said}" for target, (_, said) in by_target.items()]
     rows = [
         ("what", "\n\n".join([*rest, _doc(cls)])),
@@ -102,19 +106,28 @@ def _attack(name: str) -> Explanation:
         ("shuffled control, in which it must find nothing", _doc(cls.negative_control)),
         ("measurements", ", ".join(MEASUREMENTS[name]) if name in MEASUREMENTS else "as its reports name them"),
         (f"options (--set attacks.{name}.OPTION=VALUE)", _options(cls)),
-        ("run it", _command(name, {target: able for target, (able, _) in by_target.items() if able})),
+        ("run it", _command(name, {target: able for target, (able, _) in by_target.items() if able}, released)),
     ]
     return Explanation(name=name, kind="attack", title=title, sections=[*rows, *_page(name)])
 
 
-def _asked(cls: type[Attack], target: Target) -> tuple[list[str], str]:
-    """The adversaries by whom an attack on `target` can be asked, and that in words, or why by none."""
+def _targets() -> dict[str, Method]:
+    """The methods behind all targets, but for plug-ins that have options without defaults."""
+    made: dict[str, Method] = {}
+    for name, target in targets().items():
+        with suppress(UsageError):
+            made[name] = target_method(target)
+    return made
+
+
+def _asked(cls: type[Attack], method: Method) -> tuple[list[str], str]:
+    """The adversaries by whom an attack on `method` can be asked, and that in words, or why by none."""
     able, reasons = [], list[str]()
     for name, adversary in ADVERSARIES.items():
         lacking = cls.needs - set(adversary.knows)
         facts = TargetFacts(
-            artifact_kinds=target.releases, clients=3, images_per_client=500, classes=7, profile="full",
-            knows=frozenset(adversary.knows), pooled=target.pooled,
+            artifact_kinds=method.released_kinds, clients=3, images_per_client=500, classes=7, profile="full",
+            knows=frozenset(adversary.knows), pooled=method.shares_means,
         )  # fmt: skip
         try:
             if lacking:
@@ -126,9 +139,9 @@ def _asked(cls: type[Attack], target: Target) -> tuple[list[str], str]:
     return able, ", ".join(able) if able else f"nobody: {reasons[0] if reasons else 'it asks nothing of it'}"
 
 
-def _command(name: str, able: Mapping[str, Sequence[str]]) -> str:
+def _command(name: str, able: Mapping[str, Sequence[str]], methods: Mapping[str, Method]) -> str:
     target, adversaries = next(iter(able.items()), ("TARGET", ["server"]))
-    rounds = " --rounds 1" if target in TARGETS and TARGETS[target].trained else ""
+    rounds = " --rounds 1" if target in methods and methods[target].needs_training else ""
     adversary = "" if "server" in adversaries else f" --adversary {adversaries[0]}"
     return f"fdgsec attack --target {target}{rounds} --attack {name}{adversary}"
 

@@ -4,7 +4,7 @@ The base method shares, trains, reviews and aggregates as usual. The local metho
 change of network that it needs. Where it shares artifacts of its own (FedDG's spectra), they are sent together with
 those of the base, in slots that start with "local.", and so do its entries in the memory of clients and server."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, TypeVar, cast
 
@@ -12,6 +12,7 @@ import torch
 
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.releases import Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
@@ -98,6 +99,22 @@ class Stacked(Method):
     def reviews(self) -> Literal["none", "before", "after"]:
         """Review as the base method."""
         return self.base.reviews
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """What both release; the one on top, which only lends its objective, nothing that is trained."""
+        own = [one for one in self.local.releases if one.stage in ("share", "combine")]
+        return (*self.base.releases, *(replace(one, slot=PREFIX + one.slot) for one in own))
+
+    @property
+    def released_kinds(self) -> frozenset[str]:
+        """Those of the method below, which is the target."""
+        return self.base.released_kinds
+
+    @property
+    def needs_training(self) -> bool:
+        """As the method below."""
+        return self.base.needs_training
 
     @property
     def counts_alike(self) -> bool:

@@ -7,13 +7,14 @@ server must remember is `server`, the same."""
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, Self, runtime_checkable
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
+from fdgsec.federation.releases import TRAINED_MODEL, Release
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.loop import CrossEntropy, Objective, Trainer, epochs
 from fdgsec.nn.training.plan import TrainingPlan
@@ -111,34 +112,6 @@ class Update:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@runtime_checkable
-class SharesDistributions(Protocol):
-    """What is public of a method whose clients send the distribution of their styles under the current model.
-
-    Styles are those of the maps at the end of `stage`, with sigma by `unbiased` and `eps`; `spread` is what is sent of
-    their scatter: variances, or (as released) sqrt(variance + eps) over n - 1."""
-
-    @property
-    def stage(self) -> str:
-        """Where the styles are taken."""
-        ...
-
-    @property
-    def unbiased(self) -> bool:
-        """Whether sigma divides by HW - 1."""
-        ...
-
-    @property
-    def eps(self) -> float:
-        """What stands inside the root."""
-        ...
-
-    @property
-    def spread(self) -> Literal["variance", "std"]:
-        """How the scatter is sent."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerNeeds:
     """How closely a method's server has to look at what clients upload, and (after "because") why no less will do.
@@ -176,6 +149,34 @@ class Method(ABC):
     def reviews(self) -> Literal["none", "before", "after"]:
         """Whether clients judge models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
         return "none"
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        """What the run sends beside the round loop's own messages, with these options; conformance tests compare."""
+        return (TRAINED_MODEL,)
+
+    @property
+    def needs_training(self) -> bool:
+        """Whether nothing of a client's own leaves it before it trains."""
+        return not any(release.stage == "share" for release in self.releases)
+
+    @property
+    def released_kinds(self) -> frozenset[str]:
+        """The kinds of artifact by which the method is attacked: those of the exchange before training, else all.
+
+        Scores are reviews; those of other stages are weights and metrics, and no target."""
+        told = [one for one in self.releases if self.needs_training or one.stage in ("share", "combine")]
+        return frozenset(one.kind.kind for one in told if one.kind is not Scores or one.stage == "review")
+
+    @property
+    def shares_means(self) -> bool:
+        """Whether what clients share holds means over their images, or rows of the same statistic."""
+        return self.needs_training or self.shared_mean is not None
+
+    @property
+    def shared_mean(self) -> Release | None:
+        """What clients share of which the statistic is known, None where there is no such thing."""
+        return next((one for one in self.releases if one.stage == "share" and one.statistic is not None), None)
 
     @property
     def server_needs(self) -> ServerNeeds:

@@ -71,100 +71,83 @@ DEFENSES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a user names to attack: a method, the options that make it this variant, and what it releases.
-
-    `trained` says that nothing is released without training; `encoder` is what its styles are of where that is no option,
-    `pooled` that a client's style is a mean over its images."""
+    """What a user names to attack: a method, and the options that make it this variant; the method says what it releases."""
 
     method: str
-    releases: frozenset[str]
     summary: str
     options: Mapping[str, object] = field(default_factory=dict)
-    trained: bool = False
-    encoder: str | None = None
-    pooled: bool = True
 
 
 TARGETS: Mapping[str, Target] = {
     "ccst-overall": Target(
-        method="ccst", options={"style": "overall"}, releases=frozenset({"StyleStatistics", "StyleBank"}),
-        summary="one pooled style per client (CCST eq. 8), broadcast as a bank",
+        method="ccst", options={"style": "overall"}, summary="one pooled style per client (CCST eq. 8), broadcast as a bank",
     ),
     "ccst-single": Target(
-        method="ccst", options={"style": "single"}, releases=frozenset({"ImageStyles", "StyleBank"}),
+        method="ccst", options={"style": "single"},
         summary="styles of ceil(n/32) single images per client (CCST eq. 7), broadcast as a bank",
     ),
     "ccst-amplitude-overall": Target(
-        method="ccst", options={"style": "overall", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}),
+        method="ccst", options={"style": "overall", "representation": "amplitude"},
         summary="the mean amplitude spectrum of each client's images (CCST appendix E)",
     ),
     "ccst-amplitude-single": Target(
-        method="ccst", options={"style": "single", "representation": "amplitude"}, releases=frozenset({"Amplitudes"}), pooled=False,
+        method="ccst", options={"style": "single", "representation": "amplitude"},
         summary="amplitude spectra of ceil(n/32) single images per client (CCST appendix E)",
     ),
     "stablefdg": Target(
-        method="stablefdg", releases=frozenset({"StyleDistribution"}),
-        summary="center and spread of early-layer styles, every round, to the server and one other client",
+        method="stablefdg", summary="center and spread of early-layer styles, every round, to the server and one other client",
     ),
     "feddag": Target(
-        method="feddag", releases=frozenset({"ModelState", "GeneratorState", "Scores"}), trained=True,
+        method="feddag",
         summary="own teachers and generators, every round; peers receive perturbed teachers and answer with losses",
     ),
     "fisc": Target(
-        method="fisc", releases=frozenset({"StyleStatistics", "InterpolationStyle"}), pooled=False,
-        summary="one clustered style per client to the server, one interpolation style back",
+        method="fisc", summary="one clustered style per client to the server, one interpolation style back",
     ),
     "fedalign": Target(
-        method="fedalign", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
-        summary="color statistics of a tenth of the images, every round, to everybody",
+        method="fedalign", summary="color statistics of a tenth of the images, every round, to everybody",
     ),
-    "fedccrl": Target(
-        method="fedccrl", releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
-        summary="as fedalign, which extends it",
-    ),
+    "fedccrl": Target(method="fedccrl", summary="as fedalign, which extends it"),
     "feddg": Target(
-        method="feddg", releases=frozenset({"Amplitudes"}), pooled=False,
-        summary="amplitude spectra of an eighth of the images, once, to everybody",
+        method="feddg", summary="amplitude spectra of an eighth of the images, once, to everybody",
     ),
-    "fpl": Target(
-        method="fpl", releases=frozenset({"ModelState", "Prototypes"}), trained=True,
-        summary="mean features per class, every round",
-    ),
-    "fediir": Target(
-        method="fediir", releases=frozenset({"ModelState", "HeadGradient"}), trained=True,
-        summary="the loss's gradient in the head, every round",
-    ),
-    "fedadg": Target(
-        method="fedadg", releases=frozenset({"ModelState", "GeneratorState"}), trained=True,
-        summary="a feature generator beside the model, every round",
-    ),
-    "fedavg": Target(
-        method="fedavg", releases=frozenset({"ModelState"}), trained=True, summary="the model alone: the baseline",
-    ),
+    "fpl": Target(method="fpl", summary="mean features per class, every round"),
+    "fediir": Target(method="fediir", summary="the loss's gradient in the head, every round"),
+    "fedadg": Target(method="fedadg", summary="a feature generator beside the model, every round"),
+    "fedavg": Target(method="fedavg", summary="the model alone: the baseline"),
     "stablefdg-dp": Target(
-        method="stablefdg-dp", releases=frozenset({"StyleDistribution"}),
+        method="stablefdg-dp",
         summary="as stablefdg, with losses of single records for dp-sgd; each client gets its own styles' center back",
     ),
     "feddag-dp": Target(
-        method="feddag-dp", options={"include_self": False}, releases=frozenset({"ModelState", "GeneratorState", "Scores"}),
-        trained=True, summary="as feddag, student and generator by one noisy step, scores with a bound, for dp-sgd",
+        method="feddag-dp", options={"include_self": False},
+        summary="as feddag, student and generator by one noisy step, scores with a bound, for dp-sgd",
     ),
     "fisc-dp": Target(
-        method="fisc-dp", releases=frozenset({"StyleStatistics", "InterpolationStyle"}), pooled=False,
-        summary="as fisc, with negatives made of the record itself for dp-sgd",
+        method="fisc-dp", summary="as fisc, with negatives made of the record itself for dp-sgd",
     ),
     "fedalign-dp": Target(
-        method="fedalign-dp", options={"discriminator": "off"}, releases=frozenset({"ImageStyles", "StyleBank"}), encoder="pixels",
+        method="fedalign-dp", options={"discriminator": "off"},
         summary="as fedalign, without contrast between records and without discriminator, for dp-sgd",
     ),
 }  # fmt: skip
 
 
+def targets() -> Mapping[str, Target]:
+    """All targets: the variants above, then every other method with its default options, under its own name."""
+    return {**TARGETS, **{name: _plain(name) for name in names("methods") if name not in TARGETS}}
+
+
+def _plain(method: str) -> Target:
+    return Target(method=method, summary="with its default options")
+
+
 def target_named(name: str) -> Target:
     """Look a target up. Raises UsageError with the nearest name."""
-    if name not in TARGETS:
-        raise unknown_name("target", name, TARGETS)
-    return TARGETS[name]
+    known = targets()
+    if name not in known:
+        raise unknown_name("target", name, known)
+    return known[name]
 
 
 def names(group: str) -> list[str]:

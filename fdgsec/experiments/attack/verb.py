@@ -21,15 +21,16 @@ from fdgsec.experiments.setup.world import (
     World,
     artifact_rows,
     attacked_clients,
+    attacked_method,
     load_world,
     method_of,
     model_of,
     roles_of,
 )
 from fdgsec.experiments.train import dataset_document
-from fdgsec.federation.artifacts import ModelState, StyleDistribution
+from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method, SharesDistributions
+from fdgsec.federation.method import SHARED_ROWS, Client, GlobalModel, Method
 from fdgsec.federation.run_folder import (
     check_replaceable,
     environment,
@@ -43,7 +44,6 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.nn.styles.image_styles import encoder_named, warm
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
-from fdgsec.runtime.registry import target_named
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Attack, ReadsModels
 
@@ -104,7 +104,7 @@ def attack(
         )
         elsewhere = federation(request)
         observed = replace(observed, transcript=_same(elsewhere.transcript, observed.transcript))
-    if model is not None and config.rounds and isinstance(method, SharesDistributions):
+    if model is not None and config.rounds and follows_model(method):
         model = last_sent(observed.transcript, model)
         style_view = opened(config, world, method, model, fresh=fresh, progress=progress)
     attack_context = attack_context_of(
@@ -161,6 +161,11 @@ def opened(
     return style_view
 
 
+def follows_model(method: Method) -> bool:
+    """Whether the styles that clients share are those of the received model's layers."""
+    return method.shared_mean is not None and method.shared_mean.layers is not None
+
+
 def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
     """The global model that the server sent last: styles of every round are those of its layers, and it is public.
 
@@ -179,9 +184,9 @@ def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
 
 def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:
     """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
-    releases = target_named(config.target).releases if config.rounds else frozenset[str]()
+    releases = attacked_method(config).released_kinds if config.rounds else frozenset[str]()
     able = [attack.keeps for attack in attacks if isinstance(attack, ReadsModels) and attack.reads & releases]
-    if StyleDistribution.kind in releases:
+    if config.rounds and follows_model(attacked_method(config)):
         able.append("models=last")  # the model whose layers these styles are of
     return max({config.keep, *able}, key=get_args(Keep).index)
 
@@ -238,6 +243,6 @@ def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
 
 def dry_run(config: RunConfig) -> list[tuple[str, str]]:
     """Say for each attack whether it would run, or why not, without loading any data."""
-    kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
+    kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     reasons = {attack.name: obstacle(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
     return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected, obstacle
-from fdgsec.experiments.attack.verb import last_sent, opened, write_report
+from fdgsec.experiments.attack.verb import follows_model, last_sent, opened, write_report
 from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, make_again, read_record
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, remade, unkept
-from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignments
+from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignments, target_method
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun
-from fdgsec.experiments.setup.world import artifact_rows, method_of, options_of
+from fdgsec.experiments.setup.world import artifact_rows, attacked_method, method_of, options_of
 from fdgsec.experiments.train import dataset_document
-from fdgsec.federation.method import SharesDistributions
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
-from fdgsec.runtime.registry import TARGETS, Target, resolve, target_named
+from fdgsec.runtime.registry import Target, resolve, target_named, targets
 from fdgsec.threats.adversary import ADVERSARIES
 
 
@@ -69,7 +68,7 @@ def attack_recorded(
 def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[str, str]]]:
     """Say for each attack whether the run lets it run, or why not, without loading any data."""
     config = settings_for(read_record(request.run), request)
-    kinds, adversary = target_named(config.target).releases, ADVERSARIES[config.adversary]
+    kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     rows = []
     for attack in attacks_of(config):
         reason, lacking = obstacle(attack, config.target, kinds, adversary), unkept(attack, config.keep)
@@ -84,9 +83,11 @@ def settings_for(record: Record, request: RecordedRequest) -> RunConfig:
     ran = record.config
     resolve("methods", ran.method)
     name = _target(record, request.target)
+    shared = target_method(target_named(name)).shared_mean
+    encoder = None if shared is None else shared.encoder
     chosen = {
         "target": name, "profile": request.profile, "adversary": request.adversary, "attacks": tuple(request.attacks),
-        "attack_options": _attack_options(request.assignments), "encoder": target_named(name).encoder or ran.encoder,
+        "attack_options": _attack_options(request.assignments), "encoder": encoder or ran.encoder,
         "device": request.device or ran.device,
         "style_size": ran.style_size if "style_size" in options_of(ran.method) else None,
     }  # fmt: skip
@@ -111,7 +112,9 @@ def _target(record: Record, named: str | None) -> str:
     config = record.config
     kinds = {row.kind for row in record.transcript.rows}
     if named is None:
-        fitting = [name for name, target in TARGETS.items() if target.method == config.method and _fits(config, target)]
+        known = targets()
+        fitting = [name for name, target in known.items() if target.method == config.method and _fits(config, target)]
+        fitting = [name for name in fitting if name != config.method] or fitting  # a variant before the method itself
         if len(fitting) != 1:
             also = "fedavg attacks its models" if MODELS[0] in kinds else "see `fdgsec list targets`"
             raise UsageError(
@@ -121,13 +124,15 @@ def _target(record: Record, named: str | None) -> str:
     target = target_named(named)
     if target.method == config.method and not _fits(config, target):
         raise UsageError(f"{named} is {target.method} with {dict(target.options)}; this run had other options.")
-    if target.method != config.method and target.releases != {MODELS[0]}:
+    method = attacked_method(replace(config, target=named))
+    released = method.released_kinds
+    if target.method != config.method and released != {MODELS[0]}:
         raise UsageError(
             f"{named} is of {target.method}; this run is of {config.method} (--target fedavg reads its models)."
         )
-    if not target.releases & kinds or (target.trained and not config.rounds):
+    if not released & kinds or (method.needs_training and not config.rounds):
         raise UsageError(
-            f"{named} releases {', '.join(sorted(target.releases))}; this run trained for {config.rounds} rounds and "
+            f"{named} releases {', '.join(sorted(released))}; this run trained for {config.rounds} rounds and "
             f"released {', '.join(sorted(kinds)) or 'nothing'}."
         )
     return named
@@ -135,7 +140,7 @@ def _target(record: Record, named: str | None) -> str:
 
 def _fits(config: RunConfig, target: Target) -> bool:
     """Whether the run's method has what sets this target apart from others of the same method."""
-    apart = {option for other in TARGETS.values() if other.method == target.method for option in other.options}
+    apart = {option for other in targets().values() if other.method == target.method for option in other.options}
     base = replace(config, local="", local_options={})
     meant = method_of(replace(base, options=dict(target.options)))
     ran = method_of(base)
@@ -149,7 +154,7 @@ def _attack_setting(
     config, record = recorded.config, recorded.record
     defense_stack = defense_stack_of(config, recorded.method)
     model = recorded.model
-    if model is not None and config.rounds and isinstance(recorded.method, SharesDistributions):
+    if model is not None and config.rounds and follows_model(recorded.method):
         model = last_sent(record.transcript, model)
     style_view = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
     found = remade(recorded, defense_stack)

@@ -18,9 +18,9 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighbors import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
-from fdgsec.experiments.config import RunConfig, attack_settings
+from fdgsec.experiments.config import RunConfig, attack_settings, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of, defenses_of
-from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, with_validation
+from fdgsec.experiments.setup.world import attacked_method, clients_of, load_world, method_of, model_of, with_validation
 from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Clock
@@ -103,7 +103,10 @@ def audit_settings(
 
     Raises what `attack_settings` raises."""
     told = {name: value for name, value in given.items() if value is not None}
-    usual: dict[str, Any] = {"device": "cpu", "rounds": 1 if target_named(target).trained else None}
+    usual: dict[str, Any] = {
+        "device": "cpu",
+        "rounds": 1 if target_method(target_named(target)).needs_training else None,
+    }
     if plan.canary == "gradient":
         usual["per_domain"] = PER_DOMAIN
     return attack_settings(target, {**usual, **told}, assignments=assignments)
@@ -280,7 +283,7 @@ def _claimed(
 def _no_guarantee(config: RunConfig) -> UsageError:
     name = " then ".join(config.defenses)
     trained = (
-        "" if config.rounds or target_named(config.target).trained else "; what is trained needs --rounds 1 or more"
+        "" if config.rounds or attacked_method(config).needs_training else "; what is trained needs --rounds 1 or more"
     )
     return UsageError(
         f"{name} promises no (epsilon, delta) for anything that one client of {config.target} sends here, so that nothing can "

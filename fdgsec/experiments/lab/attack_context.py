@@ -8,14 +8,13 @@ from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.style_view import StyleView
-from fdgsec.experiments.setup.world import World, model_of
+from fdgsec.experiments.setup.world import World, attacked_method, model_of
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.progress import Progressive
-from fdgsec.runtime.registry import target_named
 from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge
 from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
@@ -77,10 +76,11 @@ def attack_context_of(
         plan=method.client_plan,
         keeps_moments=method.keeps_moments,
     )
+    attacked = attacked_method(config)
     facts = TargetFacts(
-        artifact_kinds=target_named(config.target).releases, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
+        artifact_kinds=attacked.released_kinds, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
-        pooled=target_named(config.target).pooled, rounds=config.rounds,
+        pooled=attacked.shares_means, rounds=config.rounds,
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(

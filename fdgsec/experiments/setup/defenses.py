@@ -13,7 +13,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig, build, parse_value
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.defense import Defense, DefenseStack, StatisticSource
-from fdgsec.federation.method import GlobalModel, Method, SharesDistributions
+from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
@@ -66,7 +66,8 @@ def statistic_source_of(config: RunConfig, method: Method) -> StatisticSource:
     made: WeakKeyDictionary[GlobalModel, ViewedStatistic] = WeakKeyDictionary()
 
     def statistic_source(images: DomainDataset, model: GlobalModel | None) -> ViewedStatistic:
-        if model is None or not isinstance(method, SharesDistributions):
+        shared = method.shared_mean
+        if model is None or shared is None or shared.layers is None:
             return ViewedStatistic(style_view=StyleView.of(config, images, method, model))
         if model not in made:
             made[model] = ViewedStatistic(style_view=StyleView.of(config, images, method, model))

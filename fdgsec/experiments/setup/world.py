@@ -12,7 +12,7 @@ from fdgsec.data.domain_groups import gathered
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
-from fdgsec.experiments.config import RunConfig, build, merged
+from fdgsec.experiments.config import RunConfig, build, merged, target_method
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
@@ -20,7 +20,7 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
-from fdgsec.runtime.registry import resolve
+from fdgsec.runtime.registry import resolve, target_named
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,6 +142,16 @@ def method_of(config: RunConfig) -> Method:
         return method
     local: Method = _built(config.local, config.local_options, config, where="with")
     return Stacked(base=method, local=local)
+
+
+def attacked_method(config: RunConfig) -> Method:
+    """The method whose releases are attacked: the run's, without what is on top of it, or that of another target.
+
+    The latter where a run is attacked as another one (`attack --run RUN --target fedavg`: its models)."""
+    named = target_named(config.target)
+    if named.method != config.method:
+        return target_method(named)
+    return method_of(replace(config, local="", local_options={}))
 
 
 def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:

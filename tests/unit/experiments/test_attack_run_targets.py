@@ -53,6 +53,7 @@ def chosen(config: RunConfig, *sent: Artifact, target: str | None = None) -> Run
         (RunConfig(method="fisc"), [STYLE, GLOBAL], "fisc"),
         (RunConfig(method="fedalign", rounds=3), [STYLES, BANK, MODEL], "fedalign"),
         (RunConfig(method="fedavg", rounds=3), [MODEL], "fedavg"),
+        (RunConfig(method="fedprox", rounds=3), [MODEL], "fedprox"),
     ],
 )  # fmt: skip
 def test_the_target_is_the_one_with_the_runs_method_and_options(config: RunConfig, sent: list[Artifact], target: str):
@@ -73,7 +74,6 @@ def test_the_models_of_any_run_can_be_attacked_as_those_of_fedavg():
 @pytest.mark.parametrize(
     ("config", "sent", "target", "said"),
     [
-        (RunConfig(method="fedprox", rounds=1), [MODEL], None, "no target is fedprox"),
         (RunConfig(method="ccst"), [STYLE, BANK], "ccst-single", "this run had other options"),
         (RunConfig(method="ccst"), [STYLE, BANK], "fisc", "fisc is of fisc; this run is of ccst"),
         (RunConfig(method="ccst"), [STYLE, BANK], "ccst-ovrall", "did you mean 'ccst-overall'"),
