@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fdgsec.federation.artifacts import KINDS, HeadGradient, ModelState, Scores
+from fdgsec.federation.artifacts import KINDS, HeadGradient, ModelState, Scores, kind_named
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Method
 from fdgsec.federation.reply_checks import HEAVIEST
@@ -83,7 +83,7 @@ class Guards:
                 tensors[name] = value.nan_to_num()  # check the rest of the schema
         if not self.schema:
             return
-        if KINDS.get(artifact.kind) is not type(artifact):
+        if kind_named(artifact.kind) is not type(artifact):
             raise ArtifactError(f"{where}: unknown kind; known: {', '.join(KINDS)}.")
         try:
             remade(artifact, tensors)

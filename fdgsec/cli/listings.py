@@ -5,19 +5,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from fdgsec.cli.tables import Rows, print_table
-from fdgsec.data.catalog import DATASETS, DatasetEntry, locate
+from fdgsec.data.catalog import DatasetEntry, dataset_entry, dataset_names, locate
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.bench.protocols import protocol_named, protocols
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.config import presets
+from fdgsec.federation.artifacts import KINDS
 from fdgsec.federation.engines.flower import versions as flower
 from fdgsec.federation.run_folder import environment
 from fdgsec.nn.networks.classifiers import BACKBONES
 from fdgsec.nn.networks.weights import WeightStatus, listing
-from fdgsec.nn.styles.encoders import ENCODERS
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.nn.styles.encoders import encoder_names
+from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.files import cache_root
-from fdgsec.runtime.registry import names, resolve, targets
+from fdgsec.runtime.registry import names, plugins, resolve, targets
 
 CLASSES_SHOWN = 12
 DOMAINS_SHOWN = 40
@@ -26,13 +27,14 @@ DOMAINS_SHOWN = 40
 def print_datasets() -> None:
     """Print the catalogue: size, license, how to get it, and where it was found."""
     rows = []
-    for name, entry in DATASETS.items():
+    entries = {name: dataset_entry(name) for name in dataset_names()}
+    for name, entry in entries.items():
         files = entry.files
         known = str(files.images) if files is not None and files.images else "any" if entry.anything else ""
         where = _found(name, entry)
         rows.append((name, entry.title, known, _layout(entry), entry.license, where))
     print_table("datasets", ("dataset", "what", "images", "layout", "license", "found"), rows)
-    for name, entry in DATASETS.items():  # whole lines, so that addresses can be copied
+    for name, entry in entries.items():  # whole lines, so that addresses can be copied
         if entry.page:
             fetched = f" (or `fdgsec data fetch {name}`)" if entry.archives or entry.hub else ""
             print(f"{name}: {entry.page}{fetched}")
@@ -96,13 +98,26 @@ def print_weights(rows: Sequence[WeightStatus]) -> None:
 
 
 def _summary(group: str, name: str) -> str:
-    text = resolve(group, name).__doc__ or ""
+    try:
+        return _first_line(resolve(group, name))
+    except UsageError as error:  # a plug-in that cannot be imported is listed with the reason
+        return str(error)
+
+
+def _first_line(thing: object) -> str:
+    text = thing.__doc__ or ""
     return text.splitlines()[0] if text else ""
+
+
+def _artifacts() -> Rows:
+    ours = [(name, _first_line(cls)) for name, cls in KINDS.items()]
+    return [*ours, *((name, _summary("artifacts", name)) for name in plugins("artifacts"))]
 
 
 def _datasets() -> Rows:
     rows = []
-    for name, entry in DATASETS.items():
+    for name in dataset_names():
+        entry = dataset_entry(name)
         rows.append((name, entry.target_domain or "(last)", str(entry.image_size), _found(name, entry)))
     return rows
 
@@ -113,7 +128,8 @@ LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
     "attacks": (("attack", "what"), lambda: [(n, _summary("attacks", n)) for n in names("attacks")]),
     "defenses": (("defense", "what"), lambda: [(n, _summary("defenses", n)) for n in names("defenses")]),
     "datasets": (("dataset", "unseen domain", "px", "where"), _datasets),
-    "encoders": (("encoder",), lambda: [(n,) for n in ENCODERS]),
+    "encoders": (("encoder",), lambda: [(n,) for n in encoder_names()]),
+    "artifacts": (("artifact", "what"), _artifacts),
     "backbones": (("backbone",), lambda: [(n,) for n in BACKBONES]),
     "claims": (("claim", "paper", "what"), lambda: [(c.id, f"{c.paper} {c.section}", c.claim) for c in ledger()]),
     "presets": (("preset",), lambda: [(n,) for n in presets()]),

@@ -25,6 +25,7 @@ from fdgsec.data.sources import MEMORY_BUDGET, ImageFile, Progress, decode, open
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
 from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.random_streams import child, stream
+from fdgsec.runtime.registry import plugins, resolve
 
 LAZY_ABOVE = 100_000
 """Datasets with more images than this are decoded lazily, others at once."""
@@ -161,11 +162,23 @@ def _draw(image_size: int, per_domain: int, per_class: int | None, progress: Pro
     return shapes(image_size=image_size, per_domain=per_domain, seed=0, progress=advance)
 
 
+def dataset_names() -> tuple[str, ...]:
+    """The datasets of the catalogue, then those of plug-ins, each a `DatasetEntry`."""
+    return (*DATASETS, *(name for name in plugins("datasets") if name not in DATASETS))
+
+
 def dataset_entry(name: str) -> DatasetEntry:
     """Look a dataset up. Raises UsageError with the nearest name."""
-    if name not in DATASETS:
-        raise unknown_name("dataset", name, DATASETS)
-    return DATASETS[name]
+    if name in DATASETS:
+        return DATASETS[name]
+    if name not in dataset_names():
+        raise unknown_name("dataset", name, dataset_names())
+    entry = resolve("datasets", name)
+    if not isinstance(entry, DatasetEntry) or entry.files is None or not entry.folders:
+        raise UsageError(
+            f"the dataset {name!r} of a plug-in must be a DatasetEntry with files and folders; got {entry!r}."
+        )
+    return entry
 
 
 def fetch(name: str, *, data_root: Path | None = None, progress: Progress | None = None) -> list[Path]:

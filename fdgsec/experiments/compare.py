@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fdgsec.data.catalog import DATASETS
+from fdgsec.data.catalog import dataset_entry, dataset_names
 from fdgsec.runtime.errors import DataError, UsageError
 
 SCHEMA = 1
@@ -38,7 +38,7 @@ class _Run:
         accuracy, dataset = self.report["accuracy"], self.report["dataset"]
         if accuracy or self.settings.get("target_domain"):
             return str(accuracy["unseen_domain"] if accuracy else self.settings["target_domain"])
-        entry = DATASETS.get(dataset["name"])
+        entry = dataset_entry(dataset["name"]) if dataset["name"] in dataset_names() else None
         last = dataset["domains"][-1] if dataset.get("domains") else "none"
         return entry.target_domain if entry is not None and entry.target_domain else str(last)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError, unknown_name
-from fdgsec.runtime.registry import DEFENSES, Target, resolve, target_named
+from fdgsec.runtime.registry import Target, names, resolve, target_named
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
@@ -227,15 +227,28 @@ def resolve_settings(
             run[shared] = options[shared]
     for text in run.get("defenses", ()):
         name = str(text).partition(":")[0]
-        if name not in DEFENSES:
-            raise unknown_name("defense", name, DEFENSES)
+        if name not in names("defenses"):
+            raise unknown_name("defense", name, names("defenses"))
     return build(RunConfig, run, where="run")
+
+
+def made(group: str, given: object, options: Mapping[str, Any], *, where: str) -> Any:
+    """Make what is given, by name, as a class or as an object of one's own, with `options` in place of its fields.
+
+    Raises UsageError for an unknown name, what `build` raises, and for an object that is no frozen dataclass."""
+    found = resolve(group, given)
+    if isinstance(found, type):
+        return build(found, options, where=where)
+    if not dataclasses.is_dataclass(found):
+        raise UsageError(f"{where} must be a frozen dataclass; got {found!r}.")
+    held = {spec.name: getattr(found, spec.name) for spec in dataclasses.fields(found) if spec.init}
+    return build(type(found), {**held, **options}, where=where)
 
 
 def target_method(target: Target) -> Method:
     """The method of a target with the options that make it this variant, all others at their defaults."""
-    made: Method = build(resolve("methods", target.method), target.options, where="method")
-    return made
+    method: Method = made("methods", target.method, target.options, where="method")
+    return method
 
 
 def attack_settings(

@@ -6,7 +6,7 @@ fields). Nothing here can execute code on load."""
 import builtins
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.registry import plugins, resolve
 
 SCHEMA = 1
 
@@ -222,6 +223,22 @@ KINDS: Mapping[str, type[Artifact]] = {
 }  # fmt: skip
 
 
+def kind_named(kind: str) -> type[Artifact] | None:
+    """The class of a kind: a bundled one, a plug-in's, or one that this process has defined; None for an unknown one."""
+    if kind in KINDS:
+        return KINDS[kind]
+    if kind in plugins("artifacts"):
+        found: type[Artifact] = resolve("artifacts", kind)
+        return found
+    return next((cls for cls in _below(Artifact) if vars(cls).get("kind") == kind), None)
+
+
+def _below(cls: type[Artifact]) -> Iterator[type[Artifact]]:
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from _below(sub)
+
+
 def decode(content: bytes, *, source: str = "artifact") -> Artifact:
     """Rebuild an artifact from its bytes; `source` names it in errors.
 
@@ -237,11 +254,11 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
         raise ArtifactError(
             f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."
         ) from error
-    if record.get("schema") != SCHEMA or kind not in KINDS:
+    cls = kind_named(kind)
+    if record.get("schema") != SCHEMA or cls is None:
         raise ArtifactError(
-            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; known kinds: {', '.join(KINDS)}."
+            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; known kinds: {', '.join([*KINDS, *plugins('artifacts')])}."
         )
-    cls = KINDS[kind]
     if issubclass(cls, ModelState):
         return cls(state=tensors)
     expected = {spec.name for spec in fields(cls)}

@@ -18,7 +18,7 @@ from fdgsec.metrics.image_similarity import check_images
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifier
 from fdgsec.nn.networks.inception import inception_fid
-from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, load_encoder
+from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, encoder_names, load_encoder
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.random_streams import stream
 
@@ -154,11 +154,12 @@ def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
     """Make the extractor called `name` (`EXTRACTORS`), on `device`.
 
     Raises UsageError for an unknown name, WeightsUnavailableError where its weights are not stored."""
-    if name not in EXTRACTORS:
-        raise unknown_name("extractor", name, EXTRACTORS)
+    known = (*EXTRACTORS, *(one for one in encoder_names() if one not in EXTRACTORS))
+    if name not in known:
+        raise unknown_name("extractor", name, known)
     if name == INCEPTION:
         return InceptionExtractor.stored(device=device)
-    if name in ENCODERS:
+    if name in encoder_names():
         return EncoderExtractor(load_encoder(name, device=device))
     # the one-class head is never used
     classifier = build_classifier(name, 1, pretrained=True, rng=stream(0, "world", "extractor", name))

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from fdgsec.runtime.errors import unknown_name
+from fdgsec.runtime.errors import UsageError, unknown_name
 
 METHODS: Mapping[str, str] = {
     "fedavg": "fdgsec.methods.fedavg:FedAvg",
@@ -68,12 +68,16 @@ DEFENSES: Mapping[str, str] = {
     "style-noise": "fdgsec.defenses.style_noise:StyleNoise",
 }
 
+PLAIN = "with its default options"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a user names to attack: a method, and the options that make it this variant; the method says what it releases."""
+    """What a user names to attack: a method, and the options that make it this variant; the method says what it releases.
 
-    method: str
+    `method` is a name, or a class or an object of one's own."""
+
+    method: Any
     summary: str
     options: Mapping[str, object] = field(default_factory=dict)
 
@@ -133,48 +137,79 @@ TARGETS: Mapping[str, Target] = {
 }  # fmt: skip
 
 
-def targets() -> Mapping[str, Target]:
-    """All targets: the variants above, then every other method with its default options, under its own name."""
-    return {**TARGETS, **{name: _plain(name) for name in names("methods") if name not in TARGETS}}
+BUNDLED: Mapping[str, Mapping[str, str]] = {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}
+GROUPS = (*BUNDLED, "encoders", "artifacts", "datasets", "targets")
+"""What a package may bring: the entry-point groups are "fdgsec.methods" and so on (docs/extending.md)."""
 
 
-def _plain(method: str) -> Target:
-    return Target(method=method, summary="with its default options")
-
-
-def target_named(name: str) -> Target:
-    """Look a target up. Raises UsageError with the nearest name."""
-    known = targets()
-    if name not in known:
-        raise unknown_name("target", name, known)
-    return known[name]
+def plugins(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of installed packages in a group, by name."""
+    return {point.name: point for point in sorted(entry_points(group=f"fdgsec.{group}"), key=lambda point: point.name)}
 
 
 def names(group: str) -> list[str]:
-    """All names of a group ("methods", "attacks", "defenses"), ours first, then those of installed plugins."""
-    ours = list(_GROUPS[group])
-    return ours + sorted(point.name for point in entry_points(group=f"fdgsec.{group}") if point.name not in ours)
+    """All names of a group ("methods", "attacks", "defenses"), ours first, then those of installed plug-ins."""
+    return [*BUNDLED[group], *(name for name in plugins(group) if name not in BUNDLED[group])]
 
 
-_GROUPS: Mapping[str, Mapping[str, str]] = {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}
+def resolve(group: str, given: object) -> Any:
+    """Give what a name stands for, importing it; a class or an object of the caller's own is given back as it is.
+
+    Raises UsageError for an unknown name, and for a plug-in that cannot be imported."""
+    if not isinstance(given, str):
+        return given
+    ours = BUNDLED.get(group, {})
+    if given in ours:
+        module, _, attribute = ours[given].partition(":")
+        return getattr(import_module(module), attribute)
+    found = plugins(group)
+    if given not in found:
+        raise unknown_name(group.removesuffix("s"), given, [*ours, *found])
+    try:
+        return found[given].load()
+    except (ImportError, AttributeError) as error:
+        package = getattr(found[given].dist, "name", "an installed package")
+        raise UsageError(
+            f"{given} of fdgsec.{group} is {found[given].value} of {package}, which cannot be imported: {error}; "
+            f"repair or uninstall it."
+        ) from error
 
 
-def name_of(group: str, cls: type) -> str:
-    """The name behind which a class stands, ours or a plugin's; its own where it is registered under none."""
+def name_of(group: str, thing: object) -> str:
+    """The name behind which a class, or the class of an object, stands; its own where it is registered under none."""
+    cls = thing if isinstance(thing, type) else type(thing)
     place = f"{cls.__module__}:{cls.__qualname__}"
-    ours = [name for name, known in _GROUPS[group].items() if known == place]
-    plugins = (point.name for point in entry_points(group=f"fdgsec.{group}") if point.value == place)
-    return ours[0] if ours else next(plugins, cls.__name__)
+    ours = [name for name, known in BUNDLED.get(group, {}).items() if known == place]
+    return next(iter([*ours, *(name for name, point in plugins(group).items() if point.value == place)]), cls.__name__)
 
 
-def resolve(group: str, name: str) -> type[Any]:
-    """Import the class behind a name. Raises UsageError for an unknown one."""
-    if name in _GROUPS[group]:
-        module, _, attribute = _GROUPS[group][name].partition(":")
-        found: type[Any] = getattr(import_module(module), attribute)
-        return found
-    for point in entry_points(group=f"fdgsec.{group}"):
-        if point.name == name:
-            loaded: type[Any] = point.load()
-            return loaded
-    raise unknown_name(group.removesuffix("s"), name, names(group))
+def targets() -> Mapping[str, Target]:
+    """All targets: the variants above, those of plug-ins, then every other method with its defaults under its own name.
+
+    Raises UsageError for a plug-in that cannot be imported or is no Target."""
+    known = {**{name: _target(name) for name in plugins("targets")}, **TARGETS}
+    plain = {name: Target(method=name, summary=PLAIN) for name in names("methods") if name not in known}
+    return {**TARGETS, **known, **plain}
+
+
+def target_named(given: object) -> Target:
+    """Look a target up; a Target is one already, and a method's class or object is one as it is.
+
+    Raises UsageError with the nearest name."""
+    if isinstance(given, Target):
+        return given
+    if not isinstance(given, str):
+        return Target(method=given, summary=PLAIN)
+    known = targets()
+    if given not in known:
+        raise unknown_name("target", given, known)
+    return known[given]
+
+
+def _target(name: str) -> Target:
+    found = resolve("targets", name)
+    if not isinstance(found, Target):
+        raise UsageError(
+            f"{name} of fdgsec.targets must be a fdgsec.runtime.registry.Target; got {type(found).__name__}."
+        )
+    return found

@@ -27,6 +27,7 @@ from fdgsec.nn.networks.adain_codec import (
 )
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import plugins, resolve
 
 ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "squeezenet", "pixels")
 SMALLEST_SIDE = 16  # pixels; below it the feature maps of a stride-8 network are too small for reflection padding
@@ -214,13 +215,23 @@ class SqueezeStyle(StyleEncoder):
         return features
 
 
+def encoder_names() -> tuple[str, ...]:
+    """The bundled encoders, then those of plug-ins, which are called without arguments to make one."""
+    return (*ENCODERS, *(name for name in plugins("encoders") if name not in ENCODERS))
+
+
 def load_encoder(name: str, *, device: torch.device | str = "cpu") -> StyleEncoder:
     """Load the encoder called `name`, frozen and in eval mode, on `device`.
 
     Raises UsageError for an unknown name and WeightsUnavailableError where its weights have not been imported."""
-    if name not in ENCODERS:
-        raise unknown_name("encoder", name, ENCODERS)
-    return _build(name).to(device)
+    if name in ENCODERS:
+        return _build(name).to(device)
+    if name not in encoder_names():
+        raise unknown_name("encoder", name, encoder_names())
+    made = resolve("encoders", name)()
+    if not isinstance(made, StyleEncoder) or made.name != name:
+        raise UsageError(f"the encoder {name!r} of a plug-in must be a StyleEncoder of this name; it is {made!r}.")
+    return made.to(device)
 
 
 def _build(name: str) -> StyleEncoder:
