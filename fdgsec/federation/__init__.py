@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender
     from fdgsec.federation.engines.local import LocalEngine
     from fdgsec.federation.engines.state import MemoryStates
-    from fdgsec.federation.local_methods import LocalMethod, Stacked
+    from fdgsec.federation.local_methods import Stacked
     from fdgsec.federation.malicious_client import Forges, MaliciousClient
     from fdgsec.federation.method import (
         Blueprint,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Inbox,
         Method,
         Reply,
+        ServerNeeds,
         State,
         Step,
         StepRequest,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     )
     from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
     from fdgsec.federation.round_loop import RoundLoop, RoundReport
-    from fdgsec.federation.server_view import ServerNeeds
     from fdgsec.federation.wire import SERVER, Filter, Guard, Message, Policy, Receipt, Transcript, Upload, Wire
 else:
     __getattr__ = lazy_names(__name__, __file__)
@@ -49,7 +49,7 @@ else:
 __all__ = [
     "SERVER", "Amplitudes", "Artifact", "Blueprint", "Client", "Clock", "Defense", "DefenseStack", "Engine", "Filter",
     "Forges", "GeneratorState", "GlobalModel", "Guard", "HeadGradient", "ImageStyles", "Inbox", "InterpolationStyle",
-    "LocalEngine", "LocalMethod", "MaliciousClient", "MeanSpectra", "MemoryStates", "Message", "Method", "ModelState",
+    "LocalEngine", "MaliciousClient", "MeanSpectra", "MemoryStates", "Message", "Method", "ModelState",
     "Outgoing", "Policy", "PooledStyles", "Protected", "Prototypes", "Receipt", "ReleasedStatistic", "Reply",
     "RoundLoop", "RoundReport", "Scores", "Sender", "ServerNeeds", "Stacked", "State", "Step", "StepRequest",
     "StyleBank", "StyleDistribution", "StyleDistributions", "StyleStatistics", "Transcript", "Update", "Upload",
