@@ -1,1 +1,1 @@
-"""Speed, memory and quality measurements: scripts, each of its own, and `python -m benchmarks` for speed and memory."""
+"""Speed, memory and quality benchmarks: standalone scripts, and `python -m benchmarks` for speed and memory."""

@@ -1,7 +1,8 @@
-"""All speed and memory measurements, a table each: `python -m benchmarks [training|methods|metrics|memory ...] [--quick]`.
+"""All speed and memory benchmarks, one table each: `python -m benchmarks [training|methods|metrics|memory ...]
+[--quick]`.
 
-Every part is a script of this folder in a process of its own, so that none inherits another's heap. What they print is
-kept as `benchmarks/results/speed.json`; parts that were not run keep what that file has of them."""
+Every part is a script of this folder, run in its own process so that heaps are not shared. Results are written to
+`benchmarks/results/speed.json`; parts that were not run keep their earlier results."""
 
 import argparse
 import json
@@ -16,7 +17,7 @@ from fdgsec.runtime.files import write_atomic
 
 HERE = Path(__file__).parent
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"
-"""Keeps freed blocks in the heap instead of returning their pages to the system, which then zeroes them for the next."""
+"""Keep freed blocks in the heap instead of returning their pages to the system, which would zero them for reuse."""
 
 Command = Sequence[str]
 FULL: Mapping[str, Command] = {
@@ -31,7 +32,8 @@ FULL: Mapping[str, Command] = {
 }  # fmt: skip
 QUICK: Mapping[str, Command] = {
     "training": (
-        "training_speed.py", "--part", "both", "--loop", "tiny:64:8", "--modes", "float32", "table", "--precision", "tiny:64",
+        "training_speed.py", "--part", "both", "--loop", "tiny:64:8", "--modes", "float32", "table",
+        "--precision", "tiny:64",
     ),
     "methods": ("method_speed.py", "--networks", "tiny:64:4"),
     "metrics": ("metric_speed.py", "--extractors", "mini:48", "--repeats", "5", "--streamed", "500"),
@@ -63,7 +65,7 @@ def surroundings(*, threads: int, heap: str) -> dict[str, str]:
 
 
 def measured(command: Command, *, threads: int, environment: Mapping[str, str]) -> dict[str, object]:
-    """Run one part and give what it wrote."""
+    """Run one part and return what it wrote."""
     script, *options = command
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "part.json"
@@ -76,7 +78,7 @@ def measured(command: Command, *, threads: int, environment: Mapping[str, str]) 
 
 
 def main() -> None:
-    """Run the parts, each after the other, and write what they found after each."""
+    """Run the parts one after the other, and write the results after each."""
     given = arguments()
     commands = QUICK if given.quick else FULL
     environment = surroundings(threads=given.threads, heap=given.heap)

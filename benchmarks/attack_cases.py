@@ -1,7 +1,7 @@
-"""Synthetic questions for every attack whose cost depends on how many candidates, releases and numbers there are.
+"""Synthetic cases for every attack whose cost depends on the numbers of candidates, releases and coordinates.
 
-Statistics are tables of Gaussian records, so that no encoder runs and no information is planted: what is measured is what
-the attack itself does. `Size` says what the three axes mean for each."""
+Statistics are tables of Gaussian records, so that no encoder runs and no information is planted: only the attack itself
+is measured. `Size` defines the three axes for each attack."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,9 +37,9 @@ EXCHANGES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much there is: `candidates`, `clients` (releases, or rows of single images), and numbers per release.
+    """The problem size: `candidates`, `clients` (releases, or rows of single images), and coordinates per release.
 
-    `reference` is how many images of its own the adversary has, where these are not the candidates."""
+    `reference` is the number of the adversary's own images, where these are not the candidates."""
 
     candidates: int
     clients: int
@@ -49,7 +49,7 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
-    """An attack with cases and knowledge: all that `run` takes."""
+    """An attack with cases and knowledge: all arguments of `run`."""
 
     attack: Attack
     cases: list[Case]
@@ -62,7 +62,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _World:
-    """`images` with a table of statistics: the candidates first, then the adversary's own."""
+    """`images` with a table of statistics: the candidates first, then the adversary's own images."""
 
     size: Size
     images: DomainDataset
@@ -79,7 +79,8 @@ class _World:
         images = planted_images(labels, homes, class_names=tuple("abcdefg"), domain_names=names)
         table = PlantedStatistics(moments=planted_moments(mean, spread.exp()))
         knowledge = Knowledge(
-            statistics=table, encoder="pixels", class_names=images.class_names, domain_names=names, unseen=None, own=None,
+            statistics=table, encoder="pixels", class_names=images.class_names, domain_names=names,
+            unseen=None, own=None,
             auxiliary=images.subset(torch.arange(size.candidates, count)),
         )  # fmt: skip
         return cls(size=size, images=images, knowledge=knowledge, rng=rng)
@@ -89,20 +90,25 @@ class _World:
         return self.images.subset(torch.arange(self.size.candidates))
 
     def rows(self, count: int) -> ImageStyles:
-        """Rows of single images that nobody has."""
+        """Rows of single images that match no candidate."""
         channels = self.size.dimension // 2
         mean, spread = torch.randn(2, count, channels, generator=self.rng)
         return ImageStyles(mean=mean, std=spread.exp())
 
     def pooled(self) -> StyleStatistics:
-        """A pooled style of nobody."""
+        """A pooled style that matches no candidate."""
         row = self.rows(1)
         return StyleStatistics(mean=row.mean[0], std=row.std[0])
 
     def case(
-        self, kind: QuestionKind, *artifacts: Artifact, candidates: DomainDataset | None = None, number: int = 0, half: str = ""
-    ) -> Case:  # fmt: skip
-        """What client `number` sent in one run after the other."""
+        self,
+        kind: QuestionKind,
+        *artifacts: Artifact,
+        candidates: DomainDataset | None = None,
+        number: int = 0,
+        half: str = "",
+    ) -> Case:
+        """The artifacts that client `number` sent, one run per artifact."""
         name = f"client:{number}"
         views = tuple(upload(artifact, sender=name) for artifact in artifacts)
         where: Mapping[str, str | int] = {"domain": "domain 0", **({"half": half} if half else {})}
@@ -144,7 +150,7 @@ def _linkage(size: Size) -> Question:
 
 
 def _knowing(world: _World) -> Knowledge:
-    """The adversary's own images are the candidates: what it learns from is the axis."""
+    """The candidates are also the adversary's own images, so that the training set is the axis."""
     return replace(world.knowledge, auxiliary=world.candidates)
 
 
@@ -173,7 +179,7 @@ def _property_inference(size: Size) -> Question:
 
 
 def _interpolation_leakage(size: Size) -> Question:
-    """Candidates are clients here, and clients the federations."""
+    """Candidates are clients here, and `clients` is the number of federations."""
     held = Size(candidates=HELD * size.candidates, clients=size.clients, dimension=size.dimension, reference=0)
     world = _World.of(held)
     table = world.knowledge.statistics
@@ -194,7 +200,7 @@ def _interpolation_leakage(size: Size) -> Question:
 
 
 def _pool_exposure(size: Size) -> Question:
-    """Every client sends rows of a tenth as many images as it is asked about, in each of four exchanges."""
+    """Every client sends rows of a tenth of its candidates, in each of four exchanges."""
     world = _World.of(size)
     asked, share = world.candidates, max(1, size.candidates // 20)
     cases = [

@@ -1,10 +1,11 @@
-"""What attacks cost, in seconds of one core and MiB: `python -m benchmarks.attack_cost [part ...]`.
+"""Cost of attacks, in seconds of one core and MiB: `python -m benchmarks.attack_cost [part ...]`.
 
-Every cell is a process of its own. Part "scoring" whitens candidates and scores all of them against every pooled release
-by the likelihood ratio; "look-up" finds candidates among rows of single images; parts named after attacks make synthetic
-cases (benchmarks.attack_cases) and run all of the attack but its controls; "style-inversion step" and
-"optimization-inversion step" descend on pictures. No encoder pass and no judge is in it. Seconds are processor time, the
-least of up to `--repeats` turns; the peak is VmHWM above what the process held with its inputs in memory."""
+Every cell runs in its own process. Part "scoring" whitens candidates and scores all of them against every pooled
+release by the likelihood ratio. "look-up" finds candidates among rows of single images. Parts named after attacks make
+synthetic cases (benchmarks.attack_cases) and run the attack without its controls. "style-inversion step" and
+"optimization-inversion step" measure one optimization step. Encoder passes and judging are not included. Seconds are
+processor time, the minimum of up to `--repeats` runs; the peak is VmHWM above what the process held with its inputs in
+memory."""
 
 import argparse
 import json
@@ -40,7 +41,7 @@ class Cost:
 
 
 def memory_mib(field: str) -> float:
-    """Read VmRSS (held now) or VmHWM (most ever) of this process. Raises RuntimeError where Linux does not say."""
+    """Read VmRSS (current) or VmHWM (peak) of this process. Raises RuntimeError where Linux does not report it."""
     for text in Path("/proc/self/status").read_text().splitlines():
         if text.startswith(f"{field}:"):
             return int(text.split()[1]) / 1024
@@ -48,7 +49,7 @@ def memory_mib(field: str) -> float:
 
 
 def measured(job: Callable[[], object], repeats: int) -> Cost:
-    """Give the least processor time of up to `repeats` runs, and by how much memory rose above what was held."""
+    """The minimum processor time of up to `repeats` runs, and the increase of peak memory."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is that of making the inputs
     held, found = memory_mib("VmRSS"), list[float]()
     while len(found) < repeats and sum(found) < LONG:
@@ -59,7 +60,7 @@ def measured(job: Callable[[], object], repeats: int) -> Cost:
 
 
 def scoring(size: Size, *, repeats: int = 1) -> Cost:
-    """Trace candidates in means: the whitening is there, they are not yet whitened."""
+    """Trace candidates in means: the whitening is given, the candidates are not yet whitened."""
     reference, candidates, releases = (
         records(size, count, name)
         for name, count in (("ref", size.reference), ("asked", size.candidates), ("sent", size.clients))
@@ -80,7 +81,7 @@ def look_up(size: Size, *, repeats: int = 1) -> Cost:
 
 
 def attack(name: str) -> Callable[..., Cost]:
-    """Measure all that an attack does with synthetic cases."""
+    """Measure a complete attack on synthetic cases."""
 
     def cost(size: Size, *, repeats: int = 1) -> Cost:
         return measured(QUESTIONS[name](size).answer, repeats)
@@ -89,7 +90,7 @@ def attack(name: str) -> Callable[..., Cost]:
 
 
 def steps(make: Callable[[Size], Callable[[int], object]], *, few: int, many: int) -> Callable[..., Cost]:
-    """Measure a descent's step: the difference between `many` steps and `few`, so that beginning and end drop out."""
+    """Measure one optimization step: the difference between `many` steps and `few`, which cancels setup costs."""
 
     def cost(size: Size, *, repeats: int = 1) -> Cost:
         run = make(size)
@@ -120,7 +121,7 @@ GRIDS: Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {
 
 
 def cell(part: str, size: Size, *, threads: int, repeats: int) -> Cost:
-    """Measure one cell in a process of its own, forked from one that has only imported."""
+    """Measure one cell in its own process, forked from one that has only imported."""
     with ProcessPoolExecutor(max_workers=1, mp_context=FORKS) as pool:
         return pool.submit(run, part, size, threads=threads, repeats=repeats).result()
 
@@ -132,7 +133,7 @@ def run(part: str, size: Size, *, threads: int, repeats: int) -> Cost:
 
 
 def sizes(candidates: Sequence[int], clients: Sequence[int], dimensions: Sequence[int]) -> list[Size]:
-    """Vary one number at a time about the largest of the others: what each costs by itself."""
+    """Vary one axis at a time with the others at their maximum, to measure the cost of each."""
     most = Size(candidates=max(candidates, default=0), clients=max(clients), dimension=max(dimensions))
     found = [replace(most, candidates=number) for number in candidates]
     found += [replace(most, clients=number) for number in clients]

@@ -1,13 +1,13 @@
-"""Does cross-client style transfer pay? `python benchmarks/ccst_against_fedavg.py --data-root FILE --pretrained`.
+"""Accuracy of CCST against FedAvg: `python benchmarks/ccst_against_fedavg.py --data-root FILE --pretrained`.
 
-Three arms, paired by seed (same images, clients, initial model): FedAvg; FedAvg with K times the local epochs, which takes
-as many steps as CCST, so that only the styles differ; CCST overall with augmentation level K. With `--encoder-blur` a
-fourth, "reconstruction", sends the same images through the encoder and decoder without AdaIN: what it gains or loses is
-the decoder's doing, not the style's.
+Three arms, paired by seed (same images, clients, initial model): FedAvg; FedAvg with K times the local epochs, which
+takes as many steps as CCST, so that only the styles differ; CCST overall with augmentation level K. With
+`--encoder-blur` a fourth, "reconstruction", passes the same images through the encoder and decoder without AdaIN, to
+separate the decoder's effect from the style's.
 
-Accuracy is that of the last round's model on the unseen domain, which no arm selects on; validation accuracy is on a tenth
-of the source images, split off before any augmentation. Every finished cell goes to `--results` at once, and a cell whose
-settings are already there is not run again. The difference of two arms has a paired t interval over the seeds."""
+Accuracy is that of the last round's model on the unseen domain, which no arm selects on; validation accuracy is on a
+tenth of the source images, split off before any augmentation. Every finished cell is written to `--results` at once,
+and a cell with stored settings is not run again. The difference of two arms has a paired t interval over the seeds."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all arms have in common."""
+    """The settings that all arms share."""
 
     dataset: str
     target_domain: str
@@ -78,7 +78,7 @@ class Difference:
 
 
 class Reconstruction(CCST):
-    """CCST whose generator decodes the image's own features: blur without style."""
+    """CCST whose generator decodes the image's own features: blur without style transfer."""
 
     @torch.inference_mode()
     def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Give the mean of first - second with its 95 % interval by Student's t."""
+    """The mean of first - second with its 95 % interval by Student's t."""
     differences = [a - b for a, b in zip(first, second, strict=True)]
     count = len(differences)
     mean = sum(differences) / count
@@ -151,7 +151,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Difference:
 
 
 def cells_of(given: argparse.Namespace) -> list[Cell]:
-    """List the cells seed by seed, so that an interrupted run leaves whole seeds; FedAvg has no K (k = 1)."""
+    """The cells seed by seed, so that an interrupted run leaves complete seeds; FedAvg has no K (k = 1)."""
     cells = []
     for seed in given.seeds:
         for rate in given.lr:
@@ -175,7 +175,7 @@ def stored(path: Path) -> list[dict[str, object]]:
 
 
 def found_in(cells: Sequence[dict[str, object]], cell: Cell, protocol: Protocol) -> dict[str, object] | None:
-    """Find a finished cell with exactly these settings."""
+    """The finished cell with exactly these settings."""
     wanted = {**asdict(cell), "protocol": asdict(protocol)}
     return next((row for row in cells if all(row[key] == value for key, value in wanted.items())), None)
 
@@ -201,7 +201,7 @@ def report(cells: Sequence[dict[str, object]], protocol: Protocol, given: argpar
 def by_seed(
     cells: Sequence[dict[str, object]], protocol: Protocol, *, arm: str, k: int, rate: float, seeds: Sequence[int]
 ) -> dict[int, float]:
-    """Give an arm's accuracy for each seed that is finished."""
+    """An arm's accuracy for each finished seed."""
     own_k = 1 if arm == "fedavg" else k
     rows = {s: found_in(cells, Cell(arm=arm, k=own_k, learning_rate=rate, seed=s), protocol) for s in seeds}
     return {seed: float(str(row["accuracy"])) for seed, row in rows.items() if row is not None}

@@ -1,8 +1,9 @@
-"""Does peak memory grow with the number of clients? `python benchmarks/client_memory.py`.
+"""Peak memory against the number of clients: `python benchmarks/client_memory.py`.
 
-Every cell is a run in a process of its own: two rounds of a method, always with as many participants and as many images
-per client, among more and more clients. All clients name the same stored images, so that the data take the same room.
-The peak is VmHWM of that process. Weights are random; what one client trains on and sends does not depend on the others."""
+Every cell runs in its own process: two rounds of a method, with the same numbers of participants and of images per
+client, among an increasing number of clients. All clients name the same stored images, so that the data take constant
+memory. The peak is VmHWM of that process. Weights are random, because a client's memory does not depend on the others'
+messages."""
 
 import argparse
 import json
@@ -31,7 +32,7 @@ SLACK_MIB = 32.0
 
 
 def peak_mib() -> float:
-    """Read the largest resident set that this process had, in MiB. Raises RuntimeError where Linux does not say."""
+    """The peak resident set of this process, in MiB. Raises RuntimeError where Linux does not report it."""
     for text in Path("/proc/self/status").read_text().splitlines():
         if text.startswith("VmHWM:"):
             return int(text.split()[1]) / 1024
@@ -39,7 +40,7 @@ def peak_mib() -> float:
 
 
 def run(name: str, setting: Setting, *, clients: int, participants: int) -> None:
-    """Be the process of one cell: run, and print the peak."""
+    """Run one cell in this process and print the peak."""
     data, method = images_of(setting), CASES[name].method
     members = [Client(name=f"client:{number}", data=data) for number in range(clients)]
     plan = Blueprint(backbone=setting.backbone, classes=CLASSES, remodel=method.remodel)
@@ -58,7 +59,7 @@ def _secret(message: Message, number: int) -> torch.Generator:
 
 
 def peak_of(name: str, network: str, *, clients: int, participants: int, threads: int) -> float:
-    """Run one cell in a fresh process and give its peak in MiB."""
+    """Run one cell in a fresh process and return its peak in MiB."""
     options = {"--clients": clients, "--participants": participants, "--threads": threads, "--network": network}
     command = [sys.executable, __file__, "--run", name, *(str(word) for pair in options.items() for word in pair)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -102,8 +103,8 @@ def main() -> None:
     print_table(rows, given.clients)
     if given.out is not None:
         document = {
-            "environment": surroundings(), "network": given.network, "participants": given.participants, "rounds": ROUNDS,
-            "memory": rows,
+            "environment": surroundings(), "network": given.network, "participants": given.participants,
+            "rounds": ROUNDS, "memory": rows,
         }  # fmt: skip
         write_atomic(given.out, json.dumps(document, indent=1) + "\n")
 

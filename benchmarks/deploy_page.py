@@ -1,10 +1,10 @@
-"""Does docs/deploy.md work as it is printed? `sudo python -m benchmarks.deploy_page`.
+"""Test that docs/deploy.md works as printed: `sudo python -m benchmarks.deploy_page`.
 
-Three network namespaces on one bridge stand for the three machines: each has its own folder, its own address and no other
-route. The page's commands are read from the page and typed where it says. Images are procedural, in the layout that the
-page names, or those of --data; the auditor has copies of all. Ends with 0 where every command did, keys and certificates
-traveled as files alone, nothing ran on afterwards, and the audit knew what was behind every release.
-Needs Linux, root and iproute2."""
+Three network namespaces on one bridge stand for the three machines: each has its own folder, its own address and no
+other route. The page's commands are parsed from the page and run where it says. Images are procedural, in the layout
+that the page names, or those of --data; the auditor has copies of all. Exits with 0 where every command does, keys and
+certificates travel as files only, no process remains, and the audit identifies what is behind every release. Needs
+Linux, root and iproute2."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ BRIDGE = "fdgsec0"
 
 
 def commands(page: str) -> list[str]:
-    """The page's commands in its order: serve, new key, join, train, attack. Raises ValueError for another page."""
+    """The page's commands in order: serve, new key, join, train, attack. Raises ValueError for another page."""
     section = page[page.index("## Three machines") : page.index("## Who must trust whom")]
     found = [block.strip() for block in re.findall(r"```sh\n(.*?)```", section, re.DOTALL)]
     verbs = [command.split()[1] for command in found]
@@ -44,7 +44,7 @@ def commands(page: str) -> list[str]:
 
 @contextmanager
 def network() -> Iterator[None]:
-    """Three namespaces on a bridge that leads nowhere else; removed at the end."""
+    """Three namespaces on an isolated bridge, removed at the end."""
     ip("link", "add", BRIDGE, "type", "bridge")
     try:
         ip("link", "set", BRIDGE, "up")
@@ -68,7 +68,7 @@ def ip(*arguments: str) -> str:
 
 
 def type_in(command: str, machine: str, folder: Path) -> subprocess.Popen[str]:
-    """Start a command as typed at one machine; it reads nothing of this process's folder, data or cache."""
+    """Start a command on one machine, isolated from this process's folder, data and cache."""
     print(f"{machine}$ {command}", flush=True)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FDGSEC_")}
     path = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
@@ -81,7 +81,7 @@ def type_in(command: str, machine: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def finished(process: subprocess.Popen[str], machine: str, folder: Path, *, within: float = 900) -> None:
-    """Wait for a command. Raises SystemExit with the end of what it said where it failed."""
+    """Wait for a command. Raises SystemExit with the end of its log where it failed."""
     code = process.wait(timeout=within)
     if code:
         logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
@@ -90,7 +90,7 @@ def finished(process: subprocess.Popen[str], machine: str, folder: Path, *, with
 
 @contextmanager
 def interrupted(process: subprocess.Popen[str], machine: str) -> Iterator[None]:
-    """Leave a command running within, and end it as a user would."""
+    """Run a command in the background, and end it as a user would."""
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ def interrupted(process: subprocess.Popen[str], machine: str) -> Iterator[None]:
 
 
 def appears(path: Path, within: float = 120) -> Path:
-    """Wait for a file. Raises SystemExit where it does not come."""
+    """Wait for a file. Raises SystemExit where it does not appear."""
     ends = time.monotonic() + within
     while not path.exists():
         if time.monotonic() > ends:
@@ -120,7 +120,7 @@ def grow(root: Path, images: DomainDataset, domains: Sequence[str], classes: Seq
 
 
 def follow(root: Path, images: DomainDataset) -> dict[str, object]:
-    """Type the page's commands, carry the files that it says to carry, and say what the audit found."""
+    """Run the page's commands, copy the files that it says to copy, and return what the audit found."""
     serve, key, join, train, attack = commands(PAGE.read_text())
     files = DATASETS["pacs"].files
     assert files is not None
@@ -152,7 +152,7 @@ def follow(root: Path, images: DomainDataset) -> dict[str, object]:
 
 
 def main() -> int:
-    """Follow the page and print what came of it."""
+    """Follow the page and print the outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="where PACS lies; procedural images without it")
     parser.add_argument("--per-class", type=int, default=40)

@@ -1,4 +1,4 @@
-"""The two attacks of benchmarks/dp_runs.py: on what a model learned, and on what an exchange of styles releases."""
+"""Attacks of benchmarks/dp_runs.py: membership inference on the final model, and on an exchange of styles."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from fdgsec.nn.training.batches import TrainingSet
 def loss_membership(
     model: GlobalModel, members: Sequence[DomainDataset], strangers: DomainDataset
 ) -> Mapping[str, float]:
-    """The AUC with which a low loss under the final model tells members from held-out images."""
+    """The AUC of the loss under the final model for members against held-out images."""
     network = model.module()
     inside = torch.cat([validation_losses(network, TrainingSet.of(images)) for images in members])
     outside = validation_losses(network, TrainingSet.of(strangers))

@@ -1,4 +1,5 @@
-"""What benchmarks/dp_runs.py compares: the methods, what stands beside dp-sgd for each, and what all runs have in common."""
+"""The subjects and settings of benchmarks/dp_runs.py: methods, the defenses that each adds to dp-sgd, and shared
+settings."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ SCORES = "private-scores"
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A method, its options, the target whose exchange is attacked, and what stands beside dp-sgd."""
+    """A method, its options, the target whose exchange is attacked, and the defenses that it adds to dp-sgd."""
 
     options: Mapping[str, object] = field(default_factory=dict)
     target: str = ""
@@ -29,7 +30,7 @@ SUBJECTS: Mapping[str, Subject] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """What all runs have in common; the three epsilons are those that the defenses are asked for."""
+    """The settings that all runs share; the three epsilons are those requested from the defenses."""
 
     dataset: str
     per_domain: int
@@ -72,7 +73,7 @@ def defenses_of(cell: Cell, protocol: Protocol) -> tuple[str, ...]:
 
 
 def protocol_of(given: argparse.Namespace) -> Protocol:
-    """Shapes prove that it runs; PACS is measured on a pretrained network that has no batch norm to lose."""
+    """Shapes for a smoke test; PACS for measurements, on a pretrained network without batch norm."""
     shapes = Protocol(
         dataset="shapes", per_domain=100, image_size=32, backbone="tiny", pretrained=False, rounds=3, batch=32,
         learning_rate=5e-3, max_grad_norm=1.0, epsilon=8.0, styles_epsilon=4.0, scores_epsilon=4.0, delta=1e-5,

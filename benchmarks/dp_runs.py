@@ -1,12 +1,12 @@
-"""What DP costs each method: `python -m benchmarks.dp_runs --dataset shapes|pacs`, resumable.
+"""Cost of differential privacy per method: `python -m benchmarks.dp_runs --dataset shapes|pacs`, resumable.
 
-Six methods, each trained twice from the same start on the same clients: plain, and behind dp-sgd with private-styles where
-it shares styles and private-scores where it sends scores. Both arms have the same backbone without batch norm, plan and
-rounds. Per run: accuracy on the unseen domain, the run's (epsilon, delta) and its split, CPU seconds per step, and two attacks.
-*Model membership*: the loss of the final model tells its training images from held-out images of the same domains (Yeom et
-al., CSF 2018, https://arxiv.org/abs/1709.01604), AUC by DeLong. *Style membership*:
-`fdgsec attack --attack membership` on what one exchange releases. Methods that share every round spend a round's part of
-epsilon in each; one exchange at the whole epsilon is what the mean of all rounds' noise is worth."""
+Six methods, each trained twice from the same start on the same clients: plain, and under dp-sgd with private-styles
+where it shares styles and private-scores where it sends scores. Both arms have the same backbone without batch norm,
+plan and rounds. Per run: accuracy on the unseen domain, the run's (epsilon, delta) and its parts, CPU seconds per step,
+and two attacks. *Model membership*: the loss of the final model for training images against held-out images of the same
+domains (Yeom et al., CSF 2018, https://arxiv.org/abs/1709.01604), AUC by DeLong. *Style membership*: `fdgsec attack
+--attack membership` on what one exchange releases. Methods that share every round spend a part of epsilon per round;
+one exchange at the whole epsilon corresponds to the mean of all rounds' noise."""
 
 import argparse
 import json
@@ -42,13 +42,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class TimedEngine(LocalEngine):
-    """Notes CPU seconds and steps of all training of every round but the first, which also makes training sets."""
+    """Records CPU seconds and steps of all training except in the first round, which also makes training sets."""
 
     seconds: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Ask, and look at the clock."""
+        """Ask the clients, and measure the time."""
         started = time.process_time()  # of this process alone, whoever else is at work on the machine
         replies, failures = super().ask(step, requests)
         if step == "fit" and next(iter(requests.values())).clock.round:
@@ -109,9 +109,9 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
 
 
 def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, model: GlobalModel) -> GlobalModel:
-    """Run the rounds, saying on one line how far they are."""
+    """Run the rounds, printing the progress."""
 
-    def note(report: RoundReport, model: GlobalModel) -> None:
+    def note(report: RoundReport, _: GlobalModel) -> None:
         print(f"  round {report.round + 1} of {report.rounds}", flush=True)
 
     driver = RoundLoop(method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds, on_round=note)
@@ -121,7 +121,7 @@ def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, 
 
 
 def by_domain(images: DomainDataset) -> dict[str, DomainDataset]:
-    """Held-out images of the domains that clients hold: what a rate may be chosen on, and whether anything was learned."""
+    """Held-out images of the clients' domains, for choosing a learning rate and checking that training works."""
     return {str(images.domain_names[int(index)]): images.of_domain(int(index)) for index in images.domains.unique()}
 
 
@@ -138,7 +138,7 @@ def stored(path: Path) -> list[dict[str, object]]:
 
 
 def found_in(cells: Sequence[dict[str, object]], cell: Cell, protocol: Protocol) -> dict[str, object] | None:
-    """Find a cell that is finished with exactly these settings."""
+    """The finished cell with exactly these settings."""
     wanted = {**asdict(cell), "protocol": asdict(protocol)}
     return next((row for row in cells if all(row[key] == value for key, value in wanted.items())), None)
 

@@ -1,4 +1,4 @@
-"""The table of benchmarks/dp_runs.py: a line per method, plain against private."""
+"""The table of benchmarks/dp_runs.py: one line per method, plain against private."""
 
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -9,7 +9,7 @@ Row = Mapping[str, object]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A Markdown table with a line per method and seed whose two runs are finished, and the promises below it."""
+    """A Markdown table with a line per method and seed with two finished runs, followed by the guarantees."""
     names = ["method", "seed"]
     figures = ("accuracy", "held-out accuracy", "style AUC", "model AUC", "CPU s/step")
     names += [f"{what} {arm}" for what in figures for arm in ("plain", "private")]
@@ -23,7 +23,8 @@ def table(rows: Sequence[Row]) -> str:
         slow, quick = (float(str(one["cpu_seconds_per_step"])) for one in (row, before))
         cells = [
             str(row["method"]), str(row["seed"]), _accuracy(before), _accuracy(row), learned(before), learned(row),
-            _styles(before), _styles(row), _model(before), _model(row), f"{quick:.3f}", f"{slow:.3f}", f"{slow / quick:.1f}",
+            _styles(before), _styles(row), _model(before), _model(row),
+            f"{quick:.3f}", f"{slow:.3f}", f"{slow / quick:.1f}",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
         promises = cast(Sequence[Mapping[str, object]], row["guarantees"])
@@ -32,7 +33,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def learned(row: Row) -> str:
-    """The accuracy on held-out images of the clients' own domains, each image counting once; a dash where not measured."""
+    """The accuracy on held-out images of the clients' own domains, pooled over images; a dash where not measured."""
     accuracy = cast(Mapping[str, object], row["accuracy"])
     domains = list(cast(Mapping[str, Mapping[str, float]], accuracy["per_domain"]).values())
     n = sum(one["n"] for one in domains)
@@ -40,9 +41,11 @@ def learned(row: Row) -> str:
 
 
 def style_auc(row: Row) -> tuple[float, float, float, int] | None:
-    """The mean AUC over domains of style membership, its lowest and highest bound of one domain, and how many domains.
+    """The mean AUC of style membership over domains, its lowest and highest bound of one domain, and the number of
+    domains.
 
-    None where nothing is released. Pooled styles: the test of the release as it is; rows: whether an image was released."""
+    None where nothing is released. For pooled styles the test of the release as it is; for rows whether an image was
+    released."""
     found = [
         one
         for one in cast(Sequence[Mapping[str, object]], row["style_membership"])
@@ -55,7 +58,8 @@ def style_auc(row: Row) -> tuple[float, float, float, int] | None:
 
 
 def _headline(where: Mapping[str, object]) -> bool:
-    """Whether a row is about the release as it is: of rows, whether an image was released, by a look at the whole image."""
+    """Whether a row is the headline result: the release as it is, or for rows the released image, by the whole
+    image."""
     return (
         where.get("question", "released image") == "released image"
         and where.get("look", "whole image") == "whole image"

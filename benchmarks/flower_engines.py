@@ -1,14 +1,16 @@
-"""Is a federation on Flower the one in this process, and what does it cost? `python -m benchmarks.flower_engines`.
+"""Flower engines against the local engine: equality and cost: `python -m benchmarks.flower_engines`.
 
-Each method runs on three engines with the same settings: in this process, in Flower's simulation, and on a SuperLink with
-SuperNodes (TLS, node keys) at loopback. The table says whether transcripts and final weights are the same bytes, how many
-message stages a round took, and the seconds of a round after the first. One thread per process: sums of floats depend on it."""
+Each method runs on three engines with the same settings: in this process, in Flower's simulation, and on a SuperLink
+with SuperNodes (TLS, node keys) at loopback. The table says whether transcripts and final weights are the same bytes,
+the number of message stages per round, and the seconds of a round after the first. One thread per process, because
+float sums depend on it."""
 
 import argparse
 import json
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -37,13 +39,14 @@ def settings(method: str, clients: int, given: argparse.Namespace) -> RunConfig:
     """The run of one method among `clients` clients on shapes."""
     chosen = {
         "dataset": "shapes", "rounds": given.rounds, "per_domain": given.per_domain, "image_size": given.image_size,
-        "partition": "dirichlet", "heterogeneity": 10.0, "clients": clients, "backbone": given.backbone, "seed": given.seed,
+        "partition": "dirichlet", "heterogeneity": 10.0, "clients": clients, "backbone": given.backbone,
+        "seed": given.seed,
     }  # fmt: skip
     return resolve_settings(chosen, preset=None, assignments=given.set or (), defaults={"method": method})
 
 
 def conducted(config: RunConfig, federation: Federation) -> tuple[FederationRun, float]:
-    """Run a federation; gives what came of it and its seconds."""
+    """Run a federation and time it."""
     method = method_of(config)
     world = load_world(config, data_root=None, progress=NoProgress())
     clients, _ = split_sources(world, config)
@@ -72,7 +75,7 @@ def row_of(method: str, engine: str, trained: FederationRun, seconds: float, loc
         "transcript_equal": trained.transcript.sha256 == local.transcript.sha256,
         "weights_equal": trained.final.state.sha256 == local.final.state.sha256,
         "style_bank_equal": bank_of(trained) == bank_of(local),
-        "stages_per_round": [sum(stage["round"] == number for stage in stages) for number in sorted({s["round"] for s in stages})],
+        "stages_per_round": [count for _, count in sorted(Counter(stage["round"] for stage in stages).items())],
         "seconds_per_later_round": round(sum(later) / rounds, 2) if rounds else None,
         "state_versions": [stage["states"] for stage in stages], "transcript_sha256": trained.transcript.sha256,
     }  # fmt: skip
@@ -109,7 +112,7 @@ def measured(given: argparse.Namespace, say: Callable[[str], None]) -> list[Mapp
 
 
 def largest_state(folder: Path) -> int:
-    """The bytes of the largest state that a node holds; the states are removed."""
+    """The bytes of the largest state of a node; the states are removed."""
     stored = list(folder.glob("state*/run-*"))
     sizes = [path.stat().st_size for run in stored for path in run.glob("state/*.safetensors")]
     for run in stored:
@@ -117,7 +120,7 @@ def largest_state(folder: Path) -> int:
     return max(sizes, default=0)
 
 
-def deployed(connection: Any, folder: Path, job: Job) -> None:
+def deployed(connection: Any, folder: Path, _: Job) -> None:
     """Run a job on a SuperLink."""
     submit(folder, connection, timeout=1800)
 

@@ -1,8 +1,8 @@
-"""What becomes of a run on Flower when a node fails or lies? `python -m benchmarks.flower_faults`.
+"""Fault injection for runs on Flower, with a node that fails or lies: `python -m benchmarks.flower_faults`.
 
-Three nodes at loopback (TLS, node keys), of which client:1 misbehaves in the fit of every round; FedAvg on shapes, a quorum of
-two thirds. Each fault is one run: how long it took, how it ended, who was named, and whether the model is finite. Last come two
-nodes that must not get in: one without a registered key, and one that speaks without TLS."""
+Three nodes at loopback (TLS, node keys), of which client:1 misbehaves in the fit of every round; FedAvg on shapes, a
+quorum of two thirds. Each fault is one run: its duration, how it ended, who was named, and whether the model is finite.
+Finally two nodes that must be rejected: one without a registered key, and one without TLS."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ def run_with(fault: str, connection: Connection, told: Path, *, quorum: float, t
         preset=None, defaults={"method": "fedavg"},
     )  # fmt: skip
     federation = FlowerFederation(
-        runner=lambda folder, job: submit(folder, connection, timeout=1200), quorum=quorum, timeout=timeout, wait=120
+        runner=lambda folder, _: submit(folder, connection, timeout=1200), quorum=quorum, timeout=timeout, wait=120
     )
     started = time.monotonic()
     row: dict[str, Any] = {"fault": fault, "quorum": quorum}
@@ -56,7 +56,7 @@ def run_with(fault: str, connection: Connection, told: Path, *, quorum: float, t
 
 
 def refused(name: str, arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Have a node join that must not."""
+    """Start a node that must be rejected."""
     command = [
         sys.executable,
         "-m",

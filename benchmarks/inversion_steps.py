@@ -1,4 +1,5 @@
-"""Descents on pictures of noise, for what one step of them costs: `clients` pictures at once, `dimension` pixels a side."""
+"""Optimization steps of inversion attacks on noise images, for timing: `clients` images at once, `dimension` pixels a
+side."""
 
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ NUMBERS = 512
 
 
 def matching_step(size: Size) -> Callable[[int], object]:
-    """Optimization inversion through `mini`: all pictures in one batch."""
+    """Optimization inversion through `mini`, with all images in one batch."""
     encoder = load_encoder("mini")
     channels = 2 * int(encoder.encode(torch.zeros(1, 3, size.dimension, size.dimension)).shape[1])
     targets = torch.rand(size.clients, channels, generator=stream(0, "world", "styles"))
@@ -60,7 +61,7 @@ def regression_step(size: Size) -> Callable[[int], object]:
 
 
 def adversarial_step(size: Size) -> Callable[[int], object]:
-    """Style inversion by gan: generator and discriminator, perceptual distance and style consistency included."""
+    """Style inversion by gan: generator and discriminator, with perceptual distance and style consistency."""
     training = _training(size)
     linear, unseen = fit_linear(training)
     loss = loss_named("gan", size.dimension, device=torch.device("cpu"))

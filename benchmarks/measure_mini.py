@@ -1,12 +1,12 @@
-"""Measure a style codec on images: `python benchmarks/measure_mini.py --data pacs128.zip --out DIR`.
+"""Quality of a style codec on images: `python benchmarks/measure_mini.py --data pacs128.zip --out DIR`.
 
-What is measured, and what it would be without the codec doing its work (in brackets):
-
+Measurements, with the value without the codec in brackets:
 * psnr: mean over images of decode(encode(x)) against x;
-* style error: relative L2 of the re-encoded (mean, std) to the wanted one after AdaIN and decoding, median over random
-  pairs of different domains [the content's own style against the wanted one];
+* style error: relative L2 of the re-encoded (mean, std) to the target after AdaIN and decoding, median over random
+  pairs of different domains [the content's own style against the target];
 * content correlation: of instance-normalized features before and after, median [with another image's];
-* varying channels: share whose per-image means have a standard deviation over images above 1e-3 of the median channel's;
+* varying channels: share whose per-image means have a standard deviation over images above 1e-3 of the median
+  channel's;
 * domain 1-NN: how often the nearest other image in standardized style space has the same domain [the six RGB means and
   stds in place of the style];
 * speed, and a contact sheet of contents by styles."""
@@ -43,7 +43,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Swaps:
-    """What came out of AdaIN and decoding, one number a pair; `contents` and `styles` are positions in the sample."""
+    """Results of AdaIN and decoding, one number per pair; `contents` and `styles` are positions in the sample."""
 
     contents: Tensor
     styles: Tensor
@@ -75,7 +75,7 @@ def read(source: Path, *, per_domain: int, seed: int) -> Sample:
 
 
 def drawn(*, per_domain: int) -> Sample:
-    """The procedural dataset at 128 pixels, for a contact sheet that anyone may copy."""
+    """The procedural dataset at 128 pixels, for a contact sheet without copyright."""
     dataset = shapes(image_size=128, per_domain=per_domain, seed=0)
     return Sample(pixels=dataset.pixels(), domains=dataset.domains, names=tuple(dataset.domain_names))
 
@@ -149,7 +149,7 @@ def bootstrap(values: Tensor, statistic: Callable[[Tensor], Tensor], *, seed: in
 
 
 def speeds(encoder: StyleEncoder, pixels: Tensor) -> dict[str, float]:
-    """Images a second: the best of five passes over 64 images, in batches of 16."""
+    """Images per second: the best of five passes over 64 images, in batches of 16."""
     images = as_float(pixels[:64])
     mean, std = style_of(encoder.encode(images[:1]))
     work: dict[str, Callable[[Tensor], object]] = {
@@ -191,7 +191,7 @@ def contact_sheet(encoder: StyleEncoder, sample: Sample, *, seed: int) -> Image.
 
 
 def measure(encoder: StyleEncoder, sample: Sample, *, pairs: int, seed: int) -> dict[str, object]:
-    """All figures as nested JSON-able dictionaries."""
+    """All results as nested JSON-serializable dictionaries."""
     decibels = psnr(encoder, sample.pixels)
     swapped = swaps(encoder, sample, pairs=pairs, seed=seed)
     found = image_moments(encoder, sample.pixels)

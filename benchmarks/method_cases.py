@@ -1,4 +1,4 @@
-"""The methods that benchmarks/method_speed.py measures, each with the passes that its mathematics needs per step."""
+"""The methods of benchmarks/method_speed.py, each with the network passes that its equations need per step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ Bareness = Callable[[Bare, Observed], Job]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A method, the passes that it needs per step in words and as a job, and the method without its other operations."""
+    """A method, its passes per step in words and as a job, and the method without its other operations."""
 
     method: FedAvg
     needs: str
@@ -58,13 +58,13 @@ def exploring(bare: Bare, seen: Observed) -> Job:
 
 
 def generating(bare: Bare, seen: Observed) -> Job:
-    """Three networks."""
+    """Passes of FedDAG's three networks."""
     validation = bare.images[torch.arange(seen.validation) % len(bare.images)]
     return partial(adversarial, bare, Adversary.of(bare.network, PLAN), steps=seen.steps, validation=validation)
 
 
 def episodic(bare: Bare, seen: Observed) -> Job:
-    """Inner and outer passes."""
+    """Inner and outer passes of FedDG."""
     return partial(episodes, bare, steps=seen.steps)
 
 

@@ -1,17 +1,17 @@
-"""What each method's local epoch costs against the passes that its mathematics needs: `python benchmarks/method_speed.py`.
+"""Local epoch of each method against the network passes that its equations need: `python benchmarks/method_speed.py`.
 
 "fit" is the whole of one client's `fit`: the network is built, the state loaded, images are read, cropped and mirrored,
 the method's losses and styles computed, the update copied out. "bare" is the passes of benchmarks/passes.py alone, on
-float batches in memory, with the same network, batch, layout, precision and optimizer. Both take turns in one process;
-a ratio is of two neighbors. Seconds are processor seconds (time.process_time) of this process, so that whatever else the
-machine does changes them little. The target is a ratio of at most 1.15.
+float batches in memory, with the same network, batch, layout, precision and optimizer. Both alternate in one process; a
+ratio is of two neighboring runs. Seconds are processor seconds (time.process_time) of this process, which other
+processes hardly affect. The target is a ratio of at most 1.15.
 
-"no ops" is the same `fit` with what it does to images or maps beside its passes switched off, where an option does that:
-what is left above 1 is the loop's. Not part of `fit`, measured once: what is made once and remembered (stylized images),
-and what is shared.
+"no ops" is the same `fit` without the method's operations on images or maps, where an option disables them: what
+remains above 1 is the loop's. Measured once, outside `fit`: what is computed once and remembered (stylized images), and
+what is shared.
 
-StableFDG's batch grows at random, so its bare passes are those of the very steps that `fit` takes: a dry run notes how
-many records reach each stage. `forward` counts the forward passes per step that a dry run saw, for all methods."""
+StableFDG's batch grows at random, so its bare passes are those of the very steps that `fit` takes: a dry run records
+how many records reach each stage. `forward` counts the forward passes per step in the dry run, for all methods."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ VALIDATION = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """A local engine that keeps what the measured client was asked, and the processor seconds of its shares."""
+    """A local engine that records the measured client's requests, and the processor seconds of its shares."""
 
     engine: LocalEngine
     asked: dict[Step, list[StepRequest]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Listening:
         return self.engine.clients()
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Ask one after the other."""
+        """Ask the clients one after the other."""
         replies: dict[str, Reply] = {}
         for name, request in requests.items():
             started = time.process_time()
@@ -75,12 +75,12 @@ class Listening:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Watched(GlobalModel):
-    """A global model whose networks note who passes through them."""
+    """A global model whose networks record the number of records per forward pass."""
 
     seen: list[dict[str, int]]
 
     def module(self) -> Classifier:
-        """Build, load, and watch."""
+        """Build the network, load the state, and register the hooks."""
         network = super().module()
         watch(network, self.seen)
         return network
@@ -88,7 +88,7 @@ class Watched(GlobalModel):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Subject:
-    """One client of a method in its second round: all that one `fit` takes."""
+    """One client of a method in its second round: all arguments of one `fit`."""
 
     method: FedAvg
     client: Client
@@ -98,7 +98,7 @@ class Subject:
     once: float
 
     def fit(self, *, model: GlobalModel | None = None, method: FedAvg | None = None) -> dict[str, float]:
-        """Train one epoch, always the same one; give the metrics."""
+        """Train one epoch, the same one every time; return the metrics."""
         assert self.request.model is not None
         update, _ = (method or self.method).fit(
             self.client, model=model or self.request.model, inbox=self.request.inbox, state=self.state,
@@ -107,7 +107,7 @@ class Subject:
         return dict(update.metrics)
 
     def observed(self) -> tuple[Observed, float]:
-        """Run dry: what a bare epoch depends on, and how many forward passes there were per step."""
+        """A dry run: what a bare epoch depends on, and the number of forward passes per step."""
         assert self.request.model is not None
         seen: list[dict[str, int]] = []
         given = self.request.model
@@ -119,7 +119,7 @@ class Subject:
 
 
 def clients_of(setting: Setting) -> list[Client]:
-    """The measured client, whose images fill whole batches, and others with few."""
+    """The measured client, whose images fill whole batches, and others with few images."""
     data = images_of(setting)
     held = data.subset(torch.arange(VALIDATION))
     few = data.subset(torch.arange(FEW))
@@ -128,7 +128,7 @@ def clients_of(setting: Setting) -> list[Client]:
 
 
 def subject_of(method: FedAvg, setting: Setting) -> Subject:
-    """Run two rounds of one step each, and keep what the measured client was asked in the second."""
+    """Run two rounds of one step each, and keep the measured client's request of the second."""
     plan = Blueprint(backbone=setting.backbone, classes=CLASSES, remodel=method.remodel)
     start = ModelState(state=detached(plan.network(stream(0, "world", "initialisation"))))
     members, states = clients_of(setting), MemoryStates()
@@ -161,7 +161,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(timings: Mapping[str, Timing], over: str, under: str) -> list[float]:
-    """The quotients of neighbors."""
+    """The quotients of neighboring runs."""
     return [a / b for a, b in zip(timings[over].processor, timings[under].processor, strict=True)]
 
 
@@ -199,8 +199,8 @@ def _silent(act: Callable[[], object]) -> Job:
 
 
 HEADINGS = (
-    f"{'method':<14} {'network':<14} {'px':>3} {'steps':>5} {'forward':>7} {'fit s':>6} {'fit / bare':>10} {'range':<12} {'':<5} "
-    f"{'no ops':>6} {'build':>6} {'once s':>6} {'share s':>7}"
+    f"{'method':<14} {'network':<14} {'px':>3} {'steps':>5} {'forward':>7} {'fit s':>6} {'fit / bare':>10} "
+    f"{'range':<12} {'':<5} {'no ops':>6} {'build':>6} {'once s':>6} {'share s':>7}"
 )
 
 
@@ -246,17 +246,16 @@ def main() -> None:
             rows.append(measure(name, setting_of(text, batch=PLAN.batch_size, steps=4), repeats=given.repeats))
             print(line(rows[-1]), flush=True)
     if given.out is not None:
+        expected = exploration_shares(StableFDG().explore_at, StableFDG().probability)
         document = {
             "environment": surroundings(), "repeats": given.repeats, "target": TARGET, "methods": rows,
-            "stablefdg_expected_shares": {
-                str(place): share for place, share in exploration_shares(StableFDG().explore_at, StableFDG().probability).items()
-            },
+            "stablefdg_expected_shares": {str(place): share for place, share in expected.items()},
         }  # fmt: skip
         write_atomic(given.out, json.dumps(document, indent=1) + "\n")
 
 
 def surroundings() -> dict[str, object]:
-    """What the numbers were made with."""
+    """The environment of the measurements."""
     heap = os.environ.get("GLIBC_TUNABLES", "")
     return {**environment(), "processor": processor_name(), "glibc_tunables": heap, "load": os.getloadavg()[0]}
 

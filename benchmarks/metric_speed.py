@@ -1,13 +1,14 @@
-"""How fast features are extracted against the bare network, and whether streaming needs memory that grows with the images.
+"""Feature extraction: speed against the bare network, and memory of streaming.
 
 Part "speed": `extraction.extracted` on uint8 images (read, scale, check, resize, pool, gather) and
-`extraction.feature_statistics` (the same, then mean and covariance) against the network's forward on one float batch that
-lies in memory at the network's own size and layout. The target is 90 % of the bare speed. Weights are random where none
-are stored: speed does not depend on them.
+`extraction.feature_statistics` (the same, then mean and covariance) against the network's forward pass on one float
+batch in memory at the network's own size and layout. The target is 90 % of the bare speed. Weights are random where
+none are stored, because speed does not depend on them.
+
 Part "memory": the peak resident set of a fresh process that streams N and 4 N images of one dataset.
 
-Jobs take turns in one process. The speed is in processor seconds of this process, the least of all turns: whatever else
-the machine does only adds to them. A share is the quotient of two such speeds; those of the single turns go to `--out`.
+Jobs alternate in one process. The speed is in processor seconds of this process, the minimum of all runs, because other
+processes only add to it. A share is the quotient of two such speeds; those of single runs go to `--out`.
 
     python benchmarks/metric_speed.py --threads 1"""
 
@@ -60,7 +61,7 @@ def random_state(name: str) -> dict[str, Tensor]:
 
 
 def subject(name: str) -> tuple[Extractor, nn.Module, str]:
-    """Give an extractor, the bare network inside it, and where its weights come from."""
+    """An extractor, the bare network inside it, and the source of its weights."""
     if name == "inception":
         inception = InceptionExtractor(random_state("inception_fid"), name="inception_random")
         return inception, inception.network, "random"
@@ -73,7 +74,7 @@ def subject(name: str) -> tuple[Extractor, nn.Module, str]:
 
 
 def bare_input(name: str, pixels: Tensor) -> Tensor:
-    """Prepare one float batch exactly as the network wants it."""
+    """One float batch in the network's input format."""
     images = pixels.float() / 255
     if name == "inception":
         images = 2 * functional.interpolate(images, size=(INCEPTION_SIDE, INCEPTION_SIDE), mode="bilinear") - 1
@@ -93,7 +94,7 @@ class Extraction(Protocol):
     """One of the two ways to take a set of images through an extractor."""
 
     def __call__(self, extractor: Extractor, images: Tensor, *, batch_size: int) -> object:
-        """Give whatever it makes of them."""
+        """Extract the features; the result is not used."""
         ...
 
 
@@ -141,14 +142,14 @@ def repeated(images: int, side: int) -> DomainDataset:
 
 
 def peak_of(name: str, images: int, side: int, threads: int) -> float:
-    """Stream `images` images in a fresh process and give its peak resident set in MiB."""
+    """Stream `images` images in a fresh process and return its peak resident set in MiB."""
     command = [sys.executable, __file__, "--peak", name, "--images", str(images), "--side", str(side)]
     done = subprocess.run([*command, "--threads", str(threads)], check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
 def print_peak(name: str, images: int, side: int) -> None:
-    """Be that process."""
+    """Stream the images in this process and print the peak."""
     feature_statistics(extractor_named(name), repeated(images, side), reuse=False)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)  # KiB on Linux
 

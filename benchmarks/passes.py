@@ -1,7 +1,7 @@
-"""The passes through the network that each method's mathematics needs, bare: on float batches that lie in memory.
+"""Bare network passes of each method's equations, on float batches in memory.
 
-Counted from the papers' equations, not from the code that is measured against them. Each function does the passes of one
-local epoch and nothing else: no reading, no augmentation, no building of networks, no sending."""
+Counted from the papers' equations, not from the code that is measured against them. Each function runs the passes of
+one local epoch and nothing else: no reading, no augmentation, no building of networks, no sending."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -28,7 +28,7 @@ INTENSITY, MARGIN, FOLLOWS, META_STEP = 0.3, 0.1, 0.99, 1e-3  # of FedDAG's eqs.
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """How many records a forward pass takes in, and where how many more join them: behind `place`, if any."""
+    """The number of records of a forward pass, and how many more join behind `place`, if any."""
 
     records: int
     place: str | None = None
@@ -36,7 +36,7 @@ class Passage:
 
 
 def passage_of(sizes: Mapping[str, int]) -> Passage:
-    """Read a passage off the number of records that reach each part of the network, in order (stem, ..., neck).
+    """The passage for the number of records that reach each part of the network, in order (stem, ..., neck).
 
     Raises ValueError where records leave on the way, or join in two places."""
     changes = [(earlier, sizes[later] - sizes[earlier]) for earlier, later in pairwise(sizes)]
@@ -48,9 +48,9 @@ def passage_of(sizes: Mapping[str, int]) -> Passage:
 
 
 def exploration_shares(places: Sequence[str], probability: float) -> dict[str | None, float]:
-    """Say how often StableFDG's oversampling happens behind each of `places`, and (None) behind none.
+    """How often StableFDG's oversampling happens behind each of `places`, and (None) behind none.
 
-    Each place fires with `probability`; the first that does makes the batch larger (steps 3 to 5, once per pass)."""
+    Each place fires with `probability`; the first that does enlarges the batch (steps 3 to 5, once per pass)."""
     shares: dict[str | None, float] = {}
     left = 1.0
     for place in places:
@@ -93,7 +93,7 @@ class Bare:
 
 
 def views(bare: Bare, *, count: int, steps: int) -> None:
-    """Step down the losses of `count` forward passes, each with batch statistics of its own.
+    """Optimize the losses of `count` forward passes, each with its own batch statistics.
 
     One: FedAvg, CCST, MixStyle, DSU, FPL. Two: FISC, for an image and its transferred version (eqs. 5 to 7). Three:
     FedCCRL and FedAlign, for an image and its two views (FedAlign's eqs. 3 and 5)."""
@@ -102,7 +102,7 @@ def views(bare: Bare, *, count: int, steps: int) -> None:
 
 
 def enlarged(bare: Bare, *, passages: Sequence[Passage]) -> None:
-    """StableFDG: one step for each passage, whose batch grows where it says, under attention (eq. 7)."""
+    """StableFDG: one step for each passage, with its enlarged batch, under attention (eq. 7)."""
     network = cast(HighlightedClassifier, bare.network)
     for passage in passages:
         rows = torch.arange(passage.records) % len(bare.images)
@@ -130,7 +130,7 @@ class Adversary:
 
     @classmethod
     def of(cls, student: Classifier, plan: TrainingPlan) -> "Adversary":
-        """Copy the student; make a generator."""
+        """Copy the student and make a generator."""
         generator = perturbation_network("fcn32", rng=stream(0, "world", "generator"))
         optimizer = optimizer_of(generator.parameters(), plan)
         return cls(teacher=deepcopy(student).requires_grad_(False), generator=generator, optimizer=optimizer)
@@ -186,7 +186,7 @@ def episodes(bare: Bare, *, steps: int) -> None:
 
 
 def watch(network: nn.Module, seen: list[dict[str, int]]) -> None:
-    """Have a classifier note, for each forward pass in training mode, how many records reach each part."""
+    """Register hooks that record, for each forward pass in training mode, how many records reach each part."""
     body = network.get_submodule("body")
     first, *others = [(name, part) for name, part in body.named_children()] + [("neck", network.get_submodule("neck"))]
 

@@ -1,8 +1,8 @@
-"""Procedural training images for the `mini` style codec: nothing here is, or is derived from, a photograph.
+"""Procedural training images for the `mini` style codec, with no photographs or derivatives of photographs.
 
-Eight families (1/f noise, dead leaves, flat cartoons with outlines, line drawings on white, gradients and shaded spheres,
-regular textures, brush strokes, collages of the others) cover the statistics that set domains apart: color, contrast,
-edge density and texture. One seed gives the same pool on every run."""
+Eight families (1/f noise, dead leaves, flat cartoons with outlines, line drawings on white, gradients and shaded
+spheres, regular textures, brush strokes, collages of the others) cover the statistics that distinguish domains: color,
+contrast, edge density and texture. One seed gives the same pool on every run."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,8 @@ Painter = Callable[[np.random.Generator, int], Picture]
 
 
 def pool(size: int, *, image_size: int, seed: int, progress: Callable[[int], None] | None = None) -> Tensor:
-    """Draw `size` images (size, 3, image_size, image_size) uint8, the families in turn; each image has its own stream."""
+    """Draw `size` images (size, 3, image_size, image_size) uint8, cycling through the families; each has its own
+    stream."""
     images = np.empty((size, 3, image_size, image_size), dtype=np.uint8)
     painters = list(FAMILIES.values())
     for index in range(size):
@@ -184,7 +185,7 @@ FAMILIES: dict[str, Painter] = {
 
 
 def _degraded(picture: Picture, rng: np.random.Generator) -> Picture:
-    """Add what cameras and scanners add: blur, grain, a tone curve, sometimes no color."""
+    """Add camera and scanner artifacts: blur, grain, a tone curve, sometimes no color."""
     if rng.random() < 0.2:
         image = Image.fromarray((picture * 255).astype(np.uint8)).filter(
             ImageFilter.GaussianBlur(rng.uniform(0.4, 1.5))
@@ -247,7 +248,7 @@ def _palette(rng: np.random.Generator, colors: int) -> list[Color]:
 
 
 def _canvas(size: int, ground: Color) -> tuple[Image.Image, ImageDraw.ImageDraw, int]:
-    """A canvas of twice the size, so that shrinking it smooths the edges; with its scale."""
+    """A canvas of twice the size, for antialiasing, and its scale."""
     image = Image.new("RGB", (2 * size, 2 * size), ground)
     return image, ImageDraw.Draw(image), 2
 

@@ -1,7 +1,8 @@
-"""What the heap and the gradients of AdaIN cost: `python -m benchmarks.step_costs [--part heap|adain]`.
+"""Cost of the heap setting and of AdaIN's gradients: `python -m benchmarks.step_costs [--part heap|adain]`.
 
-Part "heap": a bare step in this process's heap (run it with FDGSEC_HEAP=default and without, in turn), and its peak memory.
-Part "adain": statistics and AdaIN of maps, forward and back, with our gradients and with autograd's, and `group_norm`."""
+Part "heap": a bare step in this process's heap (run it with FDGSEC_HEAP=default and without, in turn), and its peak
+memory. Part "adain": statistics and AdaIN of maps, forward and backward, with our gradients and with autograd's, and
+`group_norm`."""
 
 import argparse
 import resource
@@ -26,7 +27,7 @@ Style = tuple[Tensor, Tensor]
 
 
 def by_autograd(maps: Tensor, style: Style) -> Tensor:
-    """The same numbers with the gradients that autograd finds."""
+    """The same result with autograd's gradients."""
     precise = maps.float()
     mean = precise.mean((2, 3), keepdim=True)
     pixels = maps.shape[2] * maps.shape[3]
@@ -35,7 +36,7 @@ def by_autograd(maps: Tensor, style: Style) -> Tensor:
 
 
 def in_closed_form(maps: Tensor, style: Style) -> Tensor:
-    """What fdgsec does."""
+    """The implementation of fdgsec."""
     mean, std = instance_statistics(maps)
     return restyled(maps, mean, std, new_mean=style[0], new_std=style[1])
 

@@ -1,16 +1,15 @@
 """Train the bundled `mini` style codec on procedural images: `python benchmarks/train_mini.py --out DIR`.
 
-Four losses, each measured in its own natural unit so that the weights below mean something:
-
+Four losses, each in its natural unit so that their weights are comparable:
 * reconstruction: log MSE of decode(encode(x)), per image, plus L1;
-* style: re-encoded minus wanted (mean, std) after an AdaIN swap, in units of that statistic's spread over the batch, so
+* style: re-encoded minus target (mean, std) after an AdaIN swap, in units of that statistic's spread over the batch, so
   that an encoder cannot lower it by making all styles alike;
 * content: 1 - correlation of the instance-normalized features before and after the swap;
 * texture: log energies of a fixed bank of random filters at three scales, of the swapped image against the image that
-  gave the style. The bank is not trained, so it ties the learned statistics to what can be seen.
+  gave the style. The bank is not trained, so it ties the learned statistics to visible texture.
 
-Writes DIR/mini.safetensors (EMA weights, shape and scale in the metadata), DIR/checkpoint.safetensors (everything a later
-`--resume` needs) and DIR/log.json."""
+Writes DIR/mini.safetensors (EMA weights, shape and scale in the metadata), DIR/checkpoint.safetensors (everything a
+later `--resume` needs) and DIR/log.json."""
 
 import argparse
 import json
@@ -40,7 +39,7 @@ STATISTICS_EPS = 1e-6  # features are near unit scale here; the shipped ones are
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How to train: wall-clock minutes, sizes, workers that share a batch, and the weight of each loss."""
+    """Training options: wall-clock minutes, sizes, workers that share a batch, and the weight of each loss."""
 
     minutes: float
     seed: int
@@ -67,7 +66,7 @@ class Codec(nn.Module):
 
 
 class FilterBank(nn.Module):
-    """Log energies of fixed random filters, two layers deep, at three scales: a texture descriptor that cannot adapt.
+    """Log energies of fixed random filters, two layers deep, at three scales: a texture descriptor that is not trained.
 
     Random shallow filters suffice to synthesize textures (Ustyuzhaninov et al. 2016, arXiv 1606.00021)."""
 
@@ -96,7 +95,7 @@ class FilterBank(nn.Module):
 
 
 def swap_losses(codec: Codec, bank: FilterBank, images: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """Give every image the style of its neighbor in the batch and compare what came out with what was wanted."""
+    """Restyle every image with the style of its neighbor in the batch, and compare the result with the target."""
     mean, std = style_of(features, unbiased=False, eps=STATISTICS_EPS)
     content = ((features - mean[..., None, None]) / std[..., None, None]).detach()
     wanted = torch.cat([mean, std], 1).roll(1, 0).detach()
@@ -188,7 +187,7 @@ class Trainer:
         self.workers = ThreadPoolExecutor(plan.shards, initializer=torch.set_num_threads, initargs=(1,))
 
     def initialize(self) -> None:
-        """Draw the weights from the run's own stream; residual branches start small, rectified channels well off linear."""
+        """Draw the weights from the run's own stream: small residual branches, rectified channels far from linear."""
         rng = stream(self.plan.seed, "world", "mini weights")
         for name, parameter in self.codec.named_parameters():
             if parameter.ndim == 1:
@@ -269,7 +268,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train until the time is used up; print and store what the losses ended at and on what hardware."""
+    """Train until the time is used up; print and store the final losses and the hardware."""
     options = arguments()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)

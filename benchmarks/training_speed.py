@@ -1,14 +1,16 @@
-"""How fast training is against a bare loop, and which precision is fastest: `python benchmarks/training_speed.py`.
+"""Training speed against a bare loop, and the fastest precision: `python benchmarks/training_speed.py`.
 
 Part "loop": one client epoch (`training.epochs` on uint8 images with augmentation; and FedAvg's whole `fit`, which also
-builds the network) against forward, cross-entropy, backward and step on one float batch that lies in memory, with the same
-network, batch size, optimizer, precision and layout. The target is 90 % of the bare speed. Precision and layout are those
-of the table `fdgsec.nn.training.precision.PRECISION` and, where `--modes` says so, others in its place on both sides.
+builds the network) against forward, cross-entropy, backward and step on one float batch in memory, with the same
+network, batch size, optimizer, precision and layout. The target is 90 % of the bare speed. Precision and layout are
+those of the table `fdgsec.nn.training.precision.PRECISION` and, where `--modes` says so, others in its place on both
+sides.
+
 Part "precision": a bare step in float32 and bfloat16, contiguous and channels_last, against the table
 `fdgsec.nn.training.precision.PRECISION`.
 
-Jobs take turns in one process. Seconds are processor seconds of this process, so that other processes on the machine
-change them little; wall seconds stand beside them. Numbers are medians over the repeats, shares are medians of shares."""
+Jobs alternate in one process. Seconds are processor seconds of this process, which other processes hardly affect; wall
+seconds are printed as well. Numbers are medians over the repeats, shares are medians of shares."""
 
 import argparse
 import json
@@ -68,7 +70,7 @@ class Timing:
 
 
 def interleaved(jobs: Mapping[str, Job], *, repeats: int) -> dict[str, Timing]:
-    """Run the jobs in turn, `repeats` times each, after one run each that is not counted."""
+    """Run the jobs in turn, `repeats` times each, after one warm-up run each."""
     processor: dict[str, list[float]] = {name: [] for name in jobs}
     wall: dict[str, list[float]] = {name: [] for name in jobs}
     for repeat in range(repeats + 1):
@@ -183,7 +185,8 @@ def measure_precision(setting: Setting, *, repeats: int) -> dict[str, object]:
 def print_loop(rows: Sequence[Mapping[str, object]]) -> None:
     """One line per network."""
     print(
-        f"\n{'network':<20} {'px':>4} {'mode':<9} {'bare':>8} {'epochs':>8} {'fit':>8}  images per processor second; share of bare"
+        f"\n{'network':<20} {'px':>4} {'mode':<9} {'bare':>8} {'epochs':>8} {'fit':>8}  images per processor second; "
+        "share of bare"
     )
     for row in rows:
         speeds = [row[f"{name}_images_per_processor_second"] for name in ("bare", "epochs", "fit")]
@@ -214,7 +217,7 @@ def setting_of(text: str, *, batch: int, steps: int) -> Setting:
 
 
 def processor_name() -> str:
-    """The processor, and which of its vector extensions decide how fast bfloat16 is."""
+    """The processor, and its vector extensions that determine the speed of bfloat16."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

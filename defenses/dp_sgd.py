@@ -65,8 +65,8 @@ class DPSGD:
             ),
             "dp-sgd: the records that a step draws, and the noise, stay secret; Gaussian sampling is research grade",
             (
-                "dp-sgd: it counts a client's own training; what others' models reveal of its shared artifacts is their "
-                "cost"
+                "dp-sgd: it counts a client's own training; what others' models reveal of its shared artifacts is "
+                "their cost"
             ),
         )
 

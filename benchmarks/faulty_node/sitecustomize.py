@@ -1,4 +1,4 @@
-"""A node that misbehaves: put on PYTHONPATH, it spoils what the client app answers as the file $FDGSEC_FAULT says."""
+"""A faulty node: on PYTHONPATH, it corrupts the client app's replies as the file $FDGSEC_FAULT says."""
 
 import os
 import signal
@@ -7,10 +7,21 @@ import time
 from pathlib import Path
 
 
-def _spoil() -> None:
-    from dataclasses import replace
-
+def _corrupted(tensors, fault):  # type: ignore[no-untyped-def]
     import torch
+
+    first = next(name for name, value in tensors.items() if value.is_floating_point())
+    if fault == "nan":
+        tensors[first] = torch.full_like(tensors[first], float("nan"))
+    elif fault == "wrong shape":
+        tensors[first] = tensors[first][:1].clone()
+    elif fault == "missing key":
+        del tensors[first]
+    return tensors
+
+
+def _install_faults() -> None:
+    from dataclasses import replace
 
     from fdgsec.federation.artifacts import ModelState
     from fdgsec.federation.engines.flower import handler
@@ -18,7 +29,7 @@ def _spoil() -> None:
     honest = handler.handle
 
     def changed(reply, tensors):  # type: ignore[no-untyped-def]
-        spoiled = object.__new__(ModelState)  # past the check of its constructor, as a hostile node's software would
+        spoiled = object.__new__(ModelState)  # bypasses the constructor's checks, as a malicious node would
         object.__setattr__(spoiled, "state", tensors)
         return replace(reply, artifacts={**reply.artifacts, "model": spoiled})
 
@@ -34,20 +45,12 @@ def _spoil() -> None:
             os.kill(int(Path(os.environ["FDGSEC_FAULT"] + ".pid").read_text()), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         reply, after = honest(method, client, step, request, state, seed, defense_stack)
-        tensors = dict(reply.artifacts["model"].tensors())
-        first = next(name for name, value in tensors.items() if value.is_floating_point())
-        if fault == "nan":
-            tensors[first] = torch.full_like(tensors[first], float("nan"))
-        elif fault == "wrong shape":
-            tensors[first] = tensors[first][:1].clone()
-        elif fault == "missing key":
-            del tensors[first]
-        elif fault == "bad weight":
+        if fault == "bad weight":
             return replace(reply, weight=-3.0), after
-        return changed(reply, tensors), after
+        return changed(reply, _corrupted(dict(reply.artifacts["model"].tensors()), fault)), after
 
     handler.handle = dishonest
 
 
 if "FDGSEC_FAULT" in os.environ and any("clientapp" in word for word in sys.argv[:1]):
-    _spoil()
+    _install_faults()

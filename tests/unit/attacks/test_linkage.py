@@ -64,7 +64,7 @@ def test_halves_and_sessions_of_thirty_clients_are_asked_for():
 def test_a_client_that_is_not_told_whose_distributions_it_receives_is_told_so():
     facts = replace(FACTS, artifact_kinds=frozenset({"StyleDistribution"}), knows=frozenset({"encoder", "own data"}))
 
-    with pytest.raises(UsageError, match="not told whose"):
+    with pytest.raises(UsageError, match="does not know whose"):
         ATTACK.plan(facts)
 
 

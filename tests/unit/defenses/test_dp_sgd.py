@@ -203,7 +203,7 @@ def test_methods_whose_records_stay_apart_are_taken(method: type[FedAvg]):
 def test_other_methods_are_refused_with_what_to_take_instead(name: str):
     method = build(resolve("methods", name), {}, where="method")
 
-    with pytest.raises(UsageError, match=f"anything of {name}: .*stablefdg-dp, fisc-dp, fedalign-dp or feddag-dp"):
+    with pytest.raises(UsageError, match=f"no guarantee for {name}: .*stablefdg-dp, fisc-dp, fedalign-dp or feddag-dp"):
         DPSGD(epsilon=8.0).check(method)
 
 
@@ -211,8 +211,8 @@ def test_other_methods_are_refused_with_what_to_take_instead(name: str):
     ("method", "said"),
     [
         (Stacked(base=CCST(), local=MixStyle()), "mixstyle on top of ccst.*leave --with out"),
-        (CCST(local=MixStyle()), "of ccst: its records meet"),
-        (CrossEvaluation(base=CCST()), "of cross-evaluation: "),
+        (CCST(local=MixStyle()), "no guarantee for ccst: its records meet"),
+        (CrossEvaluation(base=CCST()), "no guarantee for cross-evaluation: "),
         (Inheriting(), "Inheriting"),
         (Planless(), "Planless trains by no plan"),
     ],
