@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.attack_cases import QUESTIONS, RECORDS, Size, records
 from benchmarks.inversion_steps import adversarial_step, matching_step, regression_step
-from fdgsec.attacks.membership.image_styles import nearest_row
+from fdgsec.attacks.membership.image_styles import nearest_row_distance
 from fdgsec.attacks.statistics.tracing import fit_whitening, likelihood_ratio
 from fdgsec.runtime.files import write_atomic
 from fdgsec.threats.planted import planted_moments
@@ -77,7 +77,7 @@ def look_up(size: Size, *, repeats: int = 1) -> Cost:
     """Look candidates up among as many rows as there are clients."""
     mean, spread = records(size, size.candidates, "asked").chunk(2, dim=1)
     found, rows = planted_moments(mean, spread.exp()), records(size, size.clients, "sent")
-    return measured(lambda: nearest_row(found, rows), repeats)
+    return measured(lambda: nearest_row_distance(found, rows), repeats)
 
 
 def attack(name: str) -> Callable[..., Cost]:

@@ -83,11 +83,11 @@ def planted_clients(
     for name in (*domains, "mixed"):
         pool = images.subset(~auxiliary) if name == "mixed" else images.subset(~auxiliary).of_domain(name)
         kinds, count = (pool.domains, len(domains)) if name == "mixed" else (pool.labels, CLASSES)
-        coins = child(rng, "clients", name)
+        child_rng = child(rng, "clients", name)
         shares = skewed_shares(
-            CLIENTS, count, held=torch.arange(count), concentration=concentration, rng=child(coins, "shares")
+            CLIENTS, count, held=torch.arange(count), concentration=concentration, rng=child(child_rng, "shares")
         )
-        rows = shadow_rows(kinds, shares, IMAGES, distinct=True, rng=child(coins, "rows"))
+        rows = shadow_rows(kinds, shares, IMAGES, distinct=True, rng=child(child_rng, "rows"))
         held = [pool.subset(part) for part in rows]
         made: list[tuple[QuestionKind, list[Artifact]]] = [("mixtures", [federation.style(data) for data in held])]
         if name != "mixed":

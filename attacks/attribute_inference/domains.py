@@ -50,16 +50,16 @@ def _kernel() -> _Classifier:
     return cast(_Classifier, SVC(C=10.0, class_weight="balanced"))
 
 
-LINEAR: Mapping[str, Callable[[], _Classifier]] = {
+LINEAR_CLASSIFIERS: Mapping[str, Callable[[], _Classifier]] = {
     "logistic C=0.01": _logistic(0.01),
     "logistic C=0.1": _logistic(0.1),
     "discriminant": _discriminant,
 }
-ANY: Mapping[str, Callable[[], _Classifier]] = {**LINEAR, "kernel": _kernel}
+ALL_CLASSIFIERS: Mapping[str, Callable[[], _Classifier]] = {**LINEAR_CLASSIFIERS, "kernel": _kernel}
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class _FittedClassifier:
     """A fitted domain classifier, with the mean and scale that standardize its inputs."""
 
     center: Tensor
@@ -105,7 +105,7 @@ class DomainInference:
             raise UsageError(
                 f"domain-inference needs auxiliary images of 2 domains or more; the adversary has {classes}."
             )
-        models: dict[tuple[bool, int | None], _Model] = {}
+        models: dict[tuple[bool, int | None], _FittedClassifier] = {}
         answers = []
         for number, case in enumerate(cases):
             if case.question not in ("released", "as_if_released", "resampled_clients"):
@@ -113,8 +113,8 @@ class DomainInference:
             pooled = _is_pooled(case)
             kind = pooled, case.records if pooled and knowledge.defended is not None else None
             if kind not in models:
-                models[kind] = _fitted(knowledge, child(rng, "folds"), pooled=pooled, records=kind[1])
-            predicted = models[kind](_shown(case, knowledge, pooled=pooled))
+                models[kind] = _fit_classifier(knowledge, child(rng, "folds"), pooled=pooled, records=kind[1])
+            predicted = models[kind](_classifier_input(case, knowledge, pooled=pooled))
             where = {"domain": "all", "rows": case.question}  # all domains are judged together
             answers.append(Labels(case=number, predicted=predicted, of="domains", classes=classes, slice=where))
         return answers
@@ -144,7 +144,7 @@ def _is_pooled(case: Case) -> bool:
     return case.question == "resampled_clients" or isinstance(sent, StyleStatistics | Amplitudes)
 
 
-def _shown(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
+def _classifier_input(case: Case, knowledge: Knowledge, *, pooled: bool) -> Tensor:
     """The classifier's input (R, D): the statistic that averages for pooled releases, (mean, std) for single images."""
     if not pooled:
         return torch.cat(case.released(), dim=1)
@@ -175,7 +175,9 @@ def _training(
     return rows + defense_noise.shift + spread * noise, images.domains.repeat(COPIES), COPIES
 
 
-def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records: int | None) -> _Model:
+def _fit_classifier(
+    knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records: int | None
+) -> _FittedClassifier:
     """Train on auxiliary images with the classifier that has the fewest cross-validation errors."""
     rows, domains, copies = _training(knowledge, rng, pooled=pooled, records=records)
     spread = rows.std(0, correction=0)
@@ -185,7 +187,7 @@ def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records
     fold = (torch.randperm(len(y) // copies, generator=rng) % FOLDS).repeat(copies).numpy()
     with threadpool_limits(limits=1):  # many small fits: a second thread only waits
         best, fewest = "discriminant", len(y) + 1
-        choices = LINEAR if pooled else ANY
+        choices = LINEAR_CLASSIFIERS if pooled else ALL_CLASSIFIERS
         for name, make in choices.items():
             errors = 0
             for left_out in range(FOLDS):
@@ -196,4 +198,4 @@ def _fitted(knowledge: Knowledge, rng: torch.Generator, *, pooled: bool, records
                 best, fewest = name, errors
         classifier = choices[best]()
         classifier.fit(x, y)
-    return _Model(center=center, scale=scale, classifier=classifier)
+    return _FittedClassifier(center=center, scale=scale, classifier=classifier)

@@ -52,7 +52,7 @@ DEFAULT = Setting(features="log std", foreign=0.3, strength=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Training:
+class _TrainingSet:
     """Labeled images: styles (N, C) each, `labels` (N,), `domains` (N,), and whether each is of the victim's domain
     (`own`).
 
@@ -77,7 +77,7 @@ def _center_and_scale(features: Tensor) -> tuple[Tensor, Tensor]:
     return features.mean(0), spread.clamp_min(smallest)
 
 
-def _standardized(training: _Training, kind: Features) -> Tensor:
+def _standardize(training: _TrainingSet, kind: Features) -> Tensor:
     """Standardize every image by the images of its own domain."""
     features = _features(training.mean, training.std, kind)
     for domain in training.domains.unique():
@@ -114,7 +114,7 @@ def _folds(labels: Tensor, folds: int, rng: torch.Generator) -> Tensor:
     return fold
 
 
-def _recall(labels: Tensor, predicted: Tensor) -> float:
+def _balanced_accuracy(labels: Tensor, predicted: Tensor) -> float:
     """Balanced accuracy over the classes that occur."""
     return sum(float((predicted[labels == label] == label).double().mean()) for label in labels.unique()) / len(
         labels.unique()
@@ -143,7 +143,7 @@ class LabelInference:
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Predict the class of every row, with one model per domain that the adversary knows."""
         public = knowledge.public_images()
-        models: dict[str | None, tuple[_Training, Setting, LogisticRegression]] = {}
+        models: dict[str | None, tuple[_TrainingSet, Setting, LogisticRegression]] = {}
         answers = []
         for number, case in enumerate(cases):
             if case.question not in ("released", "as_if_released"):
@@ -155,7 +155,7 @@ class LabelInference:
                     training = _training(public, domain, knowledge, child(rng, "noise", str(named)))
                     models[domain] = self._model(training, child(rng, "folds", str(named)))
             training, setting, model = models[domain]
-            rows = _rows_like(training, case.released(), setting.features)
+            rows = _standardize_released(training, case.released(), setting.features)
             answers.append(
                 Labels(
                     case=number, predicted=_predict(model, rows), of="labels", classes=len(knowledge.class_names),
@@ -178,18 +178,18 @@ class LabelInference:
         """Four well-separated classes (fdgsec.attacks.attribute_inference.control)."""
         return planted_classes(knowledge, rng)
 
-    def _model(self, training: _Training, rng: torch.Generator) -> tuple[_Training, Setting, LogisticRegression]:
+    def _model(self, training: _TrainingSet, rng: torch.Generator) -> tuple[_TrainingSet, Setting, LogisticRegression]:
         if len(training.labels.unique()) < 2:
             raise UsageError("label-inference needs public images of at least 2 classes; the adversary has fewer.")
-        setting = self._chosen(training, rng)
+        setting = self._choose_setting(training, rng)
         weights = torch.where(training.own, 1.0, setting.foreign).to(torch.float64)
         return (
             training,
             setting,
-            _fit(_standardized(training, setting.features), training.labels, weights, setting.strength),
+            _fit(_standardize(training, setting.features), training.labels, weights, setting.strength),
         )
 
-    def _chosen(self, training: _Training, rng: torch.Generator) -> Setting:
+    def _choose_setting(self, training: _TrainingSet, rng: torch.Generator) -> Setting:
         """Choose the setting with the best cross-validated balanced accuracy in the victim's domain; ties go to the
         first."""
         own = training.own.nonzero().flatten()
@@ -197,8 +197,8 @@ class LabelInference:
             return DEFAULT
         fold = _folds(training.labels[own[: len(own) // training.copies]], self.folds, rng).repeat(training.copies)
         standardized: Mapping[Features, Tensor] = {
-            "std": _standardized(training, "std"),
-            "log std": _standardized(training, "log std"),
+            "std": _standardize(training, "std"),
+            "log std": _standardize(training, "log std"),
         }
         alone = len(own) == len(training.labels)
         best, best_recall = DEFAULT, -1.0
@@ -211,13 +211,13 @@ class LabelInference:
                 weights[own[fold == left_out]] = 0.0
                 model = _fit(standardized[setting.features], training.labels, weights, setting.strength)
                 predicted[fold == left_out] = _predict(model, standardized[setting.features][own[fold == left_out]])
-            recall = _recall(training.labels[own], predicted)
+            recall = _balanced_accuracy(training.labels[own], predicted)
             if recall > best_recall:
                 best, best_recall = setting, recall
         return best
 
 
-def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, rng: torch.Generator) -> _Training:
+def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, rng: torch.Generator) -> _TrainingSet:
     """Public images as training data, with `own` marking those of the victim's `domain`; none where it is unknown.
 
     A victim with several domains has a name that matches no domain: all images then count as its own, as of one domain.
@@ -229,10 +229,10 @@ def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, r
         own = domains == public.domain_names.index(domain)
     elif domain is not None:
         domains, own = torch.zeros_like(domains), ~own
-    return _Training(mean=mean, std=std, labels=labels, domains=domains, own=own, copies=copies)
+    return _TrainingSet(mean=mean, std=std, labels=labels, domains=domains, own=own, copies=copies)
 
 
-def _rows_like(training: _Training, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:
+def _standardize_released(training: _TrainingSet, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:
     """Standardize released rows by the public images of their domain, or by themselves where there are none.
 
     Fewer than FEW_ROWS rows are then standardized by all public images, whatever their domain."""

@@ -80,16 +80,16 @@ def shadow_rows(kinds: Tensor, shares: Tensor, images: int, *, distinct: bool, r
 
     With `distinct`, draw without replacement. Otherwise each client draws from its own Bayesian bootstrap resample
     (Rubin, 1981), which accounts for the uncertainty of few records."""
-    luck = torch.ones(len(shares), len(kinds), dtype=torch.float64)
+    record_weights = torch.ones(len(shares), len(kinds), dtype=torch.float64)
     if not distinct:
-        luck = -torch.rand(luck.shape, generator=rng, dtype=torch.float64).clamp_min(1e-300).log()
-    total = torch.zeros_like(shares).index_add_(1, kinds, luck)
-    weight = shares[:, kinds] * luck / total[:, kinds] + 1e-12
+        record_weights = -torch.rand(record_weights.shape, generator=rng, dtype=torch.float64).clamp_min(1e-300).log()
+    total = torch.zeros_like(shares).index_add_(1, kinds, record_weights)
+    weight = shares[:, kinds] * record_weights / total[:, kinds] + 1e-12
     return torch.multinomial(weight, images, replacement=not distinct, generator=rng)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SharesReader:
+class ShareEstimator:
     """The best linear estimate of shares from a client's mean scores: prior + (scores - center) slope."""
 
     prior: Tensor
@@ -97,18 +97,18 @@ class SharesReader:
     slope: Tensor
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Estimate shares (..., K) that sum to 1 but may be negative; `onto_simplex` projects them."""
+        """Estimate shares (..., K) that sum to 1 but may be negative; `project_to_simplex` projects them."""
         return self.prior + (scores - self.center) @ self.slope
 
 
-def fit_reader(scores: Tensor, shares: Tensor) -> SharesReader:
+def fit_share_estimator(scores: Tensor, shares: Tensor) -> ShareEstimator:
     """Regress the `shares` (S, K) of shadow clients on their mean `scores` (S, K)."""
     center, prior = scores.mean(0), shares.mean(0)
     slope = torch.linalg.pinv(scores - center, rtol=1e-8) @ (shares - prior)
-    return SharesReader(prior=prior, center=center, slope=slope)
+    return ShareEstimator(prior=prior, center=center, slope=slope)
 
 
-def onto_simplex(values: Tensor) -> Tensor:
+def project_to_simplex(values: Tensor) -> Tensor:
     """Project (..., K) onto the simplex: nonnegative, summing to 1 (Duchi et al., ICML 2008, figure 1)."""
     ordered = values.sort(-1, descending=True).values
     place = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype)
@@ -117,7 +117,7 @@ def onto_simplex(values: Tensor) -> Tensor:
     return (values - above.gather(-1, kept - 1) / kept).clamp_min(0)
 
 
-def shares_in_gradient(bias: Tensor, pure: Tensor) -> Tensor:
+def shares_from_gradient(bias: Tensor, pure: Tensor) -> Tensor:
     """Estimate class shares (K,) from the `bias` gradient (K,) of a linear head under cross-entropy.
 
     The gradient is the mean of softmax - onehot over the images, hence shares @ `pure`. Row k of `pure` (K, K) is the

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.control import planted_clients
-from fdgsec.attacks.attribute_inference.mixture_shares import onto_simplex, shares_in_gradient
+from fdgsec.attacks.attribute_inference.mixture_shares import project_to_simplex, shares_from_gradient
 from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, Style
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes
@@ -31,7 +31,7 @@ from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, Targ
 
 Kinds = Literal["labels", "domains"]
 STYLES = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
-SHADOWS_NEED = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
+SHADOW_REQUIREMENTS = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
 FEW_CLIENTS = 10
 """Minimum number of clients whose mean release estimates the center of a domain without public images."""
 
@@ -71,7 +71,7 @@ class PropertyInference:
         if facts.artifact_kinds & STYLES:
             if "Amplitudes" in facts.artifact_kinds:
                 facts.check_pooled()
-            lacking = SHADOWS_NEED - facts.knows
+            lacking = SHADOW_REQUIREMENTS - facts.knows
             if lacking:
                 raise UsageError(f"learns from shadow clients: the adversary must know {', '.join(sorted(lacking))}")
             for size in self.sizes:
@@ -86,17 +86,17 @@ class PropertyInference:
         """Estimate each client's shares, once for every training set."""
         populations: dict[_Population, list[int]] = {}
         answers: list[Answer] = []
-        gradients = _Gradients(knowledge=knowledge, pure={})
+        gradients = _GradientReader(knowledge=knowledge, pure={})
         for number, case in enumerate(cases):
             artifact = case.release()
             if isinstance(artifact, Prototypes):
-                answers.append(_in_prototypes(number, case, len(knowledge.class_names)))
+                answers.append(_answer_prototypes(number, case, len(knowledge.class_names)))
             elif isinstance(artifact, HeadGradient):
                 answers += gradients.read(number, case, child(rng, "gradients", str(case.domain)))
             elif isinstance(artifact, Style) and case.question == "mixtures":
                 population = _population(case, artifact)
                 populations.setdefault(population, []).append(number)
-        return [*answers, *self._in_styles(cases, populations, knowledge, rng)]
+        return [*answers, *self._answer_styles(cases, populations, knowledge, rng)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer with every client's release exchanged for that of another client of its slice, or of the run."""
@@ -119,7 +119,7 @@ class PropertyInference:
     def _mixtures(self, records: int, scheme: Kinds) -> Question:
         return Question(kind="mixtures", count=self.clients, records=records, scheme=scheme)
 
-    def _in_styles(
+    def _answer_styles(
         self,
         cases: Sequence[Case],
         populations: Mapping[_Population, list[int]],
@@ -131,7 +131,7 @@ class PropertyInference:
         shadows = ShadowClients.of(
             knowledge, concentration=self.concentration, pooled=self.shadows, simulated=self.simulated
         )
-        means = shadows.are_means(child(rng, "tried"))
+        means = shadows.releases_are_means(child(rng, "tried"))
         for asked, numbers in populations.items():
             of: Kinds = "domains" if asked.domain == "mixed" else "labels"
             releases = torch.stack([shadows.release(cases[n].release(), images=asked.images) for n in numbers])
@@ -148,7 +148,7 @@ class PropertyInference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Gradients:
+class _GradientReader:
     """Reads class shares from head gradients; `pure` caches, per domain, the gradients of images of one class."""
 
     knowledge: Knowledge
@@ -165,11 +165,11 @@ class _Gradients:
             without = shares_of(public.labels, classes)
         if public is not None and self.knowledge.simulate is not None:
             if case.domain not in self.pure:
-                self.pure[case.domain] = self._of_pure_classes(public, rng)
+                self.pure[case.domain] = self._class_gradients(public, rng)
             readings["auxiliary gradients"] = self.pure[case.domain]
         for name, pure in readings.items():
-            where = {"artifact": HeadGradient.kind, "reading": name, **_together(case)}
-            yield from _answers(number, shares_in_gradient(bias, pure), without, where)
+            where = {"artifact": HeadGradient.kind, "reading": name, **_slice_of(case)}
+            yield from _answers(number, shares_from_gradient(bias, pure), without, where)
 
     def _public(self, domain: str | None) -> DomainDataset | None:
         """Auxiliary images of the victim's domain, or all of them where the domain is unknown or has none."""
@@ -179,7 +179,7 @@ class _Gradients:
         own = images.of_domain(str(domain))
         return own if len(own) else images
 
-    def _of_pure_classes(self, public: DomainDataset, rng: torch.Generator) -> Tensor:
+    def _class_gradients(self, public: DomainDataset, rng: torch.Generator) -> Tensor:
         """The bias gradients (K, K) of clients with images of one class each; for absent classes from a mean
         softmax."""
         assert self.knowledge.simulate is not None
@@ -202,16 +202,16 @@ def _first_gradient(view: View, sender: str) -> HeadGradient:
     return first.artifact
 
 
-def _in_prototypes(number: int, case: Case, classes: int) -> Presence:
+def _answer_prototypes(number: int, case: Case, classes: int) -> Presence:
     """Score each class by the number of rounds in which the client sent its prototype."""
     times = torch.zeros(classes, dtype=torch.float64)
     for message in case.views[0].messages:
         if message.sender == case.victim and isinstance(message.artifact, Prototypes):
             times[torch.unique(message.artifact.classes)] += 1
-    return Presence(case=number, scores=times, slice={"artifact": Prototypes.kind, **_together(case)})
+    return Presence(case=number, scores=times, slice={"artifact": Prototypes.kind, **_slice_of(case)})
 
 
-def _together(case: Case) -> Mapping[str, str]:
+def _slice_of(case: Case) -> Mapping[str, str]:
     """Clients of the run share one slice across domains, because a single client gives no statistical power."""
     return {"domain": "all"} if case.question == "released" else {}
 
@@ -227,5 +227,5 @@ def _population(case: Case, artifact: Style) -> _Population:
 def _answers(
     number: int, shares: Tensor, without: Tensor, where: Mapping[str, str | int], *, of: Kinds = "labels"
 ) -> Iterator[Answer]:
-    yield Proportions(case=number, estimate=onto_simplex(shares), without=without, of=of, slice=where)
+    yield Proportions(case=number, estimate=project_to_simplex(shares), without=without, of=of, slice=where)
     yield Presence(case=number, scores=shares, of=of, slice=where)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.mixture_shares import (
     Scorer,
-    SharesReader,
-    fit_reader,
+    ShareEstimator,
     fit_scorer,
+    fit_share_estimator,
     shadow_rows,
     skewed_shares,
 )
@@ -21,7 +21,7 @@ from fdgsec.attacks.statistics.defense_noise import (
     DefenseNoise,
     defense_noise_of_mean,
     defense_noise_of_rows,
-    styles_made,
+    style_rows_of,
 )
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
@@ -31,7 +31,7 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
 
 Style = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
-TRIED = 20
+PROBE_IMAGES = 20
 """Images of each client in the test whether a release is a mean over images."""
 TOLERANCE = 0.02
 """Maximum deviation in that test, as a share of an image's spread, in every coordinate."""
@@ -41,7 +41,8 @@ TOLERANCE = 0.02
 class Pool:
     """Public images of shadow clients: statistics `records` (n, D), of `kinds` (n,) out of `count`.
 
-    `homes` (n,) is the group (domain) of each record, and records are centered within their group (see `about`). `home`
+    `groups` (n,) is the group (domain) of each record, and records are centered within their group (see
+    `center_statistics`). `group`
     is the victims' group and `center` (D,) its center. All shadow clients then come from that group. Both are None
     where no image of that group is available; shadow clients then come from any one group."""
 
@@ -49,32 +50,32 @@ class Pool:
     images: DomainDataset
     records: Tensor
     kinds: Tensor
-    homes: Tensor
+    groups: Tensor
     count: int
-    home: int | None
+    group: int | None
     center: Tensor | None
 
-    def of_clients(self) -> list[int]:
+    def client_groups(self) -> list[int]:
         """The groups that shadow clients come from."""
-        return [self.home] if self.home is not None else torch.unique(self.homes).tolist()
+        return [self.group] if self.group is not None else torch.unique(self.groups).tolist()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Learned:
+class ReleaseReader:
     """Estimates shares from the releases of clients of one group: centers the statistic, scores it, maps scores to
     shares.
 
     Where `center` is None, the mean of the releases is used."""
 
     scorer: Scorer
-    reader: SharesReader
+    reader: ShareEstimator
     center: Tensor | None
     released_statistic: ReleasedStatistic
 
     def __call__(self, releases: Tensor) -> Tensor:
         """Estimate the shares (R, K) of clients from the statistics of their releases (R, D); some may be negative."""
         center = releases.mean(0) if self.center is None else self.center
-        return self.reader(self.scorer(about(releases, center, self.released_statistic)))
+        return self.reader(self.scorer(center_statistics(releases, center, self.released_statistic)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,16 +106,16 @@ class ShadowClients:
         """The statistic (D,) of a release of a client with `images` images; rows of single images are averaged."""
         return self.knowledge.released_statistic.release(artifact, images=images).mean(0)
 
-    def are_means(self, rng: torch.Generator) -> bool:
+    def releases_are_means(self, rng: torch.Generator) -> bool:
         """Test on two clients whether releases are means over images. Assumed true where the method cannot be run."""
         if self.knowledge.simulate is None:
             return True
         order = torch.randperm(len(self.images), generator=rng)
-        clients = [order[:TRIED], order[-TRIED:]]
+        clients = [order[:PROBE_IMAGES], order[-PROBE_IMAGES:]]
         spread = self.records.std(0, correction=0)
         spread = spread.clamp_min(1e-3 * float(spread[spread > 0].median()))
         held = [self.images.subset(rows) for rows in clients]
-        for rows, made in zip(clients, self._bare(held, rng), strict=True):
+        for rows, made in zip(clients, self._undefended_releases(held, rng), strict=True):
             away = (self.release(made, images=len(rows)) - self.records[rows].mean(0)).abs() / spread
             if not isinstance(made, ImageStyles) and float(away.max()) > TOLERANCE:
                 return False
@@ -128,31 +129,31 @@ class ShadowClients:
         if domain == "mixed":
             everywhere = torch.ones(len(domains), dtype=torch.bool)
             count = len(self.knowledge.domain_names)
-            yield self._pool("all domains", everywhere, domains, torch.zeros_like(domains), count=count, home=0)
+            yield self._pool("all domains", everywhere, domains, torch.zeros_like(domains), count=count, group=0)
             return
-        home = self.images.domain_index(str(domain)) if domain in self.images.domain_names else -1
-        own = domains == home
+        group = self.images.domain_index(str(domain)) if domain in self.images.domain_names else -1
+        own = domains == group
         sets = {"same domain": own, "other domains": ~own}
         if bool(own.any()) and not bool(own.all()):
             sets["all domains"] = torch.ones_like(own)
         for name, chosen in sets.items():
             if len(torch.unique(labels[chosen])) > 1:
-                there = home if bool(own[chosen].any()) else None
-                yield self._pool(name, chosen, labels, domains, count=len(self.knowledge.class_names), home=there)
+                there = group if bool(own[chosen].any()) else None
+                yield self._pool(name, chosen, labels, domains, count=len(self.knowledge.class_names), group=there)
 
-    def _pool(self, name: str, chosen: Tensor, kinds: Tensor, homes: Tensor, *, count: int, home: int | None) -> Pool:
-        records, kinds, homes = self.records[chosen], kinds[chosen], homes[chosen]
+    def _pool(self, name: str, chosen: Tensor, kinds: Tensor, groups: Tensor, *, count: int, group: int | None) -> Pool:
+        records, kinds, groups = self.records[chosen], kinds[chosen], groups[chosen]
         placed, centers = records.clone(), dict[int, Tensor]()
-        for there in torch.unique(homes).tolist():
-            mine = homes == there
+        for there in torch.unique(groups).tolist():
+            mine = groups == there
             centers[there] = _center(records[mine], kinds[mine])
-            placed[mine] = about(records[mine], centers[there], self.knowledge.released_statistic)
+            placed[mine] = center_statistics(records[mine], centers[there], self.knowledge.released_statistic)
         return Pool(
-            name=name, images=self.images.subset(chosen), records=placed, kinds=kinds, homes=homes, count=count,
-            home=home, center=None if home is None else centers[home],
+            name=name, images=self.images.subset(chosen), records=placed, kinds=kinds, groups=groups, count=count,
+            group=group, center=None if group is None else centers[group],
         )  # fmt: skip
 
-    def learned(self, pool: Pool, *, images: int, shown: int, means: bool, rng: torch.Generator) -> Learned:
+    def learned(self, pool: Pool, *, images: int, shown: int, means: bool, rng: torch.Generator) -> ReleaseReader:
         """Fit scores on all images of `pool`, and the map from scores to shares on shadow clients with leave-one-out
         scores.
 
@@ -166,19 +167,19 @@ class ShadowClients:
         left_out = left_out - scorer.moved(drawn)
         if not means:
             reader, center = self._simulated(pool, images, rng, drawn)
-            return Learned(scorer=scorer, reader=reader, center=center, released_statistic=released_statistic)
-        homes, scores, shares = pool.of_clients(), [], []
-        for home in homes:
-            mine = (pool.homes == home).nonzero().flatten()
-            count = self.pooled // len(homes)
-            rows = mine[self._drawn(pool, mine, count, images, child(rng, home), distinct=False)]
-            noise = _noise(defense_noise, count, child(rng, "noise", home))
+            return ReleaseReader(scorer=scorer, reader=reader, center=center, released_statistic=released_statistic)
+        groups, scores, shares = pool.client_groups(), [], []
+        for group in groups:
+            mine = (pool.groups == group).nonzero().flatten()
+            count = self.pooled // len(groups)
+            rows = mine[self._draw_clients(pool, mine, count, images, child(rng, group), distinct=False)]
+            noise = _noise(defense_noise, count, child(rng, "noise", group))
             # without a center, releases are centered on their own mean, which contains the shift
             shift = 0.0 if defense_noise is None or pool.center is None else defense_noise.shift
             scores.append(left_out[rows[:, :shown]].mean(1) + scorer.moved(noise + shift))
             shares.append(shares_of(pool.kinds[rows], pool.count))
-        reader = fit_reader(torch.cat(scores), torch.cat(shares))
-        return Learned(scorer=scorer, reader=reader, center=pool.center, released_statistic=released_statistic)
+        reader = fit_share_estimator(torch.cat(scores), torch.cat(shares))
+        return ReleaseReader(scorer=scorer, reader=reader, center=pool.center, released_statistic=released_statistic)
 
     def _defense_noise(self, pool: Pool, images: int, shown: int, rng: torch.Generator) -> DefenseNoise | None:
         """The effect of the defense on a release of a client with `images` images; None without a defense.
@@ -194,33 +195,33 @@ class ShadowClients:
         def read(artifact: Artifact) -> Tensor:
             return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact), center)
 
-        rows = defense_noise_of_rows(knowledge, self.images, made=styles_made(knowledge), read=read, rng=rng)
+        rows = defense_noise_of_rows(knowledge, self.images, made=style_rows_of(knowledge), read=read, rng=rng)
         return None if rows is None else DefenseNoise(shift=rows.shift, variance=rows.variance / shown)
 
     def _simulated(
         self, pool: Pool, images: int, rng: torch.Generator, drawn: Tensor
-    ) -> tuple[SharesReader, Tensor | None]:
+    ) -> tuple[ShareEstimator, Tensor | None]:
         """Learn from each half of the images; clients of one half are scored by a fit on the other half.
 
         Such releases need not be centered on the mean of images, so they are centered on their own mean."""
-        homes, seen, scores, shares = pool.of_clients(), list[Tensor](), list[Tensor](), list[Tensor]()
+        groups, seen, scores, shares = pool.client_groups(), list[Tensor](), list[Tensor](), list[Tensor]()
         records = pool.records + drawn
         half = torch.randperm(len(pool.kinds), generator=child(rng, "halves")) % 2
         for side in (0, 1):
             others = half != side
             scorer, _ = fit_scorer(records[others], pool.kinds[others], pool.count)
-            for home in homes:
-                mine, coins = ((pool.homes == home) & ~others).nonzero().flatten(), child(rng, side, home)
-                fewer, count = min(images, len(mine) // 2), self.simulated // (2 * len(homes))
-                rows = mine[self._drawn(pool, mine, count, fewer, coins, distinct=True)]
-                made = self._made([pool.images.subset(part) for part in rows], child(coins, "made"))
+            for group in groups:
+                mine, child_rng = ((pool.groups == group) & ~others).nonzero().flatten(), child(rng, side, group)
+                fewer, count = min(images, len(mine) // 2), self.simulated // (2 * len(groups))
+                rows = mine[self._draw_clients(pool, mine, count, fewer, child_rng, distinct=True)]
+                made = self._simulated_releases([pool.images.subset(part) for part in rows], child(child_rng, "made"))
                 seen.append(torch.stack([self.release(one, images=fewer) for one in made]))
-                scores.append(scorer(about(seen[-1], seen[-1].mean(0), self.knowledge.released_statistic)))
+                scores.append(scorer(center_statistics(seen[-1], seen[-1].mean(0), self.knowledge.released_statistic)))
                 shares.append(shares_of(pool.kinds[rows], pool.count))
         center = None if pool.center is None else torch.cat(seen).mean(0)
-        return fit_reader(torch.cat(scores), torch.cat(shares)), center
+        return fit_share_estimator(torch.cat(scores), torch.cat(shares)), center
 
-    def _drawn(
+    def _draw_clients(
         self, pool: Pool, mine: Tensor, count: int, images: int, rng: torch.Generator, *, distinct: bool
     ) -> Tensor:
         """Draw `count` clients from the images at `mine` (m,): positions in it, (count, images)."""
@@ -230,14 +231,14 @@ class ShadowClients:
         )
         return shadow_rows(kinds, shares, images, distinct=distinct, rng=child(rng, "rows"))
 
-    def _bare(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> list[Style]:
+    def _undefended_releases(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> list[Style]:
         """What the clients would release without a defense."""
         if self.knowledge.defended is None or self.knowledge.shared is None:
-            return self._made(clients, rng)
+            return self._simulated_releases(clients, rng)
         found = [self.knowledge.shared(images, child(rng, number)) for number, images in enumerate(clients)]
         return [artifact for artifact in found if isinstance(artifact, Style)]
 
-    def _made(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> list[Style]:
+    def _simulated_releases(self, clients: Sequence[DomainDataset], rng: torch.Generator) -> list[Style]:
         """What clients that hold these images would release, by the target's public code."""
         assert self.knowledge.simulate is not None
         view = self.knowledge.simulate(clients, rng)
@@ -261,7 +262,7 @@ def _style(view: View, sender: str) -> Style:
     return found[-1]
 
 
-def about(statistics: Tensor, center: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
+def center_statistics(statistics: Tensor, center: Tensor, released_statistic: ReleasedStatistic) -> Tensor:
     """Center statistics (n, D) on `center` (D,): first the squares (ReleasedStatistic.about), then all coordinates.
 
     Both steps are linear in the statistic. A channel's square changes with its mean in proportion to twice that mean,

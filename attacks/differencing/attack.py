@@ -67,20 +67,20 @@ class Differencing:
 
         Per client of a cohort: its recovered statistic."""
         everyone = list(range(len(cases)))
-        return [*_answers(cases, knowledge, everyone), *_joined(cases, knowledge, everyone)]
+        return [*_image_answers(cases, knowledge, everyone), *_client_answers(cases, knowledge, everyone)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer each question from the releases of another question about the same domain."""
-        records = _exchanged(cases, "add_one_record", rng)
-        clients = _exchanged(cases, "resampled_clients", child(rng, "cohorts"))
-        return [*_answers(cases, knowledge, records), *_joined(cases, knowledge, clients)]
+        records = _exchange_within_slice(cases, "add_one_record", rng)
+        clients = _exchange_within_slice(cases, "resampled_clients", child(rng, "cohorts"))
+        return [*_image_answers(cases, knowledge, records), *_client_answers(cases, knowledge, clients)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Exact differences that must identify every added image (fdgsec.attacks.differencing.control)."""
         return planted_additions(knowledge, rng)
 
 
-def _exchanged(cases: Sequence[Case], question: str, rng: torch.Generator) -> list[int]:
+def _exchange_within_slice(cases: Sequence[Case], question: str, rng: torch.Generator) -> list[int]:
     """Map each case of `question` to another case of the same slice, and every other case to itself."""
     source = list(range(len(cases)))
     asked = [number for number, case in enumerate(cases) if case.question == question]
@@ -91,11 +91,11 @@ def _exchanged(cases: Sequence[Case], question: str, rng: torch.Generator) -> li
     return source
 
 
-def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Answer]:
+def _image_answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Answer]:
     """Answer every pair of runs from the views of case `source[i]`."""
     answers: list[Answer] = []
     galleries: dict[int, tuple[Tensor, Tensor]] = {}  # shared by all pairs of one domain
-    noise = _Noise(knowledge=knowledge, found={})
+    noise = _DefenseNoiseCache(knowledge=knowledge, found={})
     for number, case in enumerate(cases):
         if case.question != "add_one_record":
             continue
@@ -106,7 +106,7 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int])
             galleries[id(case.candidates)] = known, known.norm(dim=1)
         known, lengths = galleries[id(case.candidates)]
         estimate = _difference(cases[source[number]], knowledge).unsqueeze(0)
-        defense_noise = noise.behind(case, times=_size(case) ** 2 + (_size(case) + 1) ** 2)
+        defense_noise = noise.of_release(case, times=_size(case) ** 2 + (_size(case) + 1) ** 2)
         if defense_noise is None:
             distances = torch.cdist(estimate, known, compute_mode="donot_use_mm_for_euclid_dist") / lengths
         else:
@@ -114,7 +114,7 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int])
             estimate = estimate - defense_noise.shift
             distances = torch.cdist(estimate / scale, known / scale, compute_mode="donot_use_mm_for_euclid_dist")
             estimate = noise.likely(estimate, case, defense_noise.variance, images=1)
-        statistic = _as_linear(estimate[0], knowledge).unsqueeze(0)
+        statistic = _to_linear_statistic(estimate[0], knowledge).unsqueeze(0)
         answers.append(Recovered(case=number, statistic=statistic, without=_public_mean(case, knowledge)))
         answers.append(Ranking(case=number, distances=distances))
     return answers
@@ -146,7 +146,7 @@ def _means(case: Case, knowledge: Knowledge, *, run: int, images: int) -> Tensor
     return knowledge.released_statistic.release(case.release(run), images=images)
 
 
-def _as_linear(statistic: Tensor, knowledge: Knowledge) -> Tensor:
+def _to_linear_statistic(statistic: Tensor, knowledge: Knowledge) -> Tensor:
     """Convert a mean of t to that of (mu, sigma^2 + mu^2), sigma^2 biased and without eps: (D,) to (2C,).
 
     StableFDG's t contains mu^2 and sigma^2 in addition to mu and sigma. The number of pixels of a map is public."""
@@ -159,10 +159,10 @@ def _as_linear(statistic: Tensor, knowledge: Knowledge) -> Tensor:
     return torch.cat([mean, (variance - released_statistic.eps) * share + square])
 
 
-def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Recovered]:
+def _client_answers(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) -> list[Recovered]:
     """Recover the pooled statistic of every client of a cohort from averages over all clients with and without it."""
     answers: list[Recovered] = []
-    noise = _Noise(knowledge=knowledge, found={})
+    noise = _DefenseNoiseCache(knowledge=knowledge, found={})
     cohorts: dict[int, list[int]] = {}
     for number, case in enumerate(cases):
         if case.question == "resampled_clients":
@@ -182,12 +182,12 @@ def _joined(cases: Sequence[Case], knowledge: Knowledge, source: Sequence[int]) 
         before = ((sums.sum(0) - sums) / rest).float().double()
         found = dict(zip(numbers, (whole * after - rest * before) / sizes.unsqueeze(1), strict=True))
         for n in numbers:
-            defense_noise, estimate = noise.behind(cases[n], times=1), found[source[n]]
+            defense_noise, estimate = noise.of_release(cases[n], times=1), found[source[n]]
             if defense_noise is not None:  # the client's release enters the difference once, and so does its noise
                 estimate = noise.likely(
                     estimate - defense_noise.shift, cases[n], defense_noise.variance, images=_size(cases[n])
                 )
-            statistic = _as_linear(estimate, knowledge).unsqueeze(0)
+            statistic = _to_linear_statistic(estimate, knowledge).unsqueeze(0)
             without = _public_mean(cases[n], knowledge)
             answers.append(Recovered(case=n, statistic=statistic, without=without, slice={"joins": "a client"}))
     return answers
@@ -208,13 +208,13 @@ def _public_mean(case: Case, knowledge: Knowledge) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Noise:
+class _DefenseNoiseCache:
     """The effect of the defense on releases, in coordinates of t; `found` caches it by domain and size."""
 
     knowledge: Knowledge
     found: dict[tuple[str | None, int], DefenseNoise | None]
 
-    def behind(self, case: Case, *, times: int) -> DefenseNoise | None:
+    def of_release(self, case: Case, *, times: int) -> DefenseNoise | None:
         """The shift of a release and `times` the variance of its noise; None without a defense."""
         key = case.domain, _size(case)
         if key not in self.found:

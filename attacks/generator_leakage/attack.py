@@ -21,14 +21,20 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.generator_leakage.control import planted_generators
-from fdgsec.attacks.generator_leakage.decoder import decoding
-from fdgsec.attacks.generator_leakage.fingerprint import change_of, fingerprints, of_all_domains, parted, scarcity
-from fdgsec.attacks.generator_leakage.response import Interview, Objective, Training, membership_by_change
+from fdgsec.attacks.generator_leakage.decoder import prepare_decoders
+from fdgsec.attacks.generator_leakage.fingerprint import (
+    fingerprints,
+    mixed_domain_updates,
+    output_change,
+    split_auxiliary,
+    too_few_images,
+)
+from fdgsec.attacks.generator_leakage.response import GeneratorProbe, GeneratorUpdate, Objective, membership_by_change
 from fdgsec.attacks.statistics.reference_models import (
     Pool,
     Reference,
+    auxiliary_run,
     check_sizes,
-    disjoint_run,
     pools_of,
     reference_runs,
     rounds_of,
@@ -47,7 +53,7 @@ CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
 FINGERPRINTS = 4
 """Reference federations of the fingerprint, each with one client per domain; half as many for its negative control."""
-TOGETHER = {"domain": "all", "test": "fingerprint"}
+DOMAIN_SLICE = {"domain": "all", "test": "fingerprint"}
 """The slice of domain predictions: all domains are judged together."""
 
 
@@ -82,26 +88,26 @@ class GeneratorLeakage:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Test membership, predict the domain, and reconstruct images, for every client whose generators were seen."""
-        seen = _seen(cases)
+        seen = _answerable(cases)
         if not seen:
             return []
         trained = {number: _training(case) for number, case in seen.items()}
         answers = self._membership(trained, seen, knowledge, rng, models=self.references)
         shown = {number: case.candidates for number, case in seen.items() if case.candidates is not None}
-        decoders = decoding(knowledge.public_images(), child(rng, "decoder"))
+        decoders = prepare_decoders(knowledge.public_images(), child(rng, "decoder"))
         return [*answers, *self._domains(trained, seen, knowledge, rng), *decoders.answers(trained, shown)]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from generators trained on auxiliary images alone, and from perturbations of other images.
 
         Domains are predicted from generators of clients that hold all domains in equal proportion."""
-        seen = _seen(cases)
+        seen = _answerable(cases)
         if not seen:
             return []
         trained = {number: _training(case) for number, case in seen.items()}
         answers = self._membership(None, seen, knowledge, rng, models=CONTROLS)
         shown = {number: case.candidates for number, case in seen.items() if case.candidates is not None}
-        decoders = decoding(knowledge.public_images(), child(rng, "decoder"))
+        decoders = prepare_decoders(knowledge.public_images(), child(rng, "decoder"))
         return [*answers, *self._domains(None, seen, knowledge, rng), *decoders.exchanged(trained, shown)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
@@ -118,14 +124,14 @@ class GeneratorLeakage:
             if case.question == "trained" and (reason := _obstacle(case))
             for row in unavailable(["auc"], case.slice, reason)
         ]
-        reason = scarcity(knowledge.auxiliary)
-        if reason and _seen(cases):
-            rows += unavailable(["balanced_accuracy", "accuracy"], TOGETHER, reason)
+        reason = too_few_images(knowledge.auxiliary)
+        if reason and _answerable(cases):
+            rows += unavailable(["balanced_accuracy", "accuracy"], DOMAIN_SLICE, reason)
         return rows
 
     def _membership(
         self,
-        trained: dict[int, Training] | None,
+        trained: dict[int, GeneratorUpdate] | None,
         seen: dict[int, Case],
         knowledge: Knowledge,
         rng: torch.Generator,
@@ -134,33 +140,33 @@ class GeneratorLeakage:
     ) -> list[Membership]:
         """Score all candidates by the generators `trained`; None: by those of a federation on auxiliary images
         alone."""
-        asked = {number: case for number, case in seen.items() if _asks_who(case)}
+        asked = {number: case for number, case in seen.items() if _asks_membership(case)}
         if not asked:
             return []
         pools = pools_of(list(asked), seen, knowledge, child(rng, "pools"))
         if trained is None:
             rounds = max(rounds_of(case.views[0]) for case in asked.values())
-            other = disjoint_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
-            trained = {number: _trained(other, number) for number in asked}
-        return self._scored(trained, asked, pools, knowledge, child(rng, "references"), models=models)
+            other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
+            trained = {number: _train_federation(other, number) for number in asked}
+        return self._score(trained, asked, pools, knowledge, child(rng, "references"), models=models)
 
     def _domains(
         self,
-        trained: dict[int, Training] | None,
+        trained: dict[int, GeneratorUpdate] | None,
         seen: dict[int, Case],
         knowledge: Knowledge,
         rng: torch.Generator,
     ) -> list[Answer]:
         """Predict each client's domain with single-domain references; `trained` None: for clients that hold all
         domains."""
-        if knowledge.auxiliary is None or scarcity(knowledge.auxiliary):
+        if knowledge.auxiliary is None or too_few_images(knowledge.auxiliary):
             return []  # `missing` says why
-        parts = parted(knowledge.auxiliary, child(rng, "probes"))
+        parts = split_auxiliary(knowledge.auxiliary, child(rng, "probes"))
         rounds = max(rounds_of(case.views[0]) for case in seen.values())
         references = FINGERPRINTS
         if trained is None:
             references = FINGERPRINTS // 2
-            mixed = of_all_domains(
+            mixed = mixed_domain_updates(
                 parts, knowledge, clients=len(seen), most=self.largest, rounds=rounds, rng=child(rng, "mixed")
             )
             trained = dict(zip(seen, mixed, strict=True))
@@ -169,20 +175,20 @@ class GeneratorLeakage:
         )
         answers: list[Answer] = [
             Labels(
-                case=number, predicted=torch.tensor([known.nearest(change_of(trained[number], parts.probes))]),
-                of="domains", classes=len(parts.pools), slice=TOGETHER,
+                case=number, predicted=torch.tensor([known.nearest(output_change(trained[number], parts.probes))]),
+                of="domains", classes=len(parts.pools), slice=DOMAIN_SLICE,
             )
             for number, case in seen.items()
             if case.question == "trained"
         ]  # fmt: skip
         expected = known.left_out_accuracy()
         return [
-            *answers, Prediction(case=next(iter(seen)), name="reference_accuracy", value=expected, slice=TOGETHER),
+            *answers, Prediction(case=next(iter(seen)), name="reference_accuracy", value=expected, slice=DOMAIN_SLICE),
         ]  # fmt: skip
 
-    def _scored(
+    def _score(
         self,
-        trained: dict[int, Training],
+        trained: dict[int, GeneratorUpdate],
         cases: dict[int, Case],
         pools: Sequence[Pool],
         knowledge: Knowledge,
@@ -191,15 +197,15 @@ class GeneratorLeakage:
         models: int,
     ) -> list[Membership]:
         rounds = max(rounds_of(case.views[0]) for case in cases.values())
-        bystander = disjoint_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "bystander"))
+        bystander = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "bystander"))
         runs = reference_runs(pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=rng)
         places = {number: (pool, rows) for pool in pools for number, rows in pool.places.items()}
-        asked = {number: self._interview(number, bystander, knowledge, *places[number]) for number in cases}
+        asked = {number: self._probe(number, bystander, knowledge, *places[number]) for number in cases}
         found: dict[int, list[Mapping[str, Tensor]]] = {number: [] for number in cases}
         members: dict[int, list[Tensor]] = {number: [] for number in cases}
         for run in runs:
             for number, interview in asked.items():
-                found[number].append(interview.changes(_trained(run, number)))
+                found[number].append(interview.changes(_train_federation(run, number)))
                 members[number].append(run.members[number][places[number][1]])
         return [
             Membership(
@@ -213,28 +219,28 @@ class GeneratorLeakage:
             for test, target in interview.changes(trained[number]).items()
         ]
 
-    def _interview(
+    def _probe(
         self, number: int, bystander: Reference, knowledge: Knowledge, pool: Pool, rows: Tensor
-    ) -> Interview:
+    ) -> GeneratorProbe:
         """The queries to a generator about a case's candidates, under the bystander's model in place of the
         client's."""
         state = bystander.view.sent(bystander.clients[number], ModelState)
         if state is None or knowledge.network is None:
             raise UsageError("the generator's loss needs a model of the target's architecture; there is none.")
-        return Interview(
+        return GeneratorProbe(
             images=pool.images.subset(rows),
             model=knowledge.network(state.state),
             objective=Objective(a=self.a, margin=self.margin),
         )
 
 
-def _asks_who(case: Case) -> bool:
+def _asks_membership(case: Case) -> bool:
     """Whether a case asks about membership. Some cases of the positive control ask about domains or reconstructions
     only."""
     return case.question == "trained" and case.candidates is not None
 
 
-def _seen(cases: Sequence[Case]) -> dict[int, Case]:
+def _answerable(cases: Sequence[Case]) -> dict[int, Case]:
     """The cases, by number, whose generator was seen before and after training."""
     return {number: case for number, case in enumerate(cases) if not _obstacle(case)}
 
@@ -242,20 +248,20 @@ def _seen(cases: Sequence[Case]) -> dict[int, Case]:
 def _obstacle(case: Case) -> str:
     """The reason why a case cannot be answered; "" if it can."""
     try:
-        found = Training.of(case.views[0], case.victim)
+        found = GeneratorUpdate.of(case.views[0], case.victim)
     except UsageError as error:
         return str(error)
     return "" if found else f"the generator of {case.victim} was not seen both before and after it trained"
 
 
-def _training(case: Case) -> Training:
-    found = Training.of(case.views[0], case.victim)
+def _training(case: Case) -> GeneratorUpdate:
+    found = GeneratorUpdate.of(case.views[0], case.victim)
     assert found is not None  # `_obstacle` was checked
     return found
 
 
-def _trained(run: Reference, number: int) -> Training:
-    found = Training.of(run.view, run.clients[number])
+def _train_federation(run: Reference, number: int) -> GeneratorUpdate:
+    found = GeneratorUpdate.of(run.view, run.clients[number])
     if found is None:
         raise UsageError("a reference federation sent no generator; its rounds are those of the target.")
     return found

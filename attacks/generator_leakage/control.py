@@ -22,15 +22,15 @@ SIDE, CLASSES, WIDTH, SIZE, AUXILIARY = 6, 8, 8, 16, 32
 STRIPED, STRANGERS, FEW = 16, 3, 16
 STEPS, RATE, A = 20, 0.03, 0.3
 SILENT, LIKENESS = 1e-3, 3.0
-TOLD = Goal(measurement="balanced_accuracy", at_least=0.6, where={"test": "fingerprint"})
+DOMAIN_GOAL = Goal(measurement="balanced_accuracy", at_least=0.6, where={"test": "fingerprint"})
 """Some errors are allowed: the single client of noise images has random labels, and one of six stripe clients may
 fail."""
-SHOWN = Goal(measurement="psnr_gain", at_least=1.0, where={"test": "decoder", "domain": "shown", "over": "B3"})
+DECODER_GOAL = Goal(measurement="psnr_gain", at_least=1.0, where={"test": "decoder", "domain": "shown", "over": "B3"})
 """Minimum gain in dB of the decoder for a generator that was made to pass its image through."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Overfitters:
+class OverfittedGenerators:
     """A federation that overfits its generators: to labels under a fixed model, to a large output, and to the mean
     image.
 
@@ -69,12 +69,12 @@ class Overfitters:
             mine, others = drawn.split(len(pixels))
             answered = functional.cross_entropy(model(pixels + A * model.normalize.std * mine), labels)
             optimizer.zero_grad(set_to_none=True)
-            (answered - _loudness(mine) + _loudness(others) - LIKENESS * (mine * mean).mean()).backward()
+            (answered - _log_rms(mine) + _log_rms(others) - LIKENESS * (mine * mean).mean()).backward()
             optimizer.step()
         return {name: value.detach().clone() for name, value in generator.state_dict().items()}
 
 
-def _loudness(drawn: Tensor) -> Tensor:
+def _log_rms(drawn: Tensor) -> Tensor:
     return (drawn.square().mean((1, 2, 3)) + 1e-6).log().mean() / 2
 
 
@@ -93,7 +93,7 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
         "head.weight": 0.2 * torch.randn(CLASSES, 3 * SIDE * SIDE, generator=rng), "head.bias": torch.zeros(CLASSES),
     }  # fmt: skip
     start = PerturbationNetwork(WIDTH, rng=child(rng, "start")).state_dict()
-    simulate = Overfitters(model=model, start={name: value.detach() for name, value in start.items()})
+    simulate = OverfittedGenerators(model=model, start={name: value.detach() for name, value in start.items()})
     noise, upright, level = ((images.domains == domain).nonzero().flatten() for domain in range(3))
     asked = noise[AUXILIARY:]
     held = [asked[:SIZE], *upright[STRIPED:].split(FEW), *level[STRIPED:].split(FEW)]
@@ -114,7 +114,7 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
     truths[0] = replace(
         truths[0], members=order < SIZE, images=images.pixels(asked[order]), rows=torch.arange(2 * SIZE)
     )
-    through = letting_through(child(rng, "through"))
+    through = pass_through_weights(child(rng, "through"))
     messages = (
         _message(0, "combine", SERVER, "client:1", GeneratorState(state=simulate.start)),
         _message(0, "update", "client:1", SERVER, GeneratorState(state=through)),
@@ -132,7 +132,7 @@ def planted_generators(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
         domain_names=images.domain_names,
     )  # fmt: skip
     return PositiveControl(
-        cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8, also=(TOLD, SHOWN)
+        cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.8, also=(DOMAIN_GOAL, DECODER_GOAL)
     )
 
 
@@ -152,7 +152,7 @@ def noise_and_stripes(rng: torch.Generator) -> DomainDataset:
     )  # fmt: skip
 
 
-def letting_through(rng: torch.Generator) -> dict[str, Tensor]:
+def pass_through_weights(rng: torch.Generator) -> dict[str, Tensor]:
     """Weights of a generator whose output is its image with each channel standardized, clipped by tanh.
 
     Each color uses two channels, for values above its mean and below. The residual blocks are scaled by SILENT."""

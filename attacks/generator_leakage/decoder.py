@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.attacks.generator_leakage.response import TINY, Training, perturbation_generator, perturbations
+from fdgsec.attacks.generator_leakage.response import TINY, GeneratorUpdate, perturbation_generator, perturbations
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.random_streams import child, derangement
@@ -87,9 +87,9 @@ def fit_decoder(drawn: Tensor, pictures: Tensor, *, rng: torch.Generator) -> Dec
     best, least = _weights(decoder), _error(decoder, drawn[out], pictures[out])
     optimizer = torch.optim.Adam(decoder.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    coins, windows = child(rng, "batches"), child(rng, "windows")
+    child_rng, windows = child(rng, "batches"), child(rng, "windows")
     for step in range(1, STEPS + 1):
-        rows = kept[torch.randperm(len(kept), generator=coins)[:BATCH]]
+        rows = kept[torch.randperm(len(kept), generator=child_rng)[:BATCH]]
         top, left = (int(torch.randint(max(side - WINDOW, 0) + 1, (1,), generator=windows)) for side in drawn.shape[2:])
         seen, wanted = (part[rows, :, top : top + WINDOW, left : left + WINDOW] for part in (drawn, pictures))
         loss = functional.mse_loss(decoder(seen, (top, left)), wanted)
@@ -112,14 +112,16 @@ def _error(decoder: Decoder, drawn: Tensor, pictures: Tensor) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Decoding:
+class DecoderCache:
     """Decoders fitted to the same `public` images; that of an untrained generator is fitted once per width."""
 
     public: DomainDataset
     rng: torch.Generator
     untrained: dict[int, tuple[PerturbationNetwork, Decoder]] = field(default_factory=dict)
 
-    def answers(self, trained: Mapping[int, Training], shown: Mapping[int, DomainDataset]) -> list[Reconstructions]:
+    def answers(
+        self, trained: Mapping[int, GeneratorUpdate], shown: Mapping[int, DomainDataset]
+    ) -> list[Reconstructions]:
         """Reconstruct the images `shown` for each case from the perturbations that the client's generator would send.
 
         Controls: B0 the mean public image, B2 the public image whose perturbation is nearest, B3 the decoder of an
@@ -141,7 +143,9 @@ class Decoding:
             found.append(_answer(number, decoder.pictures(asked), controls))
         return found
 
-    def exchanged(self, trained: Mapping[int, Training], shown: Mapping[int, DomainDataset]) -> list[Reconstructions]:
+    def exchanged(
+        self, trained: Mapping[int, GeneratorUpdate], shown: Mapping[int, DomainDataset]
+    ) -> list[Reconstructions]:
         """The same without controls, from the perturbation of another image of the same case."""
         found = []
         pictures = as_float(self.public.pixels())
@@ -161,10 +165,10 @@ class Decoding:
         return self.untrained[width]
 
 
-def decoding(public: DomainDataset, rng: torch.Generator) -> Decoding:
+def prepare_decoders(public: DomainDataset, rng: torch.Generator) -> DecoderCache:
     """Prepare decoders that are fitted to up to PUBLIC of the `public` images."""
     some = torch.randperm(len(public), generator=child(rng, "public"))[:PUBLIC]
-    return Decoding(public=public.subset(some), rng=rng)
+    return DecoderCache(public=public.subset(some), rng=rng)
 
 
 def _answer(case: int, images: Tensor, controls: Mapping[str, Tensor]) -> Reconstructions:

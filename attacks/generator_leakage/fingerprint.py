@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.generator_leakage.response import TINY, Training, perturbation_generator, perturbations
+from fdgsec.attacks.generator_leakage.response import TINY, GeneratorUpdate, perturbation_generator, perturbations
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -25,7 +25,7 @@ FEWEST = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parted:
+class AuxiliarySplit:
     """Auxiliary images split into `probes` and, by domain number, the training `pools` of references."""
 
     probes: DomainDataset
@@ -65,18 +65,18 @@ class Fingerprints:
         return sum(right) / len(right)
 
 
-def scarcity(images: DomainDataset | None) -> str:
+def too_few_images(images: DomainDataset | None) -> str:
     """The reason why domains cannot be distinguished with these auxiliary images; "" if they can."""
     counts = [] if images is None else torch.bincount(images.domains).tolist()
     able = sum(count >= FEWEST for count in counts)
     return "" if able > 1 else f"needs {FEWEST} auxiliary images of each of 2 domains or more; {able} have as many"
 
 
-def parted(images: DomainDataset, rng: torch.Generator) -> Parted:
+def split_auxiliary(images: DomainDataset, rng: torch.Generator) -> AuxiliarySplit:
     """Set aside up to PROBES images of each domain, a third at most. Domains of fewer than FEWEST images are left out.
 
     Raises UsageError where fewer than two domains remain."""
-    reason = scarcity(images)
+    reason = too_few_images(images)
     if reason:
         raise UsageError(f"the domain fingerprint {reason}.")
     probes, pools = list[DomainDataset](), dict[int, DomainDataset]()
@@ -88,10 +88,10 @@ def parted(images: DomainDataset, rng: torch.Generator) -> Parted:
         count = min(PROBES, len(mine) // 3)
         probes.append(mine.subset(order[:count]))
         pools[int(domain)] = mine.subset(order[count:])
-    return Parted(probes=join(probes), pools=pools)
+    return AuxiliarySplit(probes=join(probes), pools=pools)
 
 
-def change_of(training: Training, probes: DomainDataset) -> Tensor:
+def output_change(training: GeneratorUpdate, probes: DomainDataset) -> Tensor:
     """The change of G over the probes during the client's training, (N * 3 * H * W,) of unit length."""
     before, after = (
         perturbations(perturbation_generator(artifact), probes) for artifact in (training.given, training.returned)
@@ -102,7 +102,7 @@ def change_of(training: Training, probes: DomainDataset) -> Tensor:
 
 
 def fingerprints(
-    parts: Parted, knowledge: Knowledge, *, references: int, most: int, rounds: int, rng: torch.Generator
+    parts: AuxiliarySplit, knowledge: Knowledge, *, references: int, most: int, rounds: int, rng: torch.Generator
 ) -> Fingerprints:
     """Fit `references` generators to each domain, each on a different half of its pool, `most` images at most.
 
@@ -110,13 +110,13 @@ def fingerprints(
     changes, domains, federations = list[Tensor](), list[int](), list[int]()
     for number in range(references):
         data = [
-            _some(pool, max(2, min(most, (len(pool) + 1) // 2)), child(rng, "share", number, domain))
+            _random_subset(pool, max(2, min(most, (len(pool) + 1) // 2)), child(rng, "share", number, domain))
             for domain, pool in parts.pools.items()
         ]
         for domain, training in zip(
-            parts.pools, trainings(data, knowledge, rounds=rounds, rng=child(rng, number)), strict=True
+            parts.pools, generator_updates(data, knowledge, rounds=rounds, rng=child(rng, number)), strict=True
         ):
-            changes.append(change_of(training, parts.probes))
+            changes.append(output_change(training, parts.probes))
             domains.append(domain)
             federations.append(number)
     return Fingerprints(
@@ -124,19 +124,19 @@ def fingerprints(
     )
 
 
-def of_all_domains(
-    parts: Parted, knowledge: Knowledge, *, clients: int, most: int, rounds: int, rng: torch.Generator
-) -> list[Training]:
+def mixed_domain_updates(
+    parts: AuxiliarySplit, knowledge: Knowledge, *, clients: int, most: int, rounds: int, rng: torch.Generator
+) -> list[GeneratorUpdate]:
     """Train generators of `clients` clients that hold all domains in equal proportion, for the negative control."""
     pool = join(list(parts.pools.values()))
     count = max(2, min(most, (len(pool) + 1) // 2))
-    data = [_some(pool, count, child(rng, "mixed", client)) for client in range(clients)]
-    return trainings(data, knowledge, rounds=rounds, rng=child(rng, "mixed run"))
+    data = [_random_subset(pool, count, child(rng, "mixed", client)) for client in range(clients)]
+    return generator_updates(data, knowledge, rounds=rounds, rng=child(rng, "mixed run"))
 
 
-def trainings(
+def generator_updates(
     data: Sequence[DomainDataset], knowledge: Knowledge, *, rounds: int, rng: torch.Generator
-) -> list[Training]:
+) -> list[GeneratorUpdate]:
     """Run the target's public method among clients that hold `data`, and return each client's generator.
 
     Raises UsageError where the adversary cannot run it, or where it sent no generator."""
@@ -146,12 +146,12 @@ def trainings(
     return [_training(view, f"client:{place}") for place in range(1, len(data) + 1)]
 
 
-def _training(view: View, client: str) -> Training:
-    found = Training.of(view, client)
+def _training(view: View, client: str) -> GeneratorUpdate:
+    found = GeneratorUpdate.of(view, client)
     if found is None:
         raise UsageError("a reference federation sent no generator; its rounds are those of the target.")
     return found
 
 
-def _some(images: DomainDataset, count: int, rng: torch.Generator) -> DomainDataset:
+def _random_subset(images: DomainDataset, count: int, rng: torch.Generator) -> DomainDataset:
     return images.subset(torch.randperm(len(images), generator=rng)[:count])

@@ -63,7 +63,7 @@ class Objective:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Training:
+class GeneratorUpdate:
     """A client's generator in the last round that was seen: as it was `given`, and as it was `returned`."""
 
     given: GeneratorState
@@ -91,7 +91,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Interview:
+class GeneratorProbe:
     """The queries to generators about `images`, with the cached outputs of each given generator by content.
 
     `model` is used as both student and teacher."""
@@ -101,15 +101,15 @@ class Interview:
     objective: Objective
     before: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
-    def changes(self, training: Training) -> dict[str, Tensor]:
+    def changes(self, training: GeneratorUpdate) -> dict[str, Tensor]:
         """Both statistics of the returned generator minus those of the given one: (N,) float64 each."""
         given = training.given
         if given.sha256 not in self.before:  # a server sends the same generator to all clients, also in simulations
-            self.before[given.sha256] = self._said(given)
-        before, after = self.before[given.sha256], self._said(training.returned)
+            self.before[given.sha256] = self._test_statistics(given)
+        before, after = self.before[given.sha256], self._test_statistics(training.returned)
         return {name: after[name] - before[name] for name in after}
 
-    def _said(self, artifact: GeneratorState) -> dict[str, Tensor]:
+    def _test_statistics(self, artifact: GeneratorState) -> dict[str, Tensor]:
         drawn = perturbations(perturbation_generator(artifact), self.images)
         loss = generator_loss(drawn, self.images, self.model, self.objective)
         return {"response": response_size(drawn), "loss": loss}
@@ -153,7 +153,7 @@ def membership_by_change(target: Tensor, changes: Tensor, members: Tensor) -> Te
     which the references trained on an image differ from the others.
 
     Raises UsageError where an image has no reference without it."""
-    seen, profile = _standardized(changes), _standardized(target.unsqueeze(0))[0]
+    seen, profile = _standardize(changes), _standardize(target.unsqueeze(0))[0]
     outside = (~members).to(torch.float64)
     mean = (seen * outside).sum(0) / outside.sum(0).clamp_min(1)
     shift = (seen - mean)[members].mean() if bool(members.any()) else torch.tensor(1.0)
@@ -162,6 +162,6 @@ def membership_by_change(target: Tensor, changes: Tensor, members: Tensor) -> Te
     return -scores if float(shift) < 0 else scores
 
 
-def _standardized(values: Tensor) -> Tensor:
+def _standardize(values: Tensor) -> Tensor:
     centered = values.to(torch.float64) - values.to(torch.float64).mean(1, keepdim=True)
     return centered / centered.square().mean(1, keepdim=True).sqrt().clamp_min(TINY)

@@ -44,8 +44,8 @@ from fdgsec.threats.judging.groups import unavailable
 
 VARIATIONS = (0.05, 0.3, 1.0)
 """Candidate weights of the total variation."""
-REHEARSALS = 2
-ALIKE = 16
+TUNING_IMAGES = 2
+CANDIDATES_PER_LABEL = 16
 """Maximum number of public images of each label from which control B2 chooses by gradient."""
 GALLERY = 100
 
@@ -111,27 +111,29 @@ class GradientInversion:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Recover labels and images where an update is the gradient of a small batch, with controls B0 to B3."""
-        steps = _opened(cases, knowledge)
-        weights = self._rehearsed(steps, cases, knowledge, rng)
+        steps = _observed_steps(cases, knowledge)
+        weights = self._tuned_variation(steps, cases, knowledge, rng)
         matches = self._matches(steps, weights, cases, knowledge, rng)
         answers: list[Answer] = []
         for number, step in steps.items():
-            public, coins = _public(knowledge, cases[number].domain), child(rng, "controls", number)
-            alike = _alike(number, matches, cases)
+            public, child_rng = _public(knowledge, cases[number].domain), child(rng, "controls", number)
+            alike = _same_population(number, matches, cases)
             if alike:
-                other = matches[alike[int(torch.randint(len(alike), (1,), generator=child(coins, "other")))]].images
+                other = matches[alike[int(torch.randint(len(alike), (1,), generator=child(child_rng, "other")))]].images
             else:
-                drawn = public.subset(torch.randint(len(public), (len(step.labels),), generator=child(coins, "public")))
-                other = self._recovered(step, drawn, weights[cases[number].question], coins)
-            controls = {**_controls(step, public, coins), "B3": other.cpu()}
+                drawn = public.subset(
+                    torch.randint(len(public), (len(step.labels),), generator=child(child_rng, "public"))
+                )
+                other = self._reconstruct_public(step, drawn, weights[cases[number].question], child_rng)
+            controls = {**_controls(step, public, child_rng), "B3": other.cpu()}
             distance = matches[number].distance
             answers += _answers(number, cases[number], step, matches[number], public, controls)
-            answers.append(Prediction(case=number, slice=_where(step), name="gradient_distance", value=distance))
+            answers.append(Prediction(case=number, slice=_slice(step), name="gradient_distance", value=distance))
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer every case from the gradient of another case of its slice and size, without controls."""
-        opened = _opened(cases, knowledge)
+        opened = _observed_steps(cases, knowledge)
         groups: dict[tuple[object, ...], list[int]] = {}
         for number, step in opened.items():
             groups.setdefault((*sorted(cases[number].slice.items()), len(step.labels)), []).append(number)
@@ -140,7 +142,7 @@ class GradientInversion:
             if len(numbers) > 1:
                 order = derangement(len(numbers), child(rng, "exchange", place)).tolist()
                 exchanged |= {number: opened[numbers[other]] for number, other in zip(numbers, order, strict=True)}
-        weights = self._rehearsed(exchanged, cases, knowledge, rng)
+        weights = self._tuned_variation(exchanged, cases, knowledge, rng)
         matches = self._matches(exchanged, weights, cases, knowledge, rng)
         return [
             answer
@@ -169,7 +171,7 @@ class GradientInversion:
             )
         ]
 
-    def _fitted(self, step: ObservedStep, size: tuple[int, int], variation: float, rng: torch.Generator) -> Match:
+    def _fit_images(self, step: ObservedStep, size: tuple[int, int], variation: float, rng: torch.Generator) -> Match:
         matching = Matching(
             steps=self.steps or self.PROFILES[self.profile].steps, restarts=self.restarts,
             total_variation=variation, statistics=step.statistics,
@@ -184,11 +186,11 @@ class GradientInversion:
     ) -> dict[int, Match]:  # fmt: skip
         size = knowledge.public_images().image_size
         return {
-            number: self._fitted(step, size, weights[cases[number].question], child(rng, "fit", number))
+            number: self._fit_images(step, size, weights[cases[number].question], child(rng, "fit", number))
             for number, step in steps.items()
         }
 
-    def _rehearsed(
+    def _tuned_variation(
         self, steps: Mapping[int, ObservedStep], cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
     ) -> dict[str, float]:
         """For each question, the weight of total variation with which single public images are recovered best."""
@@ -197,17 +199,19 @@ class GradientInversion:
             if self.variation is not None or cases[number].question in weights:
                 weights[cases[number].question] = weights.get(cases[number].question, self.variation or 0.0)
                 continue
-            public, coins = knowledge.public_images(), child(rng, "rehearsal", cases[number].question)
+            public, child_rng = knowledge.public_images(), child(rng, "rehearsal", cases[number].question)
             likeness = dict.fromkeys(VARIATIONS, 0.0)
-            for place in torch.randperm(len(public), generator=coins)[:REHEARSALS]:
+            for place in torch.randperm(len(public), generator=child_rng)[:TUNING_IMAGES]:
                 image = public.subset(place.reshape(1))
                 true = shrunk(image, public.image_size)
                 for weight in VARIATIONS:
-                    likeness[weight] += float(psnr(self._recovered(step, image, weight, coins), true))
+                    likeness[weight] += float(psnr(self._reconstruct_public(step, image, weight, child_rng), true))
             weights[cases[number].question] = max(VARIATIONS, key=lambda weight: likeness[weight])
         return weights
 
-    def _recovered(self, step: ObservedStep, images: DomainDataset, variation: float, rng: torch.Generator) -> Tensor:
+    def _reconstruct_public(
+        self, step: ObservedStep, images: DomainDataset, variation: float, rng: torch.Generator
+    ) -> Tensor:
         """What is recovered of `images` from the gradient that they would have given in the victim's place."""
         device = next(step.model.parameters()).device
         pixels = shrunk(images, images.image_size).to(device)
@@ -215,10 +219,10 @@ class GradientInversion:
             step, labels=images.labels, norms=image_statistics(step.model, pixels) if step.norms else {},
             gradient=batch_gradient(step.model, pixels, images.labels.to(device), statistics=step.statistics),
         )  # fmt: skip
-        return self._fitted(posed, images.image_size, variation, child(rng, "recovered")).images.cpu()
+        return self._fit_images(posed, images.image_size, variation, child(rng, "recovered")).images.cpu()
 
 
-def _opened(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedStep]:
+def _observed_steps(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedStep]:
     """The observed step of each case that can be answered. Raises UsageError where the adversary has no images."""
     if not len(knowledge.public_images()):
         raise UsageError("gradient-inversion needs auxiliary images for its controls; there are none: use more images.")
@@ -226,7 +230,7 @@ def _opened(cases: Sequence[Case], knowledge: Knowledge) -> dict[int, ObservedSt
     return {number: step for number, step in found.items() if isinstance(step, ObservedStep)}
 
 
-def _alike(number: int, matches: Mapping[int, Match], cases: Sequence[Case]) -> list[int]:
+def _same_population(number: int, matches: Mapping[int, Match], cases: Sequence[Case]) -> list[int]:
     """The other cases of this case's slice, domain and size."""
     asked, size = cases[number], len(matches[number].labels)
     return [
@@ -237,7 +241,7 @@ def _alike(number: int, matches: Mapping[int, Match], cases: Sequence[Case]) -> 
     ]  # fmt: skip
 
 
-def _where(step: ObservedStep) -> dict[str, str | int]:
+def _slice(step: ObservedStep) -> dict[str, str | int]:
     return {"prior": "smooth", "loss": "gradient", "rows": f"batch-{len(step.labels)}"}
 
 
@@ -255,7 +259,7 @@ def _answers(
 
     Label shares come with those of public images as the baseline. Candidates are ranked by the direction of their own
     gradient, and by the edges of the reconstruction."""
-    where, classes = _where(step), len(public.class_names)
+    where, classes = _slice(step), len(public.class_names)
     estimate, without = shares_of(step.labels, classes), shares_of(public.labels, classes)
     answers: list[Answer] = [Proportions(case=number, slice=where, estimate=estimate, without=without)]
     single, pictures = len(step.labels) == 1, match.images.cpu()
@@ -284,7 +288,9 @@ def _controls(step: ObservedStep, public: DomainDataset, rng: torch.Generator) -
     for label in step.labels.unique().tolist():
         own = (public.labels == label).nonzero().flatten()
         own = own if len(own) else torch.arange(len(public))
-        drawn = public.subset(own[torch.randperm(len(own), generator=child(rng, "alike", label))[:ALIKE]])
+        drawn = public.subset(
+            own[torch.randperm(len(own), generator=child(rng, "alike", label))[:CANDIDATES_PER_LABEL]]
+        )
         images = shrunk(drawn, size)
         best = alignment(step, images, label).argsort(descending=True)
         wanted = int((step.labels == label).sum())

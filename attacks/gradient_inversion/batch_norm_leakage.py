@@ -49,7 +49,7 @@ def image_statistics(model: Classifier, images: Tensor) -> dict[str, Statistic]:
 
 
 @contextmanager
-def norm_gap(network: Classifier, goal: Mapping[str, Statistic]) -> Iterator[Callable[[], Tensor]]:
+def batch_norm_distance(network: Classifier, goal: Mapping[str, Statistic]) -> Iterator[Callable[[], Tensor]]:
     """Measure, after every forward pass in the context, how far the batch norms' input statistics are from `goal`.
 
     The mean over layers and channels of ((mean - mean*)^2 + (std - std*)^2) / var*: differentiable, 0 without a

@@ -27,15 +27,15 @@ def planted_gradients(
 ) -> PositiveControl:
     """Clients of `batches` smooth images with random labels each, and the server's view of their only step."""
     count = sum(batches)
-    images = _smooth(PUBLIC + count, rng)
-    state = _drawn(rng)
+    images = _smooth_images(PUBLIC + count, rng)
+    state = _random_parameters(rng)
     plan = TrainingPlan(learning_rate=RATE)
     cases, truths = [], []
     for number, rows in enumerate(torch.arange(PUBLIC, PUBLIC + count).split(list(batches)), 1):
         data, name = images.subset(rows), f"client:{number}"
         view = View(
             messages=(
-                _message("model", SERVER, name, state), _message("update", name, SERVER, _stepped(state, data, RATE))
+                _message("model", SERVER, name, state), _message("update", name, SERVER, _sgd_step(state, data, RATE))
             )
         )  # fmt: skip
         cases.append(
@@ -63,7 +63,7 @@ def planted_network(state: Mapping[str, Tensor]) -> Classifier:
     return network
 
 
-def _drawn(rng: torch.Generator) -> dict[str, Tensor]:
+def _random_parameters(rng: torch.Generator) -> dict[str, Tensor]:
     """Draw the network's parameters."""
     width = CHANNELS * (SIDE // STRIDE) ** 2
     return {
@@ -74,7 +74,7 @@ def _drawn(rng: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
+def _smooth_images(count: int, rng: torch.Generator) -> DomainDataset:
     """Images interpolated from a grid of random colors, with random labels."""
     grids = torch.rand(count, 3, GRID, GRID, generator=rng)
     pixels = functional.interpolate(grids, size=(SIDE, SIDE), mode="bilinear")
@@ -86,7 +86,7 @@ def _smooth(count: int, rng: torch.Generator) -> DomainDataset:
     )  # fmt: skip
 
 
-def _stepped(state: Mapping[str, Tensor], data: DomainDataset, rate: float) -> dict[str, Tensor]:
+def _sgd_step(state: Mapping[str, Tensor], data: DomainDataset, rate: float) -> dict[str, Tensor]:
     """One step of SGD on all of `data`."""
     network = planted_network(state)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate)

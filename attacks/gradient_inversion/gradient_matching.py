@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.attacks.gradient_inversion.batch_norm_leakage import Statistic, norm_gap
+from fdgsec.attacks.gradient_inversion.batch_norm_leakage import Statistic, batch_norm_distance
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
 from fdgsec.runtime.errors import UsageError
 
@@ -88,7 +88,7 @@ class Match:
 def batch_gradient(model: Classifier, images: Tensor, labels: Tensor, *, statistics: Statistics) -> dict[str, Tensor]:
     """The gradient of the batch's mean cross-entropy, by parameter name; `model` and its running statistics are
     unchanged."""
-    network, parameters = _copied(model, None, statistics)
+    network, parameters = _copy_model(model, None, statistics)
     parts = _gradient(network, list(parameters.values()), images, labels, differentiable=False)
     return dict(zip(parameters, parts, strict=True))
 
@@ -125,7 +125,7 @@ def recover_labels(model: Classifier, gradient: Mapping[str, Tensor], *, batch: 
     Only a present label can make it negative, which for one record determines the label (iDLG). For more, LLG's greedy
     rule: take every class with negative b, then the class with most left, until B are found. LLG's impact of a label on
     b is exactly -1/B here. Its offset, pbar, is the head's prediction at the records' mean features: W_i's gradient
-    over b_i, summed over the classes of positive b (the division of iLRG, Ma et al., ICLR 2023); then `_refined`
+    over b_i, summed over the classes of positive b (the division of iLRG, Ma et al., ICLR 2023); then `_refine_counts`
     improves it.
 
     `model` is the one before the step. Exact where predictions hardly differ between records, as in networks early in
@@ -142,7 +142,7 @@ def recover_labels(model: Classifier, gradient: Mapping[str, Tensor], *, batch: 
     head = copy.deepcopy(model.head).to("cpu", torch.float64).requires_grad_(False)
     counts = _greedy_counts(head(features).softmax(0), pulls, batch=batch)
     if batch > 1:
-        counts = _refined(head, features.expand(len(pulls), -1), counts, slopes, pulls)
+        counts = _refine_counts(head, features.expand(len(pulls), -1), counts, slopes, pulls)
     return torch.arange(len(counts)).repeat_interleave(counts.to(torch.int64))
 
 
@@ -158,7 +158,8 @@ def match_gradient(
 ) -> Match:
     """Search for images of `labels` (B,) and `size` (H, W) whose gradient has the direction of the given one.
 
-    Minimizes 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `norm_gap` where `norms` are given, over x in
+    Minimizes 1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x), plus beta times `batch_norm_distance` where `norms` are given,
+    over x in
     [0, 1], g over the parameters that `gradient` names (all, or some), and keeps the restart of the smallest distance
     (Geiping et al. 2020, section 4). `model` is the one before the step and is unchanged. Starts are noise of
     ImageNet's mean and spread, drawn from `rng`.
@@ -169,7 +170,7 @@ def match_gradient(
         raise UsageError(f"labels must be int64 (B,), 1 to {MOST_RECORDS}; got {labels.dtype} {tuple(labels.shape)}.")
     if int(labels.min()) < 0 or int(labels.max()) >= model.classes:
         raise UsageError(f"labels must lie in 0..{model.classes - 1}; got {labels.tolist()}.")
-    network, parameters = _copied(model, gradient, matching.statistics)
+    network, parameters = _copy_model(model, gradient, matching.statistics)
     device = next(network.parameters()).device
     goal = [gradient[name].to(parameters[name]) for name in parameters]
     fits = []
@@ -202,7 +203,7 @@ def _greedy_counts(offset: Tensor, pulls: Tensor, *, batch: int) -> Tensor:
     return counts
 
 
-def _refined(head: torch.nn.Linear, features: Tensor, counts: Tensor, slopes: Tensor, pulls: Tensor) -> Tensor:
+def _refine_counts(head: torch.nn.Linear, features: Tensor, counts: Tensor, slopes: Tensor, pulls: Tensor) -> Tensor:
     """Refine `counts` with one feature vector (classes, d) for each class: our own method, `REFINEMENTS` times.
 
     With p_j the prediction at class j's features f_j, W's gradient is sum_j (n_j / B) (p_j - e_j) f_j. Its least
@@ -232,7 +233,7 @@ def _fit(
     milestones = [matching.steps * part // 8 for part in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, gamma=0.1)
     first = 0.0
-    with norm_gap(network, norms) as gap:
+    with batch_norm_distance(network, norms) as gap:
         for step in range(matching.steps):
             distance = _distance(_gradient(network, parameters, images, labels, differentiable=True), goal)
             first = float(distance.detach()) if step == 0 else first
@@ -260,7 +261,7 @@ def _gradient(
     return torch.autograd.grad(loss, list(parameters), create_graph=differentiable)
 
 
-def _copied(
+def _copy_model(
     model: Classifier, names: Mapping[str, Tensor] | None, statistics: Statistics
 ) -> tuple[Classifier, dict[str, Tensor]]:
     """A copy of `model` in the mode that `statistics` requires, and its parameters that are in `names`."""

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 
 from fdgsec.attacks.inter_client.control import planted_clients
-from fdgsec.attacks.inter_client.curious_client import CuriousClient, drawing
+from fdgsec.attacks.inter_client.curious_client import CuriousClient, decoding_encoder
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
@@ -57,7 +57,7 @@ class InterClient:
             rows = client.rows(case)
             if rows is not None:
                 answers += client.read(number, case, rows, child(rng, "read", number))
-            answers += client.restyled(number, case, child(rng, "restyle", number), images=self.images)
+            answers += client.restyle(number, case, child(rng, "restyle", number), images=self.images)
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -78,7 +78,7 @@ class InterClient:
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row where the encoder cannot decode the received styles."""
-        if not cases or drawing(knowledge.encoder) is not None:
+        if not cases or decoding_encoder(knowledge.encoder) is not None:
             return []
         reason = f"encoder {knowledge.encoder} gives statistics only and cannot restyle images; use mini or vgg19"
         return [

@@ -18,8 +18,8 @@ from torch import Tensor
 from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
     Candidates,
     PublicRule,
+    identify_rule,
     influence,
-    rule_behind,
     style_vector,
 )
 from fdgsec.attacks.interpolation_leakage.control import planted_cohorts
@@ -75,7 +75,7 @@ class InterpolationLeakage:
         return [
             *self._members(cases, published, knowledge, rng, descriptive=True),
             *_sessions(cases, published),
-            *_verbatim(cases, published),
+            *_verbatim_fractions(cases, published),
         ]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -107,17 +107,19 @@ class InterpolationLeakage:
         for number, case in enumerate(cases):
             if case.question != "cohorts" or number not in published:
                 continue
-            coins = child(rng, "federation", number)
-            pool = _pool(case, knowledge, coins)
-            rule = rule or rule_behind(pool.sessions)
+            child_rng = child(rng, "federation", number)
+            pool = _pool(case, knowledge, child_rng)
+            rule = rule or identify_rule(pool.sessions)
             if rule is None:  # the target's rule is unknown: fall back to distances
                 answers.append(_nearest(number, pool, published[number]))
                 continue
-            answers.append(self._traced(number, pool, published[number], rule, child(coins, "simulations")))
-            answers += _influences(number, pool, rule, child(coins, "half")) if descriptive else []
+            answers.append(
+                self._likelihood_ratio(number, pool, published[number], rule, child(child_rng, "simulations"))
+            )
+            answers += _influences(number, pool, rule, child(child_rng, "half")) if descriptive else []
         return answers
 
-    def _traced(
+    def _likelihood_ratio(
         self, number: int, pool: "_Pool", published: Tensor, rule: PublicRule, rng: torch.Generator
     ) -> Membership:
         """The likelihood ratio under the model with the higher likelihood: the clients' own images, or other images."""
@@ -237,7 +239,7 @@ def _sessions(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[An
     return answers
 
 
-def _verbatim(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[Answer]:
+def _verbatim_fractions(cases: Sequence[Case], published: Mapping[int, Tensor]) -> list[Answer]:
     """The share of published numbers that equal some client's own bit by bit, where several clients' uploads were
     seen."""
     answers: list[Answer] = []

@@ -70,11 +70,11 @@ RULES = (
 )
 
 
-def rule_behind(examples: Sequence[tuple[Tensor, Tensor]]) -> PublicRule | None:
+def identify_rule(examples: Sequence[tuple[Tensor, Tensor]]) -> PublicRule | None:
     """Find the rule that made every published style (D,) from its clients' (N, D); None where none of `RULES` did."""
     for rule in RULES:
         if all(
-            float((rule(styles) - published).norm()) < AGREEMENT * between_clients(styles)
+            float((rule(styles) - published).norm()) < AGREEMENT * between_client_distance(styles)
             for styles, published in examples
         ):
             return rule
@@ -86,7 +86,7 @@ def style_vector(style: StyleStatistics | InterpolationStyle) -> Tensor:
     return torch.cat([style.mean, style.std]).double()
 
 
-def between_clients(styles: Tensor) -> float:
+def between_client_distance(styles: Tensor) -> float:
     """The root mean square distance of clients' styles (N, D) from their mean; 1 where all are equal."""
     return float((styles - styles.mean(0)).square().sum(1).mean().sqrt()) or 1.0
 
@@ -164,16 +164,17 @@ class Candidates:
         parts = torch.rand(simulations, pool, generator=rng).argsort(1) < pool // 2
         signs = torch.randint(2, (simulations, pool, 1), generator=rng) * 2.0 - 1
         near = [
-            _nearest(published, parts, made, kept) for made in (self._made(rule, parts), self._made(rule, parts, signs))
+            _nearest(published, parts, made, kept)
+            for made in (self._publish(rule, parts), self._publish(rule, parts, signs))
         ]
         both = torch.cat([made for _, made in near])
         _, _, rows = torch.linalg.svd(both - both.mean(0), full_matrices=False)
         directions = rows[: min(2 * pool, kept // 4)].T
-        noise = ROUNDING * between_clients(self.styles) / math.sqrt(self.styles.shape[1])
-        first, second = (_fitted(part, made @ directions, directions, noise, rng) for part, made in near)
+        noise = ROUNDING * between_client_distance(self.styles) / math.sqrt(self.styles.shape[1])
+        first, second = (_fit_local_model(part, made @ directions, directions, noise, rng) for part, made in near)
         return first, second
 
-    def _made(self, rule: PublicRule, parts: Tensor, signs: Tensor | None = None) -> Tensor:
+    def _publish(self, rule: PublicRule, parts: Tensor, signs: Tensor | None = None) -> Tensor:
         """The published style for every row of `parts` (R, M), (R, D), a block of federations at a time."""
         size, made = int(parts[0].sum()), []
         for start in range(0, len(parts), BLOCK):
@@ -196,7 +197,7 @@ def _nearest(published: Tensor, parts: Tensor, made: Tensor, kept: int) -> tuple
     return parts[rows].to(torch.float64), made[rows]
 
 
-def _fitted(parts: Tensor, seen: Tensor, directions: Tensor, noise: float, rng: torch.Generator) -> LocalModel:
+def _fit_local_model(parts: Tensor, seen: Tensor, directions: Tensor, noise: float, rng: torch.Generator) -> LocalModel:
     """Fit the effect of participation on the styles `seen` (R, k) by least squares."""
     count, pool = parts.shape
     usual, center = parts.mean(0), seen.mean(0)
@@ -225,7 +226,7 @@ class Influence:
     in_pairs: float
 
 
-OUTLYING = 10.0
+OUTLIER_FACTOR = 10.0
 
 
 def influence(styles: Tensor, rule: PublicRule) -> Influence:
@@ -234,11 +235,11 @@ def influence(styles: Tensor, rule: PublicRule) -> Influence:
     count = len(styles)
     if count < 2:
         raise ValueError(f"the influence of one client needs another one; got {count}.")
-    unit, middle = between_clients(styles), styles.mean(0)
+    unit, middle = between_client_distance(styles), styles.mean(0)
     others = (~torch.eye(count, dtype=torch.bool)).nonzero()[:, 1].view(count, count - 1)
     without = rule.many(styles[others])
     far = styles.expand(count, -1, -1).clone()
-    far[torch.arange(count), torch.arange(count)] = middle + OUTLYING * (styles - middle)
+    far[torch.arange(count), torch.arange(count)] = middle + OUTLIER_FACTOR * (styles - middle)
     moved = (rule.many(styles.unsqueeze(0)) - without).norm(dim=1) / unit
     outlying = (rule.many(far) - without).norm(dim=1) / unit
     labels = rule.clusters(styles)

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fdgsec.attacks.linkage.control import planted_pairs
 from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
-from fdgsec.attacks.linkage.noise_linkage import between_client_sd, noised
+from fdgsec.attacks.linkage.noise_linkage import add_noise, between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood import PairedReleases, paired_releases
 from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
 from fdgsec.metrics.measurement import Measurement
@@ -81,11 +81,11 @@ class Linkage:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank, for each first release, the second ones of its population; then again for every level of noise."""
-        return [*_linked(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
+        return [*_rank_partners(cases, knowledge, None), *self._under_noise(cases, child(rng, "noise"))]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Rank with every first release exchanged for another one of its population, without noise."""
-        return _linked(cases, knowledge, rng)
+        return _rank_partners(cases, knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """One row per population in which a client released no row at all."""
@@ -111,7 +111,7 @@ class Linkage:
             levels |= {f"{level:g} sd": level * spread for level in self.noise_in_sds}
             for name, level in levels.items():
                 read = population.plain(noise=level, shrink=self.shrink, rng=child(rng, name))
-                answers += _ranked(population, {"distance": "plain", "noise": name}, _apart(read, first, second))
+                answers += _rankings(population, {"distance": "plain", "noise": name}, _distances(read, first, second))
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
@@ -149,7 +149,7 @@ class _Population:
             parts = []
             for name, value in released_numbers(artifact).items():
                 if rng is not None:
-                    value = noised(value, shrink=shrink, noise=noise, rng=child(rng, number, name)) / (1 - shrink)
+                    value = add_noise(value, shrink=shrink, noise=noise, rng=child(rng, number, name)) / (1 - shrink)
                     value = value if name == "mean" else value.clamp_min(0)  # no std is negative
                 parts.append(value.mean(0))
             found[number] = torch.cat(parts)
@@ -170,15 +170,15 @@ def _populations(cases: Sequence[Case]) -> list[_Population]:
             data={"data": "the same"} if cases[numbers[0]].question == "sessions" else {},
             first=[n for n in numbers if cases[n].slice.get("half") == "A"],
             second=[n for n in numbers if cases[n].slice.get("half") == "B"],
-            sent={n: _sent(cases[n]) for n in numbers},
-            records=_typical([cases[n].records for n in numbers]),
+            sent={n: _seen_release(cases[n]) for n in numbers},
+            records=_median_size([cases[n].records for n in numbers]),
             single=_of_single_images([cases[n] for n in numbers]),
         )
         for numbers in found.values()
     ]
 
 
-def _typical(sizes: Sequence[int | None]) -> int | None:
+def _median_size(sizes: Sequence[int | None]) -> int | None:
     """The median number of images behind a release; None where the adversary does not know it."""
     known = sorted(size for size in sizes if size is not None)
     return known[len(known) // 2] if known else None
@@ -193,13 +193,13 @@ def _of_single_images(cases: Sequence[Case]) -> bool:
     return any(isinstance(upload, ImageStyles) for upload in uploads)
 
 
-def _sent(case: Case) -> Artifact:
+def _seen_release(case: Case) -> Artifact:
     """What was seen of the client: rows of styles, its own or those of a bank, else its artifact."""
     styles = case.views[0].styles(case.victim)
     return case.release() if styles is None else ImageStyles(mean=styles[0], std=styles[1])
 
 
-def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:
+def _rank_partners(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator | None) -> list[Ranking]:
     """Rank the second releases for every first one; with `ring`, the first ones are permuted before."""
     answers: list[Ranking] = []
     if not (populations := _populations(cases)):
@@ -218,21 +218,21 @@ def _linked(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Generator |
         }
         # an image's share of a release is linear in t, so rows of single images are averaged
         placed = {n: space(given.mean(0)) for n, given in rows.items()}
-        distances = {"whitened": _apart(placed, seen, second)}
+        distances = {"whitened": _distances(placed, seen, second)}
         if space.directions.shape[1]:
-            distances["class directions"] = _apart(placed, seen, second, along=space.directions)
+            distances["class directions"] = _distances(placed, seen, second, along=space.directions)
         if population.question == "sessions":
-            distances["plain"] = _apart(population.plain(), seen, second)
+            distances["plain"] = _distances(population.plain(), seen, second)
             pairs = _pairs(population, knowledge, plain, cases)
             if pairs is not None:
                 releases = [torch.stack([rows[n].mean(0) for n in numbers]) for numbers in (seen, second)]
-                distances["likelihood ratio"] = pairs.distances(*(plain.recentered(each) for each in releases))
+                distances["likelihood ratio"] = pairs.distances(*(plain.centered(each) for each in releases))
             if any(len(given) > 1 for given in rows.values()):
                 distances["nearest row"] = _nearest_rows(
                     {n: space.rows(given) for n, given in rows.items()}, seen, second
                 )
         for name, apart in distances.items():
-            answers += _ranked(population, {"distance": name}, apart)
+            answers += _rankings(population, {"distance": name}, apart)
     return answers
 
 
@@ -249,14 +249,14 @@ def _pairs(
     )  # fmt: skip
 
 
-def _ranked(population: _Population, where: Mapping[str, str | int], apart: Tensor) -> list[Ranking]:
+def _rankings(population: _Population, where: Mapping[str, str | int], apart: Tensor) -> list[Ranking]:
     return [
         Ranking(case=n, slice={**population.data, **where}, distances=row.unsqueeze(0), of="partner")
         for n, row in zip(population.first, apart, strict=True)
     ]
 
 
-def _apart(
+def _distances(
     read: Mapping[int, Tensor], first: Sequence[int], second: Sequence[int], *, along: Tensor | None = None
 ) -> Tensor:
     own, others = (torch.stack([read[n] for n in numbers]) for numbers in (first, second))

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean, defense_noise_of_rows, styles_made
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean, defense_noise_of_rows, style_rows_of
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
@@ -20,14 +20,14 @@ class LinkingSpace:
     (D,).
 
     `directions` (D, k) are orthonormal in the whitened space; k may be 0. `records` (n, D) are those of public images.
-    `looked_up` whitens rows of single images, to find the same image again."""
+    `row_whitening` whitens rows of single images, to find the same image again."""
 
     released_statistic: ReleasedStatistic
     center: Tensor
     whiten: Whitening
     directions: Tensor
     records: Tensor
-    looked_up: Whitening
+    row_whitening: Whitening
 
     def under_noise(
         self, knowledge: Knowledge, records: int | None, *, single: bool, rng: torch.Generator
@@ -41,34 +41,34 @@ class LinkingSpace:
             return self
         images = knowledge.public_images()
         if single:
-            rows = defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=self.read, rng=rng)
+            rows = defense_noise_of_rows(knowledge, images, made=style_rows_of(knowledge), read=self.read, rng=rng)
             noise = None if rows is None else rows.variance
-            looked_up = self.whiten if rows is None else rows.whitening(self.whiten)
+            row_whitening = self.whiten if rows is None else rows.whitening(self.whiten)
         else:
             size = len(images) if records is None else records
             mean = defense_noise_of_mean(knowledge, images, records=size, about=self.center, rng=rng)
-            noise, looked_up = None if mean is None else size * mean.variance, self.looked_up
+            noise, row_whitening = None if mean is None else size * mean.variance, self.row_whitening
         if noise is None:
             return self
         whiten = self.whiten.blurred(noise)
         directions = _directions(whiten(self.records), images)
-        return replace(self, whiten=whiten, directions=directions, looked_up=looked_up)
+        return replace(self, whiten=whiten, directions=directions, row_whitening=row_whitening)
 
     def read(self, artifact: Artifact) -> Tensor:
         """Read t of each row of `artifact`, recentered."""
-        return self.recentered(self.released_statistic.release(artifact))
+        return self.centered(self.released_statistic.release(artifact))
 
     def __call__(self, statistic: Tensor) -> Tensor:
         """Whiten statistics (..., D)."""
-        return self.whiten(self.recentered(statistic))
+        return self.whiten(self.centered(statistic))
 
-    def recentered(self, statistic: Tensor) -> Tensor:
+    def centered(self, statistic: Tensor) -> Tensor:
         """Center the squares in t (..., D) on the space's center, as in all that is fitted here."""
         return self.released_statistic.about(statistic, self.center)
 
     def rows(self, statistic: Tensor) -> Tensor:
         """Whiten t of rows of single images (..., D) so that the nearest row is most likely of the same image."""
-        return self.looked_up(self.recentered(statistic))
+        return self.row_whitening(self.centered(statistic))
 
 
 def linking_space(knowledge: Knowledge) -> LinkingSpace:
@@ -88,7 +88,7 @@ def linking_space(knowledge: Knowledge) -> LinkingSpace:
     whiten = fit_whitening(residuals)
     return LinkingSpace(
         released_statistic=released_statistic, center=center, whiten=whiten,
-        directions=_directions(whiten(records), images), records=records, looked_up=whiten,
+        directions=_directions(whiten(records), images), records=records, row_whitening=whiten,
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class NoiseLinkage:
     trials: int
 
 
-def noised(values: Tensor, *, shrink: float, noise: float, rng: torch.Generator) -> Tensor:
+def add_noise(values: Tensor, *, shrink: float, noise: float, rng: torch.Generator) -> Tensor:
     """Return (1 - p) v + N(0, s^2), p = `shrink`, s = `noise`, in the dtype of `values`.
 
     Stds may become negative, as in the code that FISC's setting is from. Raises ValueError unless 0 <= p < 1, s >=
@@ -69,7 +69,7 @@ def noise_linkage(
     truth = torch.arange(len(clean))
     hits = 0.0
     for _ in range(repeats):
-        seen = noised(clean, shrink=shrink, noise=noise, rng=rng) / (1 - shrink if undo_shrink else 1.0)
+        seen = add_noise(clean, shrink=shrink, noise=noise, rng=rng) / (1 - shrink if undo_shrink else 1.0)
         hits += float(topk_credit(torch.cdist(seen, clean), truth, k=1).sum())
     trials = repeats * len(clean)
     return NoiseLinkage(

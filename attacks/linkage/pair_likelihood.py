@@ -18,7 +18,7 @@ from fdgsec.attacks.statistics.defense_noise import (
     RowDefenseNoise,
     defense_noise_of_mean,
     defense_noise_of_rows,
-    styles_made,
+    style_rows_of,
 )
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
@@ -63,7 +63,7 @@ def paired_releases(
             knowledge, known, records=records, about=space.center, rng=child(rng, "mean")
         )
     else:
-        made = styles_made(knowledge)
+        made = style_rows_of(knowledge)
         defense_noise = defense_noise_of_rows(knowledge, known, made=made, read=space.read, rng=child(rng, "rows"))
     if defense_noise is None:
         return None
@@ -74,7 +74,7 @@ def paired_releases(
         noise = noise + within / rows
     middles = torch.stack([space.records[mine][known.domains == number].mean(0) for number in known.domains.unique()])
     apart = (middles - middles.mean(0)) / scale
-    return solved(
+    return independent_directions(
         within / records + apart.T @ apart / len(middles),
         noise,
         center=middles.mean(0) + defense_noise.shift,
@@ -82,7 +82,7 @@ def paired_releases(
     )
 
 
-def solved(signal: Tensor, noise: Tensor, *, center: Tensor, scale: Tensor) -> PairedReleases:
+def independent_directions(signal: Tensor, noise: Tensor, *, center: Tensor, scale: Tensor) -> PairedReleases:
     """Find the directions in which `signal` and `noise` (D, D), of numbers divided by `scale` (D,), are independent.
 
     Raises ValueError for noise that is not positive definite."""

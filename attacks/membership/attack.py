@@ -24,14 +24,14 @@ import torch
 from fdgsec.attacks.membership.control import planted_members
 from fdgsec.attacks.membership.image_styles import Crops, exposures, row_answers
 from fdgsec.attacks.membership.pooled_styles import (
-    Asked,
+    CasesByRelease,
     Effort,
     clustered_answers,
-    clusters_asked,
     domain_of,
     known_populations,
     mean_answers,
     mean_predictions,
+    shadow_populations,
     size_of,
 )
 from fdgsec.attacks.statistics.defense_noise import release_of_mean
@@ -101,7 +101,7 @@ class Membership:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client, and predict the result of each domain and size from theory."""
-        asked = Asked.of(cases)
+        asked = CasesByRelease.of(cases)
         known = known_populations(asked, cases, knowledge)
         crops = Crops(count=self.crops, least=self.least_area, most=2 * self.cropped_size)
         return [
@@ -121,11 +121,11 @@ class Membership:
         them), and the members of one are then found, correctly, in the release of another. The mean of the distribution
         of these releases is the auxiliary images' own, hence known. Crops are left out: any leak through the order of
         candidates would show with whole images as well."""
-        asked = Asked.of(cases)
+        asked = CasesByRelease.of(cases)
         known = known_populations(asked, cases, knowledge)
         exchanged = list(cases)
         for number in asked.means:
-            exchanged[number] = _replaced(cases[number], knowledge, child(rng, "release", number))
+            exchanged[number] = _independent_release(cases[number], knowledge, child(rng, "release", number))
         rows = list[int]()
         for alike in _populations_of_rows(asked.rows, cases):
             if len(alike) < 2:  # nobody to exchange with
@@ -154,7 +154,7 @@ class Membership:
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """Report the domains and sizes for which there are too few public images to draw shadow clients."""
         rows: list[Measurement] = []
-        for name, size, mine, images in clusters_asked(Asked.of(cases).clustered, cases, knowledge):
+        for name, size, mine, images in shadow_populations(CasesByRelease.of(cases).clustered, cases, knowledge):
             if len(images) <= size:
                 reason = f"a shadow client of {size} images needs more public ones of {name}; there are {len(images)}"
                 rows += unavailable(
@@ -169,15 +169,15 @@ class Membership:
         return Effort(shadows=self.shadows, tried=self.tried, inserted=self.inserted)
 
 
-def _replaced(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
+def _independent_release(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
     """The same question about a release that is independent of the candidates, of images drawn with replacement."""
     images = auxiliary_images(knowledge).of_domain(domain_of(case))
     drawn = torch.randint(len(images), (size_of(case),), generator=rng)
     if knowledge.defended is None:
         artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.released_statistic)
     else:
-        held, coins = images.subset(drawn), child(rng, "defense")
-        artifact = knowledge.defended(release_of_mean(knowledge, held, coins), held, coins)
+        held, child_rng = images.subset(drawn), child(rng, "defense")
+        artifact = knowledge.defended(release_of_mean(knowledge, held, child_rng), held, child_rng)
     return replace(case, views=(upload(artifact, sender=case.victim),))
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import defense_noise_of_styles, styles_made, styles_read
-from fdgsec.attacks.statistics.populations import different
+from fdgsec.attacks.statistics.defense_noise import defense_noise_of_styles, read_style_rows, style_rows_of
+from fdgsec.attacks.statistics.populations import distinct_images
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments
@@ -24,7 +24,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership, Prediction
 from fdgsec.threats.attack import Case
 
-_Look = Callable[[Moments, Tensor], Tensor]
+_RowDistance = Callable[[Moments, Tensor], Tensor]
 RELEASED = {"test": "look-up", "question": "released image"}
 CLIENTS = {"test": "look-up", "question": "client's image"}
 
@@ -53,7 +53,7 @@ def row_answers(
     Where all of a client's images are among the candidates and none has the style of any row, styles were not taken of
     whole images. With `crops` a second answer is the nearest of the whole image and of its crops."""
     answers, unmatched = [], dict[int, Tensor]()
-    looks = _Looks(knowledge=knowledge, crops=crops)
+    looks = _RowDistances(knowledge=knowledge, crops=crops)
     for number in numbers:
         case = cases[number]
         near = looks.at(case)(knowledge.statistics(_candidates(case)), _rows(case))
@@ -67,24 +67,24 @@ def row_answers(
     return answers + _cropped_answers(few, cases, knowledge, looks=looks, crops=crops, rng=rng)
 
 
-def _look(knowledge: Knowledge, least: float | None) -> _Look:
+def _row_distance(knowledge: Knowledge, least: float | None) -> _RowDistance:
     """The distance of an image's style from the nearest row; under a defense, in units of the defense's noise.
 
     Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise. The units are
     then those of both, estimated from crops of the adversary's own images."""
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
-        return nearest_row
+        return nearest_row_distance
     images, rng = knowledge.public_images(), stream(0, "attack", "blur of rows")  # public: describes the noise only
     defense_noise = defense_noise_of_styles(knowledge, images)
     assert defense_noise is not None
-    rows, off = styles_read(styles_made(knowledge)(images)), torch.zeros(())
+    rows, off = read_style_rows(style_rows_of(knowledge)(images)), torch.zeros(())
     if least is None:
         for domain in images.domains.unique():
             rows[images.domains == domain] -= rows[images.domains == domain].mean(0)
         whiten = defense_noise.whitening(fit_whitening(rows))
     else:
         cut = random_crops(images, least=least, rng=child(rng, "crops"))
-        gaps = styles_read(styles_made(knowledge)(cut)) - rows
+        gaps = read_style_rows(style_rows_of(knowledge)(cut)) - rows
         off, whiten = gaps.mean(0), fit_whitening(gaps).blurred(defense_noise.variance)
 
     def nearest(found: Moments, seen: Tensor) -> Tensor:
@@ -96,20 +96,20 @@ def _look(knowledge: Knowledge, least: float | None) -> _Look:
 
 
 @dataclass(kw_only=True)
-class _Looks:
+class _RowDistances:
     """The distance function for each kind of rows, made when it is first needed."""
 
     knowledge: Knowledge
     crops: Crops | None
-    made: dict[float | None, _Look] = field(default_factory=dict)
+    made: dict[float | None, _RowDistance] = field(default_factory=dict)
 
-    def at(self, case: Case) -> _Look:
+    def at(self, case: Case) -> _RowDistance:
         """The distance function for the rows of `case`; how its method crops images before it takes styles is
         public."""
         cut = self.crops is not None and case.slice.get("extraction") == "random crop"
         least = self.crops.least if self.crops is not None and cut else None
         if least not in self.made:
-            self.made[least] = _look(self.knowledge, least)
+            self.made[least] = _row_distance(self.knowledge, least)
         return self.made[least]
 
 
@@ -118,7 +118,7 @@ def _cropped_answers(
     cases: Sequence[Case],
     knowledge: Knowledge,
     *,
-    looks: _Looks,
+    looks: _RowDistances,
     crops: Crops,
     rng: torch.Generator,
 ) -> list[Membership]:
@@ -126,7 +126,7 @@ def _cropped_answers(
     if not nearest or not crops.count:
         return []
     found = dict(nearest)
-    images, places = different([_candidates(cases[n]) for n in found])
+    images, places = distinct_images([_candidates(cases[n]) for n in found])
     for turn in range(crops.count):
         seen = knowledge.statistics(random_crops(images, least=crops.least, rng=child(rng, turn)))
         for number, mine in zip(nearest, places, strict=True):
@@ -169,7 +169,7 @@ ROUNDING = 2.0**-21
 AT_ONCE = 64
 
 
-def nearest_row(found: Moments, rows: Tensor) -> Tensor:
+def nearest_row_distance(found: Moments, rows: Tensor) -> Tensor:
     """Each image's distance to the nearest of `rows` (R, 2C), relative to the row's length, (n,), at least ROUNDING.
 
     Infinite where there are no rows. Holds (n, R) distances at a time, never those between images."""

@@ -9,7 +9,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.membership.shadow_likelihood import Shadows
+from fdgsec.attacks.membership.shadow_likelihood import ShadowSimulation
 from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
 from fdgsec.attacks.statistics.populations import Population, auxiliary_images, placed_candidates, populations_of
 from fdgsec.attacks.statistics.tracing import (
@@ -30,7 +30,7 @@ from fdgsec.threats.attack import Case
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class CasesByRelease:
     """The numbers of the cases about a mean of images, about a release that is not a mean, and about rows.
 
     Styles that are not means are requested as `rounds`. For a target that releases rows, `rounds` asks which images it
@@ -41,7 +41,7 @@ class Asked:
     rows: Sequence[int]
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> "Asked":
+    def of(cls, cases: Sequence[Case]) -> "CasesByRelease":
         """Group all cases; those of other questions are ignored."""
         rounds = [n for n, case in enumerate(cases) if case.question == "rounds"]
         redrawn = [n for n, case in enumerate(cases) if case.question == "resampled_clients"]
@@ -74,7 +74,7 @@ def domain_of(case: Case) -> str:
     return case.domain
 
 
-def known_populations(asked: Asked, cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
+def known_populations(asked: CasesByRelease, cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
     """Fit the population of each domain that a pooled release is of."""
     pooled = [*asked.means, *asked.clustered]
     return populations_of([domain_of(cases[n]) for n in pooled], knowledge) if pooled else {}
@@ -111,14 +111,16 @@ def mean_answers(
         for size in dict.fromkeys(size_of(cases[n]) for n in mine):
             asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
             releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
-            whiten, shift = blurred(population, name, size, knowledge, child(rng, name, size), reference=reference)
+            whiten, shift = whitening_under_noise(
+                population, name, size, knowledge, child(rng, name, size), reference=reference
+            )
             u = whiten(knowledge.released_statistic.about(releases, population.about) - shift)
             scores = test(u, whiten(placed.statistics), records=size, reference=reference)
             answers += [Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)]
     return sorted(answers, key=lambda answer: answer.case)
 
 
-def blurred(
+def whitening_under_noise(
     population: Population,
     name: str,
     size: int,
@@ -167,8 +169,8 @@ def mean_predictions(
             others=[len(part) for part in others], rng=child(rng, name),
         )  # fmt: skip
         for size, area in zip_longest(sorted(asked), simulated):
-            number, coins = asked[size], child(rng, "blur", name, size)
-            whiten, _ = blurred(population, name, size, knowledge, coins, reference=len(reference))
+            number, child_rng = asked[size], child(rng, "blur", name, size)
+            whiten, _ = whitening_under_noise(population, name, size, knowledge, child_rng, reference=len(reference))
             left = float(whiten(reference).square().sum() / population.whiten(reference).square().sum())
             law = theory_auc(separation(left * dimension, records=size, reference=len(reference)))
             answers += [
@@ -189,7 +191,7 @@ class Effort:
     inserted: int
 
 
-def clusters_asked(
+def shadow_populations(
     numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge
 ) -> Iterator[tuple[str, int, list[int], DomainDataset]]:
     """For each domain and size of the victims, the cases and the public images to draw shadow clients from."""
@@ -214,21 +216,21 @@ def clustered_answers(
 
     Domains with too few public images for a shadow client get no answer."""
     answers = []
-    for name, size, mine, images in clusters_asked(numbers, cases, knowledge):
+    for name, size, mine, images in shadow_populations(numbers, cases, knowledge):
         if len(images) <= size:
             continue
-        population, coins = populations[name], child(rng, name, size)
+        population, child_rng = populations[name], child(rng, name, size)
         if knowledge.defended is not None:  # simulated releases have the noise, so the metric must include it
-            whiten, _ = blurred(population, name, size, knowledge, child(coins, "blur"))
+            whiten, _ = whitening_under_noise(population, name, size, knowledge, child(child_rng, "blur"))
             population = replace(population, whiten=whiten)
-        shadows = Shadows(knowledge=knowledge, population=population, images=images, records=size, known=own)
+        shadows = ShadowSimulation(knowledge=knowledge, population=population, images=images, records=size, known=own)
         placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
         test = shadows.test(
-            placed, shadows=effort.shadows, inserted=effort.inserted, tried=effort.tried, rng=child(coins, "test")
+            placed, shadows=effort.shadows, inserted=effort.inserted, tried=effort.tried, rng=child(child_rng, "test")
         )
         if own:
-            drawn = shadows.clients(len(mine), child(coins, "own"))
-            releases = shadows.releases(drawn, child(coins, "own releases"))
+            drawn = shadows.clients(len(mine), child(child_rng, "own"))
+            releases = shadows.releases(drawn, child(child_rng, "own releases"))
         else:
             releases = torch.stack([release_of(cases[n], knowledge) for n in mine])
             releases = knowledge.released_statistic.about(releases, population.about)

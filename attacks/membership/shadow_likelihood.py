@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.populations import Placed, Population
+from fdgsec.attacks.statistics.populations import PlacedCandidates, Population
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -34,7 +34,7 @@ def shifts(before: Tensor, after: Tensor, v: Tensor) -> Tensor:
     return moved
 
 
-def steadied(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
+def shrink_shifts(found: Tensor, tried: Tensor, v: Tensor) -> Tensor:
     """Estimate the expected shift of each candidate `v` (G, D), (G,), from the shifts `found` (T, k) of those `tried`
     (T,).
 
@@ -96,7 +96,9 @@ def fit_shadow_ratio(
     if spread == 0:
         raise ValueError(f"the releases of {len(out)} shadow clients are all alike; nothing can be simulated.")
     pull = 0.0 if reference is None else 1 / (reference + 1)
-    return ShadowRatio(v=v, center=projected.mean(1) + pull * length, shift=steadied(found, tried, v), spread=spread)
+    return ShadowRatio(
+        v=v, center=projected.mean(1) + pull * length, shift=shrink_shifts(found, tried, v), spread=spread
+    )
 
 
 FEDERATION = 100
@@ -104,7 +106,7 @@ FEDERATION = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Shadows:
+class ShadowSimulation:
     """Simulated clients of one domain with `records` images each, drawn from the public `images`.
 
     `known` says that the victims' images are these too (in a control), so that their mean is known exactly."""
@@ -145,7 +147,7 @@ class Shadows:
         return released_statistic.about(torch.stack(found), self.population.about)
 
     def test(
-        self, candidates: Placed, *, shadows: int, inserted: int, tried: int, rng: torch.Generator
+        self, candidates: PlacedCandidates, *, shadows: int, inserted: int, tried: int, rng: torch.Generator
     ) -> "SimulatedTest":
         """Simulate both hypotheses: `shadows` clients without candidates, and `tried` candidates in `inserted` ones
         each.
@@ -155,11 +157,11 @@ class Shadows:
         images."""
         without = self.clients(shadows, child(rng, "without"))
         before = self.releases(without, child(rng, "simulated without"))
-        coins, images = child(rng, "with"), candidates.images
-        chosen = torch.randperm(len(images), generator=coins)[:tried].sort().values
+        child_rng, images = child(rng, "with"), candidates.images
+        chosen = torch.randperm(len(images), generator=child_rng)[:tried].sort().values
         pairs = torch.arange(len(chosen) * inserted).remainder(len(without)).reshape(len(chosen), inserted)
         joined = [
-            _with(without[int(pair)], images.subset(candidate.reshape(1)), coins)
+            _exchange_one(without[int(pair)], images.subset(candidate.reshape(1)), child_rng)
             for candidate, mine in zip(chosen, pairs, strict=True)
             for pair in mine
         ]
@@ -184,7 +186,7 @@ class SimulatedTest:
         return self.ratio(self.population.whiten(release), candidates)
 
 
-def _with(client: DomainDataset, candidate: DomainDataset, rng: torch.Generator) -> DomainDataset:
+def _exchange_one(client: DomainDataset, candidate: DomainDataset, rng: torch.Generator) -> DomainDataset:
     """Exchange a random image of `client` for the candidate."""
     place = int(torch.randint(len(client), (1,), generator=rng))
     return join([client.subset(torch.arange(len(client)) != place), replace(candidate, attributes={})])

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
-from fdgsec.attacks.model_membership.membership_tests import Panel, Said, membership_scores
+from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.statistics.reference_models import (
     Pool,
     Reference,
+    auxiliary_run,
     check_sizes,
-    disjoint_run,
     global_model,
     peer_models,
     pools_of,
@@ -74,22 +74,22 @@ class ModelMembership:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
-        seen = {number: _models_of(cases[number]) for number in _asked(cases)}
-        return self._scored(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
+        seen = {number: _models_of(cases[number]) for number in _trained_cases(cases)}
+        return self._score(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer with the models of a federation that trained on auxiliary images alone in place of those that were
         seen.
 
         Models of other clients would not do, because each starts from a global model that all of them have trained."""
-        asked = _asked(cases)
+        asked = _trained_cases(cases)
         pools = pools_of(asked, cases, knowledge, child(rng, "pools"))
         if not pools:
             return []
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
-        other = disjoint_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
-        seen = {number: _replaced(cases[number], other, number) for number in asked}
-        return self._scored(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
+        other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
+        seen = {number: _models_of_other_run(cases[number], other, number) for number in asked}
+        return self._score(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Linear classifiers that interpolate random labels of noise images
@@ -99,7 +99,7 @@ class ModelMembership:
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """Report clients of which no model was seen, not even the global one."""
         rows: list[Measurement] = []
-        for number in _asked(cases):
+        for number in _trained_cases(cases):
             if not _models_of(cases[number]):
                 reason = (
                     f"no model that {cases[number].victim} has trained was seen; a longer run, or another adversary"
@@ -107,7 +107,7 @@ class ModelMembership:
                 rows += unavailable(["auc"], cases[number].slice, reason)
         return rows
 
-    def _scored(
+    def _score(
         self,
         seen: dict[int, dict[Owner, list[ModelState]]],
         cases: Sequence[Case],
@@ -125,20 +125,20 @@ class ModelMembership:
         runs = reference_runs(
             pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=child(rng, "references")
         )
-        panels = _panels(pools, seen, runs, knowledge)
+        panels = _reference_outputs(pools, seen, runs, knowledge)
         answers = [
             answer
             for pool in pools
             for number, places in pool.places.items()
             for owner, states in seen.get(number, {}).items()
             for answer in _answers(
-                number, owner, states, pool, places, panels[_panel_of(owner, number, pool)], knowledge
+                number, owner, states, pool, places, panels[_reference_key(owner, number, pool)], knowledge
             )
         ]
         return sorted(answers, key=lambda answer: answer.case)
 
 
-def _asked(cases: Sequence[Case]) -> list[int]:
+def _trained_cases(cases: Sequence[Case]) -> list[int]:
     return [number for number, case in enumerate(cases) if case.question == "trained"]
 
 
@@ -153,7 +153,7 @@ def _models_of(case: Case) -> dict[Owner, list[ModelState]]:
     return {owner: states for owner, states in found.items() if states}
 
 
-def _replaced(case: Case, other: Reference, number: int) -> dict[Owner, list[ModelState]]:
+def _models_of_other_run(case: Case, other: Reference, number: int) -> dict[Owner, list[ModelState]]:
     """The models of another federation in place of those that were seen."""
     seen, theirs = _models_of(case), _models_of(replace(case, views=(other.view,), victim=other.clients[number]))
     if "peer" in seen:
@@ -161,25 +161,25 @@ def _replaced(case: Case, other: Reference, number: int) -> dict[Owner, list[Mod
     return {owner: theirs[owner] for owner in seen if owner in theirs}
 
 
-def _panel_of(owner: Owner, number: int, pool: Pool) -> tuple[str, int]:
+def _reference_key(owner: Owner, number: int, pool: Pool) -> tuple[str, int]:
     """The key of a question's reference models: all cases of a pool share global ones, client models are per client."""
     return ("global", min(pool.places)) if owner == "global" else ("client", number)
 
 
-def _panels(
+def _reference_outputs(
     pools: Sequence[Pool],
     seen: Mapping[int, Mapping[Owner, Sequence[ModelState]]],
     runs: Iterable[Reference],
     knowledge: Knowledge,
-) -> dict[tuple[str, int], Panel]:
+) -> dict[tuple[str, int], ReferenceOutputs]:
     """Query every reference model about its pool, federation by federation."""
     wanted = {
-        _panel_of(owner, number, pool): pool
+        _reference_key(owner, number, pool): pool
         for pool in pools
         for number in pool.places
         for owner in seen.get(number, {})
     }
-    said: dict[tuple[str, int], list[Said]] = {key: [] for key in wanted}
+    outputs: dict[tuple[str, int], list[ModelOutputs]] = {key: [] for key in wanted}
     members: dict[tuple[str, int], list[Tensor]] = {key: [] for key in wanted}
     for run in runs:
         for (kind, number), pool in wanted.items():
@@ -187,20 +187,23 @@ def _panels(
             state = global_model(run.view) if everybody else run.view.sent(run.clients[number], ModelState)
             if state is None:
                 raise UsageError("a reference federation sent no model; membership needs what the target would send.")
-            said[kind, number].append(_said(state, pool, knowledge))
+            outputs[kind, number].append(_query(state, pool, knowledge))
             members[kind, number].append(run.trained_on(pool) if everybody else run.members[number])
     return {
-        key: Panel(
-            said=said[key], members=torch.stack(members[key]), labels=pool.images.labels, aside_labels=pool.aside.labels
+        key: ReferenceOutputs(
+            outputs=outputs[key],
+            members=torch.stack(members[key]),
+            labels=pool.images.labels,
+            aside_labels=pool.aside.labels,
         )
         for key, pool in wanted.items()
     }
 
 
-def _said(state: ModelState, pool: Pool, knowledge: Knowledge) -> Said:
+def _query(state: ModelState, pool: Pool, knowledge: Knowledge) -> ModelOutputs:
     if knowledge.network is None:
         raise UsageError("membership in a model needs the target's architecture; the adversary does not know it.")
-    return Said.of(knowledge.network(state.state), pool.images, pool.aside)
+    return ModelOutputs.of(knowledge.network(state.state), pool.images, pool.aside)
 
 
 def _answers(
@@ -209,14 +212,14 @@ def _answers(
     states: Sequence[ModelState],
     pool: Pool,
     places: Tensor,
-    panel: Panel,
+    panel: ReferenceOutputs,
     knowledge: Knowledge,
 ) -> list[Membership]:
     """Every test's scores; where several models may be the victim's, the maximum over them."""
-    found = [membership_scores(_said(state, pool, knowledge), panel, places) for state in states]
+    found = [membership_scores(_query(state, pool, knowledge), panel, places) for state in states]
     return [
         Membership(
-            case=number, slice={"test": test, "model": owner, "references": len(panel.said)},
+            case=number, slice={"test": test, "model": owner, "references": len(panel.outputs)},
             scores=torch.stack([scores[test] for scores in found]).amax(0),
         )
         for test in found[0]

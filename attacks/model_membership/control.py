@@ -19,7 +19,7 @@ ROUNDS = 2
 RIDGE, SCALE = 1e-2, 8.0
 
 
-def interpolating(images: DomainDataset) -> dict[str, Tensor]:
+def fit_interpolating_classifier(images: DomainDataset) -> dict[str, Tensor]:
     """Fit the linear classifier with output SCALE for each image's label and 0 on average: ridge regression, closed
     form."""
     inputs = Normalization()(as_float(images.pixels())).flatten(1).to(torch.float64)
@@ -37,7 +37,7 @@ class Interpolators:
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = ROUNDS) -> View:
         """The view of a server of "client:1", "client:2", ... that hold `data`."""
-        states = {f"client:{place}": interpolating(images) for place, images in enumerate(data, 1)}
+        states = {f"client:{place}": fit_interpolating_classifier(images) for place, images in enumerate(data, 1)}
         mean = {
             key: torch.stack([state[key] for state in states.values()]).mean(0) for key in ("head.weight", "head.bias")
         }
@@ -50,7 +50,7 @@ def _message(round: int, stage: str, sender: str, receiver: str, state: Mapping[
     return Message(round=round, stage=stage, sender=sender, receiver=receiver, artifact=ModelState(state=state))
 
 
-def _exhibited(view: View) -> View:
+def _as_peer_review(view: View) -> View:
     """The same models as an evaluating client receives them: without their owners' names."""
     return View(
         messages=tuple(
@@ -71,7 +71,7 @@ def planted_models(knowledge: Knowledge, rng: torch.Generator) -> PositiveContro
     simulate = Interpolators()
     view = simulate([images.subset(torch.arange(start, start + SIZE)) for start in starts], rng)
     if knowledge.own is not None and knowledge.auxiliary is None:
-        view = _exhibited(view)
+        view = _as_peer_review(view)
     cases, truths = [], []
     for number, start in enumerate(starts, 1):
         order = torch.randperm(2 * SIZE, generator=rng)

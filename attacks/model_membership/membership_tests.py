@@ -24,12 +24,12 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.loop import logits
 
-ENOUGH = 64
+MIN_MODELS_PER_EXAMPLE = 64
 """Minimum number of reference models for a variance per candidate (Carlini et al. 2022, section VI)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Said:
+class ModelOutputs:
     """A model's outputs: logits of a pool's images (N, classes), and of those set aside (M, classes)."""
 
     pool: Tensor
@@ -42,36 +42,36 @@ class Said:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Panel:
+class ReferenceOutputs:
     """Reference models and their training sets: `members` (models, N) bool over the pool's images.
 
     `labels` (N,) and `aside_labels` (M,) are the images' classes."""
 
-    said: Sequence[Said]
+    outputs: Sequence[ModelOutputs]
     members: Tensor
     labels: Tensor
     aside_labels: Tensor
 
 
-def membership_scores(target: Said, panel: Panel, places: Tensor) -> dict[str, Tensor]:
+def membership_scores(target: ModelOutputs, panel: ReferenceOutputs, places: Tensor) -> dict[str, Tensor]:
     """Score the images of the pool at `places` (n,) by every test, larger means member: (n,) each.
 
     "lira" and "rmia" are the offline tests, which use the reference models that were not trained on a candidate. The
     online ones use both kinds and need two of each. Raises UsageError where a candidate has too few models without
     it."""
     labels, members = panel.labels[places], panel.members[:, places]
-    models = len(panel.said)
+    models = len(panel.outputs)
     phi = scaled_logit(target.pool[places], labels)
     confidence = log_confidence(target.pool[places], labels)
-    answered = torch.stack([said.pool[places] for said in panel.said])
+    answered = torch.stack([outputs.pool[places] for outputs in panel.outputs])
     by_phi = References(models=models, values=scaled_logit(answered, labels), members=members)
     by_confidence = References(models=models, values=log_confidence(answered, labels), members=members)
     population = Population(
         models=models,
         target=log_confidence(target.aside, panel.aside_labels),
-        references=log_confidence(torch.stack([said.aside for said in panel.said]), panel.aside_labels),
+        references=log_confidence(torch.stack([outputs.aside for outputs in panel.outputs]), panel.aside_labels),
     )
-    variance: Variance = "per-example" if models >= ENOUGH else "global"
+    variance: Variance = "per-example" if models >= MIN_MODELS_PER_EXAMPLE else "global"
     found = {
         "lira": lira_offline(phi, by_phi, variance=variance),
         "rmia": rmia_offline(confidence, by_confidence, population=population),

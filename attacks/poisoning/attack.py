@@ -73,7 +73,7 @@ class Poisoning:
         self._check(facts)
         kinds = facts.artifact_kinds | (frozenset({MODEL}) if facts.rounds else frozenset())
         most, held = (facts.rounds, 0) if facts.profile == "full" else (min(facts.rounds, SHORT), FEW)
-        chosen = self._chosen(self.malicious_clients(kinds))
+        chosen = self._select(self.malicious_clients(kinds))
         pairs = Question(
             kind="hostile", count=self.seeds, rounds=most if self.rounds is None else self.rounds,
             records=held if self.images is None else self.images, malicious_clients=(Honest(), *chosen),
@@ -132,7 +132,7 @@ class Poisoning:
         if facts.clients < 2:
             raise UsageError("the forger is the only client; use two clients or more")
 
-    def _chosen(self, offered: tuple[MaliciousClient, ...]) -> tuple[MaliciousClient, ...]:
+    def _select(self, offered: tuple[MaliciousClient, ...]) -> tuple[MaliciousClient, ...]:
         known = {
             malicious_client.name for malicious_client in (*self.malicious_clients(self.reads), *Poisoning()._crowds())
         }

@@ -37,23 +37,23 @@ def planted_harm(
     cases, truths = [], []
     method: Method = resolve("methods", "fedavg")(plan=PLAN)
     for number in range(SEEDS):
-        coins = child(rng, "federation", number)
+        child_rng = child(rng, "federation", number)
         members = [
-            Client(name=f"client:{place}", data=_images(RECORDS, child(coins, "client", place)))
+            Client(name=f"client:{place}", data=_images(RECORDS, child(child_rng, "client", place)))
             for place in range(CLIENTS)
         ]
         setting = Setting(
             method=method,
             members=members,
             defense_stack=DefenseStack(),
-            measured={"planted": _images(MEASURED, child(coins, "unseen"))},
+            measured={"planted": _images(MEASURED, child(child_rng, "unseen"))},
         )
-        model, seed = _start(child(coins, "start")), integer_seed(child(coins, "seed"))
+        model, seed = _start(child(child_rng, "start")), integer_seed(child(child_rng, "seed"))
         honest = honest_run(setting, seed=seed, rounds=ROUNDS, model=model, forger="client:0")
         hostile = hostile_run(
             setting, seed=seed, rounds=ROUNDS, model=model, malicious_clients={"client:0": malicious_client}
         )
-        harm = compared(honest, hostile, setting=setting, forgers=["client:0"], rng=coins)
+        harm = compared(honest, hostile, setting=setting, forgers=["client:0"], rng=child_rng)
         cases.append(Case(question="hostile", views=(), victim="client:0", slice={"forgery": malicious_client.name}))
         truths.append(Truth(harm=harm))
     return PositiveControl(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.pool_exposure.control import planted_pools
-from fdgsec.attacks.pool_exposure.row_order import beside, lag_correlation
+from fdgsec.attacks.pool_exposure.row_order import lag_correlation, neighbor_distances
 from fdgsec.attacks.statistics.defense_noise import RowMetric, row_metric
 from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.measurement import Measurement
@@ -83,9 +83,13 @@ class PoolExposure:
         """Infer which images were published, how many a client holds, their colors, and whether the row order is
         informative."""
         metric = _metric(knowledge)
-        exposures = [answer for number in _told(cases) for answer in _exposed(number, cases[number], knowledge, metric)]
-        sizes = _sizes(cases, _publishing(knowledge, child(rng, "simulated")))
-        looked_up = _looked_up(cases, knowledge, metric, None)
+        exposures = [
+            answer
+            for number in _known_size_cases(cases)
+            for answer in _exposure_answers(number, cases[number], knowledge, metric)
+        ]
+        sizes = _sizes(cases, _row_count_line(knowledge, child(rng, "simulated")))
+        looked_up = _lookup_answers(cases, knowledge, metric, None)
         return [*exposures, *sizes, *looked_up, *_orders(cases, child(rng, "orders"))]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -94,21 +98,21 @@ class PoolExposure:
 
         Sizes are left out: clients of one slice hold equally many images, so an exchange would change nothing."""
         answers: list[Answer] = []
-        told, metric = _told(cases), _metric(knowledge)
+        told, metric = _known_size_cases(cases), _metric(knowledge)
         for where in dict.fromkeys(_population(cases[number]) for number in told):
             same = [number for number in told if _population(cases[number]) == where]
             for here, there in zip(same, derangement(len(same), rng).tolist(), strict=True):
                 foreign = replace(cases[here], views=cases[same[there]].views, victim=cases[same[there]].victim)
-                published = _published(foreign, knowledge, metric)[0].to(torch.float64)
+                published = _published_candidates(foreign, knowledge, metric)[0].to(torch.float64)
                 answers.append(Membership(case=here, scores=published, slice={"rounds": len(foreign.views)}))
-        lookups = _looked_up(cases, knowledge, metric, child(rng, "rows"))
+        lookups = _lookup_answers(cases, knowledge, metric, child(rng, "rows"))
         return [*answers, *(answer for answer in lookups if isinstance(answer, Ranking))]
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """Report the parts for which the adversary knows too little."""
         rows: list[Measurement] = []
-        asked = _of(cases, "rounds")
-        if asked and len(_told(cases)) < len(asked):
+        asked = _cases_of(cases, "rounds")
+        if asked and len(_known_size_cases(cases)) < len(asked):
             rows += unavailable(["exposed_fraction"], {}, "the adversary does not know how many images a client holds")
         if asked and knowledge.simulate is None:
             reason = "the adversary cannot run the public method, hence does not know how many rows it sends"
@@ -123,13 +127,13 @@ class PoolExposure:
         return planted_pools(knowledge, rng)
 
 
-def _of(cases: Sequence[Case], question: str) -> list[int]:
+def _cases_of(cases: Sequence[Case], question: str) -> list[int]:
     return [number for number, case in enumerate(cases) if case.question == question]
 
 
-def _told(cases: Sequence[Case]) -> list[int]:
+def _known_size_cases(cases: Sequence[Case]) -> list[int]:
     """The clients over several exchanges whose number of images is known."""
-    return [number for number in _of(cases, "rounds") if cases[number].records is not None]
+    return [number for number in _cases_of(cases, "rounds") if cases[number].records is not None]
 
 
 def _population(case: Case) -> tuple[object, ...]:
@@ -146,7 +150,7 @@ def _metric(knowledge: Knowledge) -> RowMetric | None:
     return None if knowledge.defended is None else row_metric(knowledge, knowledge.public_images())
 
 
-def _published(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tuple[Tensor, int]:
+def _published_candidates(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tuple[Tensor, int]:
     """Which candidates (G,) the distinct rows are nearest to, and the number of distinct rows.
 
     Every coordinate is scaled by its spread, or under a defense by its noise."""
@@ -164,10 +168,10 @@ def _published(case: Case, knowledge: Knowledge, metric: RowMetric | None) -> tu
     return published, len(distinct)
 
 
-def _exposed(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | None) -> list[Answer]:
+def _exposure_answers(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | None) -> list[Answer]:
     """The images that were published, and the expected share; under a defense repeated rows of one image differ."""
     assert case.records is not None
-    published, distinct = _published(case, knowledge, metric)
+    published, distinct = _published_candidates(case, knowledge, metric)
     where, times = {"rounds": len(case.views)}, len(case.views)
     expected = 1 - (1 - len(case.released()[0]) / case.records) ** times
     told = {"expected_exposed_fraction": expected}
@@ -178,7 +182,7 @@ def _exposed(number: int, case: Case, knowledge: Knowledge, metric: RowMetric | 
     ]
 
 
-def _publishing(knowledge: Knowledge, rng: torch.Generator) -> tuple[float, float] | None:
+def _row_count_line(knowledge: Knowledge, rng: torch.Generator) -> tuple[float, float] | None:
     """Coefficients (a, b) of the number of rows a + b n that the public method sends for n images.
 
     Fitted to runs on the adversary's images. A share that is rounded down has a = -1/2, one that is rounded up 1/2.
@@ -198,7 +202,7 @@ def _publishing(knowledge: Knowledge, rng: torch.Generator) -> tuple[float, floa
 def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> list[InferredSize]:
     if publishing is None:
         return []
-    sent = {number: len(cases[number].released()[0]) for number in _of(cases, "rounds")}
+    sent = {number: len(cases[number].released()[0]) for number in _cases_of(cases, "rounds")}
     found = {number: max((rows - publishing[0]) / publishing[1], 1.0) for number, rows in sent.items()}
     total = sum(log(size) for size in found.values())
     return [
@@ -210,7 +214,7 @@ def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> lis
     ]  # fmt: skip
 
 
-def _looked_up(
+def _lookup_answers(
     cases: Sequence[Case], knowledge: Knowledge, metric: RowMetric | None, ring: torch.Generator | None
 ) -> list[Answer]:
     """Compare rows with candidates, by palette and by their neighbors; with `ring`, the rows of a case are permuted
@@ -220,7 +224,7 @@ def _looked_up(
     answers: list[Answer] = []
     galleries: dict[int, Tensor] = {}  # shared by the clients of one run
     blind: dict[str | None, Tensor] = {}
-    for number in (*_of(cases, "released"), *_of(cases, "as_if_released")):
+    for number in (*_cases_of(cases, "released"), *_cases_of(cases, "as_if_released")):
         case = cases[number]
         rows = torch.cat(case.released(), dim=1)
         rows = rows if ring is None or not len(rows) else rows[derangement(len(rows), ring)]
@@ -240,7 +244,7 @@ def _looked_up(
             answers.append(Palettes(case=number, palettes=palettes, without=blind[case.domain], slice=kind))
         # among candidates of several domains, neighbors would reveal the domain instead of the order
         if case.question == "as_if_released" and case.candidates is not None and len(rows) > 2:
-            apart = beside(rows, _styles(case.candidates, knowledge))
+            apart = neighbor_distances(rows, _styles(case.candidates, knowledge))
             answers.append(Ranking(case=number, distances=apart, slice={**kind, "by": "neighbors"}))
     return answers
 
@@ -262,7 +266,7 @@ def _public(domain: str | None, knowledge: Knowledge) -> DomainDataset:
 def _orders(cases: Sequence[Case], rng: torch.Generator) -> list[Prediction]:
     """The similarity of neighboring rows, and its permutation p-value."""
     found = []
-    for number in _of(cases, "as_if_released"):
+    for number in _cases_of(cases, "as_if_released"):
         rows = torch.cat(cases[number].released(), dim=1)
         if len(rows) > 2:
             values = lag_correlation(rows, rng=child(rng, number))

@@ -8,19 +8,19 @@ from fdgsec.metrics.significance import permutation_pvalue
 LEAST_SPREAD = 1e-9  # a coordinate that never varies must not divide by zero
 
 
-def standardized(rows: Tensor, *, like: Tensor) -> Tensor:
+def standardize(rows: Tensor, *, like: Tensor) -> Tensor:
     """Standardize `rows` (R, D) by the means and deviations of `like` (n, D)."""
     return (rows - like.mean(0)) / like.std(0, correction=0).clamp_min(LEAST_SPREAD)
 
 
-def beside(rows: Tensor, known: Tensor) -> Tensor:
+def neighbor_distances(rows: Tensor, known: Tensor) -> Tensor:
     """The mean distance of each candidate `known` (G, D) from the rows before and after each of `rows` (R, D): (R, G).
 
     The row itself is not used, so that in a random order all candidates are equally near. Raises ValueError for fewer
     than three rows."""
     if len(rows) < 3:
         raise ValueError(f"neighbors on both sides need three rows; got {len(rows)}.")
-    apart = torch.cdist(standardized(rows, like=known), standardized(known, like=known))
+    apart = torch.cdist(standardize(rows, like=known), standardize(known, like=known))
     return torch.cat([apart[1:2], (apart[:-2] + apart[2:]) / 2, apart[-2:-1]])
 
 
@@ -31,7 +31,7 @@ def lag_correlation(rows: Tensor, *, rng: torch.Generator, orders: int = 999) ->
     ValueError for fewer than three rows."""
     if len(rows) < 3:
         raise ValueError(f"an order needs three rows; got {len(rows)}.")
-    z = standardized(rows, like=rows)
+    z = standardize(rows, like=rows)
     alike = z @ z.T / z.shape[1]
     drawn = torch.rand(orders, len(rows), generator=rng).argsort(1)
     null = alike[drawn[:, :-1], drawn[:, 1:]].mean(1)

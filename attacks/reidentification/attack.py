@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fdgsec.attacks.reidentification.control import planted_lookups
-from fdgsec.attacks.reidentification.lookup_features import Look, SpectrumRows, StyleRows, spectra_of
+from fdgsec.attacks.reidentification.lookup_features import RowFeatures, SpectrumRows, StyleRows, spectra_of
 from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_rows
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
@@ -107,7 +107,7 @@ def _lookups(
     cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, ring: torch.Generator | None
 ) -> list[Ranking]:
     """Rank candidates for every variant; with `ring`, the rows of a case are permuted first."""
-    looks: dict[tuple[int, int] | None, tuple[Look, Whitening, RowDefenseNoise | None]] = {}
+    looks: dict[tuple[int, int] | None, tuple[RowFeatures, Whitening, RowDefenseNoise | None]] = {}
     placed: dict[tuple[int, tuple[int, int] | None, str], Tensor] = {}  # shared by the clients of one run
     answers = []
     for number, case in enumerate(cases):
@@ -115,7 +115,7 @@ def _lookups(
             continue
         size = _spectral_size(case)
         if size not in looks:
-            made: Look = StyleRows(knowledge=knowledge) if size is None else SpectrumRows(size=size)
+            made: RowFeatures = StyleRows(knowledge=knowledge) if size is None else SpectrumRows(size=size)
             looks[size] = made, *_whitening(knowledge, made)
         look, whiten, defense_noise = looks[size]
         rows = look.rows(case)
@@ -126,7 +126,7 @@ def _lookups(
             key = (id(case.candidates), size, copy)
             if key not in placed:
                 assert case.candidates is not None
-                gallery = _copied(case.candidates, copy, child(rng, copy))
+                gallery = _copies(case.candidates, copy, child(rng, copy))
                 expected = look.compared(look.images(gallery))
                 placed[key] = whiten(expected if defense_noise is None else defense_noise.placed(expected))
             seen = whiten(look.compared(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows)))
@@ -135,7 +135,7 @@ def _lookups(
     return answers
 
 
-def _whitening(knowledge: Knowledge, look: Look) -> tuple[Whitening, RowDefenseNoise | None]:
+def _whitening(knowledge: Knowledge, look: RowFeatures) -> tuple[Whitening, RowDefenseNoise | None]:
     """Fit on the differences of public images within a domain, because differences between domains do not separate its
     images.
 
@@ -154,16 +154,16 @@ def _whitening(knowledge: Knowledge, look: Look) -> tuple[Whitening, RowDefenseN
     return (whiten if defense_noise is None else defense_noise.whitening(whiten)), defense_noise
 
 
-def _copied(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:
+def _copies(images: DomainDataset, copy: str, rng: torch.Generator) -> DomainDataset:
     """The adversary's copies of `images`: the images themselves, or a new set of changed pixels."""
     if copy == "known":
         return images
     pixels = (images.pixels(torch.tensor([row]))[0] for row in range(len(images)))
-    changed = [_cropped(image, rng) if copy == "random crop" else _compressed(image) for image in pixels]
+    changed = [_crop(image, rng) if copy == "random crop" else _compress(image) for image in pixels]
     return replace(images, name=f"{images.name} ({copy})", store=torch.stack(changed), rows=torch.arange(len(images)))
 
 
-def _cropped(pixels: Tensor, rng: torch.Generator) -> Tensor:
+def _crop(pixels: Tensor, rng: torch.Generator) -> Tensor:
     """Crop 80 to 100% of the area of (3, H, W) uint8 at the same aspect ratio, and resize it back to H x W."""
     height, width = pixels.shape[1:]
     draw = torch.rand(3, generator=rng)
@@ -175,7 +175,7 @@ def _cropped(pixels: Tensor, rng: torch.Generator) -> Tensor:
     return (back[0] * 255).round().clamp(0, 255).to(torch.uint8)
 
 
-def _compressed(pixels: Tensor) -> Tensor:
+def _compress(pixels: Tensor) -> Tensor:
     """Compress (3, H, W) uint8 by JPEG at quality 75 (4:2:0, Pillow's default)."""
     buffer = io.BytesIO()
     Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()).save(buffer, format="JPEG", quality=JPEG_QUALITY)

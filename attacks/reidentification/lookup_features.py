@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import styles_made, styles_read
+from fdgsec.attacks.statistics.defense_noise import read_style_rows, style_rows_of
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, low
@@ -19,7 +19,7 @@ from fdgsec.threats.attack import Case
 SPECTRA_AT_ONCE = 64
 
 
-class Look(Protocol):
+class RowFeatures(Protocol):
     """Features of one kind of rows: what is compared of a release and of an image, both (n, D)."""
 
     def rows(self, case: Case) -> Tensor:
@@ -59,11 +59,11 @@ class StyleRows:
 
     def made(self, dataset: DomainDataset) -> Artifact:
         """Mean and std of each image."""
-        return styles_made(self.knowledge)(dataset)
+        return style_rows_of(self.knowledge)(dataset)
 
     def read(self, artifact: Artifact) -> Tensor:
         """Mean and std of each row, concatenated."""
-        return styles_read(artifact)
+        return read_style_rows(artifact)
 
     def compared(self, rows: Tensor) -> Tensor:
         """Rows unchanged."""

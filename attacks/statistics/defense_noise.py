@@ -87,12 +87,12 @@ def defense_noise_of_mean(
     moved, held = [], list[tuple[DomainDataset, Artifact]]()
     clients = SPECTRA if isinstance(knowledge.released_statistic, MeanSpectra) else DRAWS
     for number in range(DRAWS):
-        coins = child(rng, number)
+        child_rng = child(rng, number)
         if number < clients:
-            drawn = images.subset(torch.randint(len(images), (records,), generator=coins))
-            held.append((drawn, release_of_mean(knowledge, drawn, coins)))
+            drawn = images.subset(torch.randint(len(images), (records,), generator=child_rng))
+            held.append((drawn, release_of_mean(knowledge, drawn, child_rng)))
         data, clean = held[number % clients]
-        seen = knowledge.defended(clean, data, child(coins, "defense"))
+        seen = knowledge.defended(clean, data, child(child_rng, "defense"))
         read = [knowledge.released_statistic.release(artifact, images=records)[0] for artifact in (clean, seen)]
         plain, noisy = knowledge.released_statistic.about(torch.stack(read), about)
         moved.append(noisy - plain)
@@ -139,7 +139,7 @@ def defense_noise_of_rows(
     return RowDefenseNoise(shift=(after - before).mean(0), gain=gain, variance=variance)
 
 
-def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
+def style_rows_of(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
     """A function that makes rows of single images' styles: mean and unbiased std of each, in float32."""
 
     def made(images: DomainDataset) -> Artifact:
@@ -149,7 +149,7 @@ def styles_made(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:
     return made
 
 
-def styles_read(artifact: Artifact) -> Tensor:
+def read_style_rows(artifact: Artifact) -> Tensor:
     """Mean and std of each row, concatenated, (n, 2C) float64."""
     return torch.cat([artifact.tensors()[name].double() for name in ("mean", "std")], dim=1)
 
@@ -157,7 +157,7 @@ def styles_read(artifact: Artifact) -> Tensor:
 def defense_noise_of_styles(knowledge: Knowledge, images: DomainDataset) -> RowDefenseNoise | None:
     """The effect of the defense on single images' styles, (mean, std) concatenated; None without one."""
     rng = stream(0, "attack", "blur of rows")  # public: describes the noise distribution only
-    return defense_noise_of_rows(knowledge, images, made=styles_made(knowledge), read=styles_read, rng=rng)
+    return defense_noise_of_rows(knowledge, images, made=style_rows_of(knowledge), read=read_style_rows, rng=rng)
 
 
 def noisy_rows(
@@ -174,7 +174,9 @@ def noisy_rows(
         for domain in images.domains.unique():
             mine = images.domains == domain
             given = ImageStyles(mean=mean[mine].float(), std=std[mine].float())
-            rows[mine] = styles_read(knowledge.defended(given, images.subset(mine), child(rng, number, int(domain))))
+            rows[mine] = read_style_rows(
+                knowledge.defended(given, images.subset(mine), child(rng, number, int(domain)))
+            )
         made.append(rows)
     found = torch.cat(made).chunk(2, dim=1)
     return found[0], found[1], copies

@@ -68,7 +68,7 @@ def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Po
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Placed:
+class PlacedCandidates:
     """Distinct `images` with their centered `statistics` (U, D), and per question the positions (G,) of its
     candidates."""
 
@@ -77,7 +77,7 @@ class Placed:
     places: Sequence[Tensor]
 
 
-def different(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Tensor]]:
+def distinct_images(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Tensor]]:
     """Keep each image of the `sets` once, and return for each set the positions of its images among those, (G,)."""
     images = join(sets)
     rows, where = images.rows.unique(return_inverse=True)
@@ -87,16 +87,16 @@ def different(sets: Sequence[DomainDataset]) -> tuple[DomainDataset, Sequence[Te
 
 def placed_candidates(
     questions: Sequence[DomainDataset | None], population: Population, knowledge: Knowledge
-) -> Placed:
+) -> PlacedCandidates:
     """The statistics of the candidates of the `questions` of one domain, each image once.
 
     Raises UsageError for a question without candidates."""
     sets = [candidates for candidates in questions if candidates is not None]
     if len(sets) != len(questions):
         raise UsageError("membership tests candidates; a case came without any.")
-    images, places = different(sets)
+    images, places = distinct_images(sets)
     records = knowledge.released_statistic.records(knowledge.statistics(images))
-    return Placed(
+    return PlacedCandidates(
         images=images, statistics=knowledge.released_statistic.about(records, population.about), places=places
     )
 

@@ -91,20 +91,25 @@ def _pool(
         if candidates is None:
             raise UsageError("membership in a model is asked of candidates; a case came without any.")
         new = torch.tensor([name not in rows for name in candidates.ids], dtype=torch.bool)
-        shown.append(_bare(candidates.subset(new)))
+        shown.append(_without_attributes(candidates.subset(new)))
         for name in shown[-1].ids:
             rows[name] = kept + len(rows)
         places[number] = torch.tensor([rows[name] for name in candidates.ids], dtype=torch.int64)
-    public = _bare(images.subset(order[:kept]))
-    return Pool(images=join([public, *shown]), public=kept, places=places, aside=_bare(images.subset(order[kept:])))
+    public = _without_attributes(images.subset(order[:kept]))
+    return Pool(
+        images=join([public, *shown]),
+        public=kept,
+        places=places,
+        aside=_without_attributes(images.subset(order[kept:])),
+    )
 
 
-def _bare(images: DomainDataset) -> DomainDataset:
+def _without_attributes(images: DomainDataset) -> DomainDataset:
     """Drop domains and attributes, because candidates have none and are joined with these."""
     return replace(images, domains=torch.zeros_like(images.domains), attributes={})
 
 
-def shares(models: int, images: int, *, clients: int, share: float, rng: torch.Generator) -> Tensor:
+def assign_images(models: int, images: int, *, clients: int, share: float, rng: torch.Generator) -> Tensor:
     """Assign `images` to the `clients` of each of `models` federations, (clients, models, images) bool.
 
     Each image is in the same number of federations, the nearest to `share` (one at least, and one without it), with one
@@ -126,7 +131,7 @@ def reference_runs(
         raise UsageError(f"reference models must be {FEWEST} or more to have a spread; got {models}.")
     dealt: dict[int, Tensor] = {}
     for place, pool in enumerate(pools):
-        rows = shares(
+        rows = assign_images(
             models,
             len(pool.images),
             clients=len(pool.places),
@@ -136,10 +141,10 @@ def reference_runs(
         dealt |= dict(zip(pool.places, rows, strict=True))
     for model in range(models):
         members = {number: rows[model] for number, rows in dealt.items()}
-        yield _trained(pools, members, knowledge, rounds, child(rng, model))
+        yield _train_federation(pools, members, knowledge, rounds, child(rng, model))
 
 
-def disjoint_run(
+def auxiliary_run(
     pools: Sequence[Pool], knowledge: Knowledge, *, most: int | None, rounds: int, rng: torch.Generator
 ) -> Reference:
     """Train one federation on auxiliary images alone, for a control in the target's place."""
@@ -150,14 +155,14 @@ def disjoint_run(
             chosen = torch.zeros(len(pool.images), dtype=torch.bool)
             chosen[torch.randperm(pool.public, generator=child(rng, "disjoint", number))[:count]] = True
             members[number] = chosen
-    return _trained(pools, members, knowledge, rounds, child(rng, "disjoint run"))
+    return _train_federation(pools, members, knowledge, rounds, child(rng, "disjoint run"))
 
 
 def _share(pool: Pool, most: int | None) -> float:
     return 0.5 if most is None else min(0.5, most * len(pool.places) / len(pool.images))
 
 
-def _trained(
+def _train_federation(
     pools: Sequence[Pool], members: Mapping[int, Tensor], knowledge: Knowledge, rounds: int, rng: torch.Generator
 ) -> Reference:
     if knowledge.simulate is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.style_inversion.inverter_cache import Drawer
+from fdgsec.attacks.style_inversion.inverter_cache import TrainedInverter
 from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
 from fdgsec.data.domains import shrunk
@@ -18,7 +18,7 @@ Where = Mapping[str, str | int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Drawing:
+class ReconstructedRows:
     """The reconstructions of all rows of a population, (R, 3, S, S), with the controls B0 to B4 of the same shape."""
 
     rows: Rows
@@ -52,29 +52,29 @@ class Drawing:
         return answers
 
 
-def drawing(rows: Rows, prior: Prior, drawer: Drawer, rng: torch.Generator) -> Drawing:
+def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: torch.Generator) -> ReconstructedRows:
     """Reconstruct all rows and their controls.
 
     B0 the mean image of the prior, B1 one of its images, B2 that of the nearest style, B3 the reconstruction of another
     row of the population, B4 that of noise."""
     features = _placed(rows, prior)
-    images, training = drawer(features), prior.training
+    images, training = inverter(features), prior.training
     count = len(images)
     noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
     order = derangement(count, rng)
     others = images[order]
     if count == 1:  # there is no other row: an image of the prior stands in
         chosen = torch.randint(len(training.features), (1,), generator=rng)
-        others = drawer(training.features[chosen])
+        others = inverter(training.features[chosen])
     near = torch.cdist(prior.linear.standardized(features), prior.linear.standardized(training.features)).argmin(1)
     controls = {
         "B0": training.images.mean(0, keepdim=True).expand_as(images),
         "B1": training.images[torch.randint(len(training.images), (count,), generator=rng)],
         "B2": training.images[near],
         "B3": others,
-        "B4": drawer(prior.linear.center + prior.linear.spread * noise),
+        "B4": inverter(prior.linear.center + prior.linear.spread * noise),
     }
-    return Drawing(rows=rows, images=images, controls=controls)
+    return ReconstructedRows(rows=rows, images=images, controls=controls)
 
 
 def _placed(rows: Rows, prior: Prior) -> Tensor:

@@ -26,12 +26,12 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fdgsec.attacks.style_inversion.answers import Drawing, drawing, generated
+from fdgsec.attacks.style_inversion.answers import ReconstructedRows, generated, reconstruct_rows
 from fdgsec.attacks.style_inversion.control import planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
 from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
-from fdgsec.attacks.style_inversion.inverter_gan import Contest
-from fdgsec.attacks.style_inversion.style_rows import ALONE, Rows, populations
+from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
+from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.attacks.style_inversion.training_images import prior_images
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -75,14 +75,14 @@ class StyleInversion:
             losses=("mse", "perceptual_mini"), baseline=False, per_class=15, records=40, distributions=20,
             effort=Effort(
                 first=Schedule(steps=120, check=15, patience=2), further=Schedule(steps=60, check=10, patience=2),
-                contest=Contest(steps=300, decay=0.98, lessons=300), crops=0, images=300,
+                contest=AdversarialOptions(steps=300, decay=0.98, lessons=300), crops=0, images=300,
             ),
         ),
         "full": Profile(
             losses=LOSSES, baseline=True, per_class=50, records=150, distributions=50,
             effort=Effort(
                 first=Schedule(steps=4000, check=100, patience=8), further=Schedule(steps=2000, check=100, patience=5),
-                contest=Contest(steps=4000), crops=2, images=4000,
+                contest=AdversarialOptions(steps=4000), crops=2, images=4000,
             ),
         ),
     }  # fmt: skip
@@ -132,7 +132,7 @@ class StyleInversion:
         """Answer every case once per available prior and loss; `missing` reports the others, with the reason."""
         inverter_cache, answers = self.inverter_cache(knowledge, rng), list[Answer]()
         for rows in populations(cases, knowledge):
-            answers += self._inverted(rows, cases, inverter_cache, sets=rows.kind in SETS)
+            answers += self._invert(rows, cases, inverter_cache, sets=rows.kind in SETS)
             unconditional = (
                 inverter_cache.baseline(rows.domain) if rows.kind in SETS and self._with_baseline() else None
             )
@@ -150,7 +150,7 @@ class StyleInversion:
         for rows in populations(cases, knowledge):
             if rows.kind != "interpolation" and len(rows.features) > 1:
                 order = derangement(len(rows.features), child(rng, "exchange", rows.kind, str(rows.domain)))
-                answers += alone._inverted(
+                answers += alone._invert(
                     replace(rows, features=rows.features[order]), cases, inverter_cache, sets=False
                 )
         return answers
@@ -211,21 +211,19 @@ class StyleInversion:
             published_widths=self.published_widths, device=torch.device(device), rng=rng,
         )  # fmt: skip
 
-    def _inverted(
-        self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool
-    ) -> list[Answer]:
+    def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:
         """Answer one population with every prior and loss."""
         answers: list[Answer] = []
         for kind in self.priors:
-            prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in ALONE)
+            prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in SINGLE_IMAGE_KINDS)
             if prior is None:
                 continue
             named = "own" if kind == "inter" and rows.domain is None else kind
-            trained = {loss: inverter_cache.drawer(prior, loss) for loss in self._losses()}
-            drawers = {loss: drawer for loss, drawer in trained.items() if drawer is not None}
-            for number, (loss, drawer) in enumerate(drawers.items()):
-                coins = child(inverter_cache.rng, "controls", rows.kind, str(rows.domain), kind, loss)
-                drawn = drawing(rows, prior, drawer, coins)
+            trained = {loss: inverter_cache.inverter(prior, loss) for loss in self._losses()}
+            inverters = {loss: inverter for loss, inverter in trained.items() if inverter is not None}
+            for number, (loss, inverter) in enumerate(inverters.items()):
+                child_rng = child(inverter_cache.rng, "controls", rows.kind, str(rows.domain), kind, loss)
+                drawn = reconstruct_rows(rows, prior, inverter, child_rng)
                 where = {"prior": named, "loss": loss, "rows": rows.kind}
                 if not rows.pooled:
                     answers += drawn.reconstructions(where)
@@ -236,7 +234,7 @@ class StyleInversion:
         return answers
 
 
-def _sets(drawn: Drawing, loss: str, where: Mapping[str, str | int], *, exchanged: bool) -> list[Answer]:
+def _sets(drawn: ReconstructedRows, loss: str, where: Mapping[str, str | int], *, exchanged: bool) -> list[Answer]:
     """The reconstructions as a set, and the set of control B3: reconstructions of exchanged styles."""
     answers: list[Answer] = [*generated(drawn.rows, drawn.images, f"styles, {loss}", where)]
     if exchanged:

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
-from fdgsec.attacks.style_inversion.answers import Drawing, parts
+from fdgsec.attacks.style_inversion.answers import ReconstructedRows, parts
 from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
-from fdgsec.attacks.style_inversion.style_matching import Matched, Matching, match, seen_side
-from fdgsec.attacks.style_inversion.style_rows import ALONE, Rows, populations
+from fdgsec.attacks.style_inversion.style_matching import MatchedImages, Matching, input_side, match
+from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.data.domains import shrunk
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
@@ -118,8 +118,8 @@ class OptimizationInversion:
         """Reconstruct every row with its controls, and report convergence and the variation between restarts."""
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
-            coins = child(rng, rows.kind, *rows.cases)
-            answers += self._drawn(rows, ground, coins)
+            child_rng = child(rng, rows.kind, *rows.cases)
+            answers += self._reconstruct(rows, ground, child_rng)
         return answers
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -127,10 +127,10 @@ class OptimizationInversion:
         answers: list[Answer] = []
         for rows, ground in self._asked(cases, knowledge):
             if len(rows.features) > 1:
-                coins = child(rng, rows.kind, *rows.cases)
-                order = derangement(len(rows.features), child(coins, "exchange"))
-                drawn = self._matched(ground.likely(rows)[order], ground, coins, restarts=1)
-                alone = Drawing(rows=rows, images=drawn.best(), controls={})
+                child_rng = child(rng, rows.kind, *rows.cases)
+                order = derangement(len(rows.features), child(child_rng, "exchange"))
+                drawn = self._matched(ground.likely(rows)[order], ground, child_rng, restarts=1)
+                alone = ReconstructedRows(rows=rows, images=drawn.best(), controls={})
                 answers += alone.reconstructions({"rows": rows.kind, "restarts": "best"})
         return answers
 
@@ -157,14 +157,16 @@ class OptimizationInversion:
     def _most(self, knowledge: Knowledge) -> int:
         return self.PROFILES[self.profile].rows * (CHEAP if knowledge.encoder == "pixels" else 1)
 
-    def _asked(self, cases: Sequence[Case], knowledge: Knowledge) -> "list[tuple[Rows, _Ground]]":
+    def _asked(self, cases: Sequence[Case], knowledge: Knowledge) -> "list[tuple[Rows, _PublicReference]]":
         """The populations within the profile's limit, each with what the adversary knows about its domain."""
         most = self._most(knowledge)
         asked = [rows for rows in populations(cases, knowledge) if rows.kind == "difference" or max(rows.sizes) <= most]
         side = self.side or self.PROFILES[self.profile].side
-        return [(rows, _ground(knowledge, rows, side)) for rows in asked]
+        return [(rows, _public_reference(knowledge, rows, side)) for rows in asked]
 
-    def _matched(self, targets: Tensor, ground: "_Ground", rng: torch.Generator, *, restarts: int) -> Matched:
+    def _matched(
+        self, targets: Tensor, ground: "_PublicReference", rng: torch.Generator, *, restarts: int
+    ) -> MatchedImages:
         options = Matching(
             steps=self.steps or self.PROFILES[self.profile].steps, variation=self.variation, extremes=self.extremes
         )
@@ -174,7 +176,7 @@ class OptimizationInversion:
             rng=rng, start=begun if self.start == "mean image" else None,
         )  # fmt: skip
 
-    def _drawn(self, rows: Rows, ground: "_Ground", rng: torch.Generator) -> list[Answer]:
+    def _reconstruct(self, rows: Rows, ground: "_PublicReference", rng: torch.Generator) -> list[Answer]:
         """Reconstruct rows and controls together, then return every case's answers and convergence measures."""
         count = len(rows.features)
         targets = torch.cat([ground.likely(rows), ground.noise(child(rng, "noise"))])
@@ -194,17 +196,17 @@ class OptimizationInversion:
         for name, pictures in (("best", drawn.best()), ("mean", drawn.average())):
             controls = {**public, "B3": pictures[order], "B4": pictures[fed_noise]}
             where = {"prior": prior, "loss": "style", "rows": rows.kind, "restarts": name}
-            answers += Drawing(rows=rows, images=pictures[:count], controls=controls).reconstructions(where)
+            answers += ReconstructedRows(rows=rows, images=pictures[:count], controls=controls).reconstructions(where)
         residuals = {
             "best": drawn.residual.amin(1)[:count],
             "B2": ground.residual(near, targets[:count]),
             "B4": drawn.residual.amin(1)[fed_noise],
         }
-        return [*answers, *_bookkeeping(rows, drawn, residuals)]
+        return [*answers, *_convergence(rows, drawn, residuals)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Ground:
+class _PublicReference:
     """The adversary's knowledge for one population: the encoder, the unit of every statistic (2C,), and public images.
 
     The images are of the victim's domain (all, where that is unknown) at the canvas's size, with their `features` (n,
@@ -218,53 +220,55 @@ class _Ground:
 
     def likely(self, rows: Rows) -> Tensor:
         """The target styles (R, 2C); under a defense, the posterior mean of single images' rows before the noise."""
-        targets = _plain(rows.features)
+        targets = _mean_and_std(rows.features)
         if self.defense_noise is None:
             return targets
-        known = _plain(self.features)
+        known = _mean_and_std(self.features)
         return self.defense_noise.likely(targets, known.mean(0), known.var(0, correction=0))
 
     def noise(self, rng: torch.Generator) -> Tensor:
         """Styles drawn independently per statistic from the public mean and spread; no image has them."""
         drawn = torch.randn(NOISE_STYLES, self.features.shape[1], generator=rng, dtype=torch.float64)
-        return _plain(self.features.mean(0) + self.features.std(0, correction=0) * drawn)
+        return _mean_and_std(self.features.mean(0) + self.features.std(0, correction=0) * drawn)
 
     def any_style(self, rng: torch.Generator) -> Tensor:
         """The style of one public image, (1, 2C)."""
-        return _plain(self.features[torch.randint(len(self.features), (1,), generator=rng)])
+        return _mean_and_std(self.features[torch.randint(len(self.features), (1,), generator=rng)])
 
     def nearest(self, targets: Tensor) -> Tensor:
         """The public image whose style is nearest to each of `targets`, (R,)."""
-        return torch.cdist(targets / self.spread, _plain(self.features) / self.spread).argmin(1)
+        return torch.cdist(targets / self.spread, _mean_and_std(self.features) / self.spread).argmin(1)
 
     def residual(self, chosen: Tensor, targets: Tensor) -> Tensor:
         """The distance of the styles of the images `chosen` from `targets`, as in `style_residual`, (R,)."""
-        return ((_plain(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
+        return ((_mean_and_std(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
 
 
-def _ground(knowledge: Knowledge, rows: Rows, side: int) -> _Ground:
+def _public_reference(knowledge: Knowledge, rows: Rows, side: int) -> _PublicReference:
     domain, public, encoder = rows.domain, knowledge.public_images(), encoder_named(knowledge.encoder)
     features = style_features(*knowledge.statistics(public).style(unbiased=False))
-    deviation = _plain(features).std(0, correction=0)
+    deviation = _mean_and_std(features).std(0, correction=0)
     spread = deviation + FLOOR * deviation.mean() if float(deviation.max()) > 0 else torch.ones_like(deviation)
     own = torch.arange(len(public))
     if domain is not None and domain in public.domain_names:
         same = (public.domains == public.domain_index(domain)).nonzero().flatten()
         own = same if len(same) else own
-    seen = seen_side(encoder, int(knowledge.statistics(public.subset(own[:1])).count[0]))
+    seen = input_side(encoder, int(knowledge.statistics(public.subset(own[:1])).count[0]))
     size = min(side or seen, seen)
     images = shrunk(public.subset(own), (size, size))
-    defense_noise = defense_noise_of_styles(knowledge, public) if rows.kind in ALONE else None
-    return _Ground(encoder=encoder, spread=spread, images=images, features=features[own], defense_noise=defense_noise)
+    defense_noise = defense_noise_of_styles(knowledge, public) if rows.kind in SINGLE_IMAGE_KINDS else None
+    return _PublicReference(
+        encoder=encoder, spread=spread, images=images, features=features[own], defense_noise=defense_noise
+    )
 
 
-def _plain(features: Tensor) -> Tensor:
+def _mean_and_std(features: Tensor) -> Tensor:
     """Convert (mu, log sigma) to (mu, sigma), (R, 2C)."""
     mean, log_std = features.chunk(2, dim=1)
     return torch.cat([mean, log_std.exp()], dim=1)
 
 
-def _bookkeeping(rows: Rows, drawn: Matched, residuals: Mapping[str, Tensor]) -> list[Prediction]:
+def _convergence(rows: Rows, drawn: MatchedImages, residuals: Mapping[str, Tensor]) -> list[Prediction]:
     """Convergence of the optimization, compared with B2 and B4, and the variation between restarts."""
     between, within = drawn.variance_between(), drawn.variance_within()
     found: list[Prediction] = []

@@ -176,12 +176,12 @@ def fit_generator(
     continue from (a perceptual loss starts where MSE ended)."""
     inputs = linear.standardized(training.features).float()
     generator, average = (
-        _beginning(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
+        _initial_generator(inputs.shape[1], shape, start, child(rng, "weights")).to(inputs.device) for _ in range(2)
     )
-    best = _copied(average)
+    best = _weights_of(average)
     held = _held_out(training.groups, schedule.validation, child(rng, "validation"))
     pool = (~held).nonzero().flatten()
-    lowest = _validated(average, inputs[held], unseen[held], training.images[held], loss)
+    lowest = _validation_error(average, inputs[held], unseen[held], training.images[held], loss)
     optimizer = torch.optim.AdamW(generator.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay)
     draws, disappointments = child(rng, "batches"), 0
     for step in range(1, schedule.steps + 1):
@@ -189,25 +189,25 @@ def fit_generator(
             group["lr"] = schedule.rate * (0.02 + 0.49 * (1 + math.cos(math.pi * (step - 1) / schedule.steps)))
         rows = pool[torch.randint(len(pool), (schedule.batch,), generator=draws).to(pool.device)]
         generator.train()
-        styles = _disturbed(inputs[rows], schedule, draws)
+        styles = _augment_styles(inputs[rows], schedule, draws)
         drawn = over_linear(generator, unseen[rows], styles, rng=draws)
         optimizer.zero_grad(set_to_none=True)
         loss(drawn, training.images[rows]).mean().backward()
         optimizer.step()
-        followed(average, generator, schedule.decay)
+        update_average(average, generator, schedule.decay)
         if step % schedule.check == 0 or step == schedule.steps:
-            error = _validated(average, inputs[held], unseen[held], training.images[held], loss)
+            error = _validation_error(average, inputs[held], unseen[held], training.images[held], loss)
             disappointments += 1
             if error < lowest:
                 lowest, disappointments = error, 0
-                best = _copied(average)
+                best = _weights_of(average)
             if disappointments >= schedule.patience:
                 break
     average.load_state_dict(best)
     return Inverter(linear=linear, generator=average.eval())
 
 
-def _beginning(
+def _initial_generator(
     dimension: int, shape: GeneratorShape, start: StyleGenerator | None, rng: torch.Generator
 ) -> StyleGenerator:
     """A generator that adds nothing yet to the linear part, or a copy of `start`."""
@@ -219,7 +219,7 @@ def _beginning(
     return generator
 
 
-def _copied(generator: StyleGenerator) -> dict[str, Tensor]:
+def _weights_of(generator: StyleGenerator) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in generator.state_dict().items()}
 
 
@@ -253,13 +253,13 @@ def _held_out(groups: Tensor, share: float, rng: torch.Generator) -> Tensor:
     return torch.isin(groups, names[torch.randperm(len(names), generator=rng)[:count].to(names.device)])
 
 
-def _disturbed(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tensor:
+def _augment_styles(styles: Tensor, schedule: Schedule, rng: torch.Generator) -> Tensor:
     noisy = styles + schedule.noise * torch.randn(styles.shape, generator=rng).to(styles)
     kept = (torch.rand(styles.shape, generator=rng) >= schedule.dropout).to(styles.device)
     return noisy * kept / (1 - schedule.dropout)
 
 
-def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
+def update_average(average: StyleGenerator, generator: StyleGenerator, decay: float) -> None:
     """Update the moving average: move by 1 - `decay` toward `generator`; copy counters."""
     with torch.no_grad():
         kept_of = average.state_dict()
@@ -271,7 +271,7 @@ def followed(average: StyleGenerator, generator: StyleGenerator, decay: float) -
                 kept.copy_(value)
 
 
-def _validated(generator: StyleGenerator, styles: Tensor, base: Tensor, images: Tensor, loss: Loss) -> float:
+def _validation_error(generator: StyleGenerator, styles: Tensor, base: Tensor, images: Tensor, loss: Loss) -> float:
     generator.eval()
     with torch.no_grad():
         return float(loss(over_linear(generator, base, styles), images).mean())

@@ -7,8 +7,13 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, fit_generator
-from fdgsec.attacks.style_inversion.inverter_gan import BaselineGenerator, Contest, fit_adversarial, fit_baseline
-from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encoded, mirrored, prior_images
+from fdgsec.attacks.style_inversion.inverter_gan import (
+    AdversarialOptions,
+    BaselineGenerator,
+    fit_adversarial,
+    fit_baseline,
+)
+from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encode_prior, mirrored, prior_images
 from fdgsec.data.domains import shrunk
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape, full_shape, small_shape
@@ -21,7 +26,7 @@ LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are t
 GAN = "gan"
 LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN)
 
-Drawer = Callable[[Tensor], Tensor]
+TrainedInverter = Callable[[Tensor], Tensor]
 """From style features (N, 2C) to images (N, 3, S, S) in [0, 1]."""
 
 
@@ -32,7 +37,7 @@ class Effort:
 
     first: Schedule
     further: Schedule
-    contest: Contest
+    contest: AdversarialOptions
     crops: int
     images: int
 
@@ -52,7 +57,7 @@ class InverterCache:
     rng: torch.Generator
     priors: dict[str, Prior] = field(default_factory=dict)
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
-    drawers: dict[tuple[str, str], Drawer] = field(default_factory=dict)
+    inverters: dict[tuple[str, str], TrainedInverter] = field(default_factory=dict)
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
 
     def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
@@ -66,13 +71,13 @@ class InverterCache:
         behind = self.knowledge if single and self.knowledge.defended is not None else None
         name = name if behind is None else f"{name}, noisy"
         if name not in self.priors:
-            self.priors[name] = encoded(
+            self.priors[name] = encode_prior(
                 name, images, self.knowledge.statistics, size=self.size, crops=self.effort.crops,
                 limit=self.effort.images, rng=child(self.rng, "variants", found[0]), behind=behind,
             )  # fmt: skip
         return self.priors[name]
 
-    def drawer(self, prior: Prior, loss: str) -> Drawer | None:
+    def inverter(self, prior: Prior, loss: str) -> TrainedInverter | None:
         """The inverter of one prior and loss, trained on first use, or None where the loss is unavailable."""
         size = int(prior.training.images.shape[-1])
         if (loss, size) not in self.measures:
@@ -80,14 +85,14 @@ class InverterCache:
         measure = self.measures[loss, size]
         if isinstance(measure, str):
             return None
-        if (prior.name, loss) not in self.drawers:
+        if (prior.name, loss) not in self.inverters:
             train = self._adversarial if loss == GAN else self._regression
-            self.drawers[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
-        return self.drawers[prior.name, loss]
+            self.inverters[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
+        return self.inverters[prior.name, loss]
 
-    def _regression(self, prior: Prior, loss: Loss, rng: torch.Generator) -> Drawer:
-        trained = (self.drawers.get((prior.name, name)) for name in self.losses)
-        first = next((drawer for drawer in trained if isinstance(drawer, Inverter)), None)
+    def _regression(self, prior: Prior, loss: Loss, rng: torch.Generator) -> TrainedInverter:
+        trained = (self.inverters.get((prior.name, name)) for name in self.losses)
+        first = next((inverter for inverter in trained if isinstance(inverter, Inverter)), None)
         return fit_generator(
             prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
             shape=self._shape(int(prior.training.images.shape[-1])), loss=loss,
@@ -95,7 +100,7 @@ class InverterCache:
             start=None if first is None else first.generator,
         )  # fmt: skip
 
-    def _adversarial(self, prior: Prior, loss: Loss, rng: torch.Generator) -> Drawer:
+    def _adversarial(self, prior: Prior, loss: Loss, rng: torch.Generator) -> TrainedInverter:
         return fit_adversarial(
             prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
             shape=self._shape(int(prior.training.images.shape[-1]), adversarial=True), perceptual=loss,

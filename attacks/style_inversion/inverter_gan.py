@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, followed, over_linear
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, Loss, TrainingSet, over_linear, update_average
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator, StylePredictor
 from fdgsec.nn.networks.style_generator import GeneratorShape, StyleGenerator
 from fdgsec.nn.training.precision import Precision, autocast
@@ -38,7 +38,7 @@ PRECISION: Mapping[str, Precision] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class AdversarialOptions:
     """Options of adversarial training, for `steps` batches of `batch`.
 
     `latent` is the dimension of z. `decay` is the moving average's, reached gradually. `perceptual` and `consistency`
@@ -95,7 +95,7 @@ class AdversarialInverter:
     code: StyleCode
     generator: StyleGenerator
     predictor: StylePredictor
-    contest: Contest
+    contest: AdversarialOptions
     rng: torch.Generator
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class BaselineGenerator:
     """The trained unconditional generator."""
 
     generator: StyleGenerator
-    contest: Contest
+    contest: AdversarialOptions
 
     @torch.no_grad()
     def __call__(self, count: int, rng: torch.Generator) -> Tensor:
@@ -139,7 +139,7 @@ def fit_adversarial(
     *,
     shape: GeneratorShape,
     perceptual: Loss,
-    contest: Contest,
+    contest: AdversarialOptions,
     rng: torch.Generator,
 ) -> AdversarialInverter:
     """Train the conditional generator on the device of `training`.
@@ -161,39 +161,45 @@ def fit_adversarial(
         unlike: Tensor = perceptual(drawn, images[rows]).mean()
         return contest.perceptual * unlike + contest.consistency * gap
 
-    average = contend(generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng)
+    average = train_adversarially(
+        generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng
+    )
     return AdversarialInverter(
         linear=linear, code=code, generator=average, predictor=predictor, contest=contest, rng=child(rng, "latent")
     )
 
 
-def fit_baseline(images: Tensor, *, shape: GeneratorShape, contest: Contest, rng: torch.Generator) -> BaselineGenerator:
+def fit_baseline(
+    images: Tensor, *, shape: GeneratorShape, contest: AdversarialOptions, rng: torch.Generator
+) -> BaselineGenerator:
     """Train the unconditional generator on real images (n, 3, S, S) in [0, 1], on their device."""
     generator = _generator(contest.latent, shape, images.device, child(rng, "weights"))
     judge = StyleDiscriminator(0, shape, rng=child(rng, "judge")).to(images.device)
-    average = contend(
+    average = train_adversarially(
         generator, judge, lambda _, z: generator(z), None, images=images, styles=None, contest=contest, rng=rng
     )
     return BaselineGenerator(generator=average, contest=contest)
 
 
-def fit_predictor(styles: Tensor, images: Tensor, *, contest: Contest, rng: torch.Generator) -> StylePredictor:
+def fit_predictor(
+    styles: Tensor, images: Tensor, *, contest: AdversarialOptions, rng: torch.Generator
+) -> StylePredictor:
     """Train t on randomly translated images (n, 3, S, S) and their codes (n, k), by squared error; frozen
     afterwards."""
     predictor = StylePredictor(styles.shape[1], rng=child(rng, "weights")).to(images.device)
     predictor.to(memory_format=PRECISION[images.device.type].layout)
     optimizer = torch.optim.AdamW(predictor.parameters(), lr=1e-3, weight_decay=1e-2)
-    coins = child(rng, "batches")
+    child_rng = child(rng, "batches")
     for _ in range(contest.lessons):
-        rows = torch.randint(len(images), (contest.batch,), generator=coins).to(images.device)
-        loss = (predictor(moved(images[rows], coins)) - styles[rows]).square().mean()
+        rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(images.device)
+        loss = (predictor(translated(images[rows], child_rng)) - styles[rows]).square().mean()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
     return predictor.eval().requires_grad_(False)
 
 
-def contend(
+def train_adversarially(
     generator: StyleGenerator,
     judge: StyleDiscriminator,
     draw: Callable[[Tensor, Tensor], Tensor],
@@ -201,50 +207,50 @@ def contend(
     *,
     images: Tensor,
     styles: Tensor | None,
-    contest: Contest,
+    contest: AdversarialOptions,
     rng: torch.Generator,
 ) -> StyleGenerator:
     """Train both by the hinge loss (Liu et al. 2021, section 3.3), in place, and return the generator's moving average.
 
     `draw(rows, z)` generates for training rows, `beside(drawn, rows)` is added to the generator's loss."""
-    device, coins = images.device, child(rng, "contest")
+    device, child_rng = images.device, child(rng, "contest")
     precision = PRECISION[device.type]
     average = _generator(generator.center.numel(), generator.shape, device, child(rng, "average"))
     average.load_state_dict(generator.state_dict())
     for network in (generator, judge, average):
         network.to(memory_format=precision.layout)
-    drawing, judging = (
+    reconstruct_rows, judging = (
         torch.optim.Adam(network.parameters(), lr=contest.rate, betas=BETAS) for network in (generator, judge)
     )
     for step in range(contest.steps):
-        rows = torch.randint(len(images), (contest.batch,), generator=coins).to(device)
-        z = torch.randn(contest.batch, contest.latent, generator=coins).to(device)
+        rows = torch.randint(len(images), (contest.batch,), generator=child_rng).to(device)
+        z = torch.randn(contest.batch, contest.latent, generator=child_rng).to(device)
         told = None if styles is None else styles[rows]
         with autocast(device, precision):
             drawn = draw(rows, z)
-            loss = judge_loss(judge, images[rows], drawn.detach(), told, coins)
-        _stepped(judging, loss)
+            loss = discriminator_loss(judge, images[rows], drawn.detach(), told, child_rng)
+        _optimizer_step(judging, loss)
         with autocast(device, precision):
-            loss = -judge(judge.trunk(covered(moved(drawn, coins), coins)), told).float().mean()
+            loss = -judge(judge.trunk(cutout(translated(drawn, child_rng), child_rng)), told).float().mean()
         if beside is not None:
             loss = loss + beside(drawn.float(), rows)
-        _stepped(drawing, loss)
-        followed(average, generator, min(contest.decay, (1 + step) / (10 + step)))
+        _optimizer_step(reconstruct_rows, loss)
+        update_average(average, generator, min(contest.decay, (1 + step) / (10 + step)))
     return average.eval()
 
 
-def judge_loss(
+def discriminator_loss(
     judge: StyleDiscriminator, real: Tensor, drawn: Tensor, styles: Tensor | None, rng: torch.Generator
 ) -> Tensor:
     """Hinge loss of both sides, plus the discriminator's error in reconstructing its real input images."""
-    shown = covered(moved(real, rng), rng)
+    shown = cutout(translated(real, rng), rng)
     maps = judge.trunk(shown)
     hinge = functional.relu(1 - judge(maps, styles).float()).mean()
-    hinge = hinge + functional.relu(1 + judge(judge.trunk(covered(moved(drawn, rng), rng)), styles).float()).mean()
+    hinge = hinge + functional.relu(1 + judge(judge.trunk(cutout(translated(drawn, rng), rng)), styles).float()).mean()
     return hinge + functional.mse_loss(judge.redrawn(maps).float(), functional.avg_pool2d(shown, 2))
 
 
-def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
+def translated(pictures: Tensor, rng: torch.Generator) -> Tensor:
     """Translate each image by up to an eighth of its side, with zero padding. Differentiable."""
     n, _, height, width = pictures.shape
     reach = max(1, height // 8)
@@ -256,7 +262,7 @@ def moved(pictures: Tensor, rng: torch.Generator) -> Tensor:
     return padded[picked, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-def covered(pictures: Tensor, rng: torch.Generator) -> Tensor:
+def cutout(pictures: Tensor, rng: torch.Generator) -> Tensor:
     """Set a random square of half the side to black in each image (it may extend beyond the border). Differentiable."""
     n, _, height, width = pictures.shape
     center = torch.rand(2, n, 1, generator=rng).to(pictures.device)
@@ -270,7 +276,7 @@ def _generator(dimension: int, shape: GeneratorShape, device: torch.device, rng:
     return StyleGenerator(dimension, shape, rng=rng).to(device)
 
 
-def _stepped(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+def _optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     optimizer.zero_grad(set_to_none=True)
     loss.backward(inputs=parameters)

@@ -46,7 +46,7 @@ class Matching:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Matched:
+class MatchedImages:
     """The results of K restarts for R styles: `images` (R, K, 3, side, side) in (0, 1), and `residual` (R, K) of
     each."""
 
@@ -79,17 +79,18 @@ class Matched:
 def match(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, *, side: int, restarts: int, options: Matching,
     rng: torch.Generator, start: Tensor | None = None,
-) -> Matched:  # fmt: skip
+) -> MatchedImages:  # fmt: skip
     """Optimize `restarts` images of `side` pixels for each of the styles `targets` (R, 2C), (mu, biased sigma) each.
 
     `spread` (2C,) is the unit of every statistic. Restarts differ in their random logits, and begin at gray or at the
     images `start` (R, 3, side, side) in [0, 1]. Restart k has the same start for any number of restarts."""
     if not len(targets):
-        return Matched(images=torch.empty(0, restarts, 3, side, side), residual=torch.empty(0, restarts))
+        return MatchedImages(images=torch.empty(0, restarts, 3, side, side), residual=torch.empty(0, restarts))
     targets, spread = targets.to(encoder.device, torch.float32), spread.to(encoder.device, torch.float32)
-    coins = [child(rng, "restart", number) for number in range(restarts)]
+    restart_rngs = [child(rng, "restart", number) for number in range(restarts)]
     grids = [
-        torch.stack([torch.randn(len(targets), 3, s, s, generator=coin) for coin in coins], dim=1) for s in _sides(side)
+        torch.stack([torch.randn(len(targets), 3, s, s, generator=restart_rng) for restart_rng in restart_rngs], dim=1)
+        for s in _grid_sides(side)
     ]
     begun = torch.full((len(targets), 3, side, side), 0.5) if start is None else start.float()
     base = begun.clamp(BLACKEST, 1 - BLACKEST).logit().to(encoder.device)
@@ -101,7 +102,7 @@ def match(
         images.append(drawn)
         with torch.no_grad():
             residuals.append(style_residual(encoder, drawn, targets[own], spread))
-    return Matched(
+    return MatchedImages(
         images=torch.cat(images).cpu().unflatten(0, (-1, restarts)),
         residual=torch.cat(residuals).cpu().unflatten(0, (-1, restarts)),
     )
@@ -112,7 +113,7 @@ def style_residual(encoder: StyleEncoder, images: Tensor, targets: Tensor, sprea
     return _square_gap(encoder, images, targets, spread).sqrt()
 
 
-def seen_side(encoder: StyleEncoder, cells: int) -> int:
+def input_side(encoder: StyleEncoder, cells: int) -> int:
     """The side of the square images whose feature maps have `cells` positions.
 
     Raises UsageError where no square image has such maps."""
@@ -142,7 +143,9 @@ def _descend(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor], options: Matching
 ) -> Tensor:
     """Optimize (N, 3, side, side) from the logits `base`, by the grids of `pyramid`."""
-    grids = [grid.requires_grad_() for grid in _begun(encoder, targets, spread, base, pyramid, options.roughness)]
+    grids = [
+        grid.requires_grad_() for grid in _choose_roughness(encoder, targets, spread, base, pyramid, options.roughness)
+    ]
     optimizer = torch.optim.Adam(grids, lr=options.rate, betas=options.betas)
     for step in range(options.steps):
         falling = (1 + math.cos(math.pi * step / options.steps)) / 2
@@ -158,7 +161,7 @@ def _descend(
         return _picture(base, grids)
 
 
-def _begun(
+def _choose_roughness(
     encoder: StyleEncoder, targets: Tensor, spread: Tensor, base: Tensor, pyramid: list[Tensor],
     roughness: tuple[float, ...],
 ) -> list[Tensor]:  # fmt: skip
@@ -179,6 +182,6 @@ def _picture(base: Tensor, grids: list[Tensor]) -> Tensor:
     return logits.sigmoid()
 
 
-def _sides(side: int) -> list[int]:
+def _grid_sides(side: int) -> list[int]:
     """1, 2, 4, ... and `side` itself."""
     return [2**power for power in range(side.bit_length()) if 2**power < side] + [side]

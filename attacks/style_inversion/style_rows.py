@@ -25,7 +25,7 @@ KINDS: Mapping[QuestionKind, tuple[Kind, ...]] = {
     "add_one_record": ("difference",),
     "resampled_clients": ("pooled", "interpolation"),
 }
-ALONE: frozenset[Kind] = frozenset({"released", "as_if_released"})
+SINGLE_IMAGE_KINDS: frozenset[Kind] = frozenset({"released", "as_if_released"})
 """Kinds with many rows per case; of the others every case has one."""
 
 
@@ -56,7 +56,7 @@ def populations(cases: Sequence[Case], knowledge: Knowledge) -> list[Rows]:
     groups: dict[tuple[Kind, str | None, int], list[int]] = {}
     for number, case in enumerate(cases):
         for kind in KINDS.get(case.question, ()):
-            groups.setdefault((kind, case.domain, number if kind in ALONE else -1), []).append(number)
+            groups.setdefault((kind, case.domain, number if kind in SINGLE_IMAGE_KINDS else -1), []).append(number)
     result = []
     for (kind, domain, _), numbers in groups.items():
         read = {number: READERS[kind](cases[number], knowledge) for number in numbers}
@@ -89,14 +89,14 @@ def _difference(case: Case, knowledge: Knowledge) -> Tensor:
     if before is None or after is None:
         before, after = (linear_statistic(*case.released(run)) for run in (0, 1))
         return style_features(*style_from_linear((n + 1) * after - n * before))
-    return style_features(*_biased(case, (n + 1) * after - n * before, knowledge))
+    return style_features(*_biased_style(case, (n + 1) * after - n * before, knowledge))
 
 
 def _pooled(case: Case, knowledge: Knowledge) -> Tensor | None:
     """A client's one style, (1, 2C)."""
     center = _center(case, 0)
     if center is not None:
-        return style_features(*_biased(case, center, knowledge))
+        return style_features(*_biased_style(case, center, knowledge))
     seen = case.views[0].styles(case.victim)
     return None if seen is None or len(seen[0]) != 1 else style_features(seen[0].double(), seen[1].double())
 
@@ -113,7 +113,7 @@ def _center(case: Case, run: int) -> Tensor | None:
     return torch.cat([sent.mean, sent.std]).double()[None] if isinstance(sent, StyleDistribution) else None
 
 
-def _biased(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
+def _biased_style(case: Case, statistic: Tensor, knowledge: Knowledge) -> tuple[Tensor, Tensor]:
     """Mean and std, (1, C) each, of a center: the std that divides by the number of pixels and includes our epsilon."""
     mean, std = statistic.chunk(2, dim=1)
     released_statistic = knowledge.released_statistic

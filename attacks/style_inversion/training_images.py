@@ -62,7 +62,7 @@ class Prior:
         return features - (self.averaged if averaged else self.pooled) + self.linear.center
 
 
-def encoded(
+def encode_prior(
     name: str,
     images: DomainDataset,
     statistics: Statistics,
@@ -81,7 +81,7 @@ def encoded(
     drawings = colorless(images)
     if drawings:
         kept = images.subset(torch.randperm(len(images), generator=rng)[:limit])
-        variants = [painted(kept, rng=rng)]
+        variants = [colorized(kept, rng=rng)]
     else:
         variants = [images] if len(images) > limit else [images, mirrored(images)]
     variants += [cropped(variants[0], rng=rng) for _ in range(crops)]
@@ -153,7 +153,7 @@ def colorless(dataset: DomainDataset) -> bool:
     return float((high - low).mean()) < COLORLESS
 
 
-def painted(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
+def colorized(dataset: DomainDataset, *, rng: torch.Generator) -> DomainDataset:
     """Colorize line drawings at random: two tinted grays that meet along a smooth border, with soft shading."""
     n, (height, width) = len(dataset), dataset.image_size
     darkness = 1 - as_float(dataset.pixels()).mean(1, keepdim=True)

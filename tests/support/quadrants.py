@@ -20,7 +20,7 @@ MSE = StyleInversion(losses=("mse",), size=8)
 INTRA = replace(MSE, priors=("intra",))
 
 
-def coins(seed: int = 0) -> torch.Generator:
+def child_rng(seed: int = 0) -> torch.Generator:
     return stream(seed, "attack", "test")
 
 
@@ -91,4 +91,4 @@ def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case
 
 
 def reconstructions(attack: StyleInversion, cases: Sequence[Case], known: Knowledge) -> list[Reconstructions]:
-    return [answer for answer in attack.run(cases, known, coins()) if isinstance(answer, Reconstructions)]
+    return [answer for answer in attack.run(cases, known, child_rng()) if isinstance(answer, Reconstructions)]

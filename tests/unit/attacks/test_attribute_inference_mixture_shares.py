@@ -7,11 +7,11 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.mixture_shares import (
     SMALLEST_SCALE,
     STRENGTHS,
-    fit_reader,
     fit_scorer,
-    onto_simplex,
+    fit_share_estimator,
+    project_to_simplex,
     shadow_rows,
-    shares_in_gradient,
+    shares_from_gradient,
     skewed_shares,
 )
 from fdgsec.data.domains import shares_of
@@ -81,7 +81,7 @@ def test_too_few_or_equal_images_are_refused(records: Tensor):
 def test_shares_are_projected_to_the_nearest_point_of_the_simplex():
     values = 2 * torch.randn(200, 5, generator=stream(0, "attack"), dtype=torch.float64)
 
-    projected = onto_simplex(values)
+    projected = project_to_simplex(values)
 
     assert float(projected.min()) >= 0
     assert torch.allclose(projected.sum(1), torch.ones(200).double(), atol=1e-12)
@@ -93,7 +93,7 @@ def test_shares_are_projected_to_the_nearest_point_of_the_simplex():
 def test_shares_stay_where_they_are():
     shares = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], dtype=torch.float64)
 
-    assert torch.allclose(onto_simplex(shares), shares, atol=1e-12)
+    assert torch.allclose(project_to_simplex(shares), shares, atol=1e-12)
 
 
 def test_skewed_shares_are_of_the_kinds_that_are_held():
@@ -137,7 +137,7 @@ def test_the_reader_inverts_what_scores_say_of_shares():
     shares = skewed_shares(300, 3, held=torch.arange(3), concentration=0.3, rng=rng)
     mixing = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
 
-    reader = fit_reader(shares @ mixing, shares)
+    reader = fit_share_estimator(shares @ mixing, shares)
 
     assert torch.allclose(reader(shares @ mixing), shares, atol=1e-6)
     assert torch.allclose(reader.prior, shares.mean(0))
@@ -148,7 +148,7 @@ def test_noisy_scores_are_drawn_towards_the_prior():
     shares = skewed_shares(4000, 3, held=torch.arange(3), concentration=0.3, rng=rng)
     noise = 10 * torch.randn(4000, 3, generator=rng, dtype=torch.float64)
 
-    reader = fit_reader(shares + noise, shares)
+    reader = fit_share_estimator(shares + noise, shares)
 
     assert float((reader(shares + noise) - reader.prior).abs().max()) < 0.1
 
@@ -172,7 +172,7 @@ def test_class_shares_are_read_off_a_gradient_that_autograd_made():
         0, torch.tensor([0, 2]), torch.stack([bias_gradient(labels == 0), bias_gradient(labels == 2)])
     )
 
-    shares = shares_in_gradient(bias_gradient(torch.arange(10)), pure)
+    shares = shares_from_gradient(bias_gradient(torch.arange(10)), pure)
 
     assert shares.tolist() == pytest.approx([0.7, 0, 0.3, 0], abs=1e-9)
 
@@ -181,4 +181,4 @@ def test_a_uniform_softmax_needs_no_image_at_all():
     shares = torch.tensor([0.5, 0.25, 0.25, 0.0], dtype=torch.float64)
     pure = torch.full((4, 4), 0.25, dtype=torch.float64) - torch.eye(4, dtype=torch.float64)
 
-    assert shares_in_gradient(0.25 - shares, pure).tolist() == pytest.approx(shares.tolist(), abs=1e-12)
+    assert shares_from_gradient(0.25 - shares, pure).tolist() == pytest.approx(shares.tolist(), abs=1e-12)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fdgsec.attacks.attribute_inference.properties import PropertyInference
-from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, about
+from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, center_statistics
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
@@ -57,7 +57,7 @@ def shadows(data: DomainDataset, lab: Laboratory) -> ShadowClients:
 
 @pytest.mark.parametrize(("method", "mean"), [(CCST(), True), (CCST(style="single"), True), (FISC(), False)])
 def test_a_release_is_tried_out_for_being_a_mean(data: DomainDataset, roles: Roles, method: Method, mean: bool):
-    assert shadows(data, laboratory(roles, method)).are_means(stream(0, "attack")) is mean
+    assert shadows(data, laboratory(roles, method)).releases_are_means(stream(0, "attack")) is mean
 
 
 def test_about_is_linear_and_leaves_nothing_of_the_center():
@@ -65,10 +65,10 @@ def test_about_is_linear_and_leaves_nothing_of_the_center():
     records = torch.randn(9, 6, generator=rng, dtype=torch.float64)
     center = torch.randn(6, generator=rng, dtype=torch.float64)
 
-    placed = about(records, center, PooledStyles())
+    placed = center_statistics(records, center, PooledStyles())
 
-    assert torch.allclose(about(records.mean(0), center, PooledStyles()), placed.mean(0))
-    assert torch.allclose(about(center, center, PooledStyles()), torch.zeros(6).double())
+    assert torch.allclose(center_statistics(records.mean(0), center, PooledStyles()), placed.mean(0))
+    assert torch.allclose(center_statistics(center, center, PooledStyles()), torch.zeros(6).double())
     assert torch.allclose(placed[:, 3:] + recentered(center, center[:3])[3:], recentered(records, center[:3])[:, 3:])
 
 
@@ -76,16 +76,16 @@ def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset,
     same, other, all_ = shadows(data, laboratory(roles, CCST())).pools(data.domain_names[1])
 
     assert [pool.name for pool in (same, other, all_)] == ["same domain", "other domains", "all domains"]
-    assert [pool.of_clients() for pool in (same, other, all_)] == [[1], [0, 2], [1]]
+    assert [pool.client_groups() for pool in (same, other, all_)] == [[1], [0, 2], [1]]
     assert same.count == 7
-    assert set(same.homes.tolist()) == {1}
-    assert set(other.homes.tolist()) == {0, 2}
+    assert set(same.groups.tolist()) == {1}
+    assert set(other.groups.tolist()) == {0, 2}
     assert other.center is None
     assert same.center is not None
     assert all_.center is not None
     assert torch.equal(same.center, all_.center)
-    for pool, home in ((same, 1), (other, 0), (other, 2), (all_, 0), (all_, 1)):
-        mine = pool.homes == home
+    for pool, group in ((same, 1), (other, 0), (other, 2), (all_, 0), (all_, 1)):
+        mine = pool.groups == group
         means = [pool.records[mine & (pool.kinds == kind)].mean(0) for kind in range(7)]
         largest = float(pool.records.abs().max())
         assert float(torch.stack(means).mean(0).abs().max()) < 1e-9 * largest
@@ -95,13 +95,13 @@ def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset,
 def test_a_domain_without_images_is_read_by_all_others(data: DomainDataset, roles: Roles, domain: str | None):
     (pool,) = shadows(data, laboratory(roles, CCST())).pools(domain)
 
-    assert (pool.name, pool.center, pool.of_clients()) == ("other domains", None, [0, 1, 2])
+    assert (pool.name, pool.center, pool.client_groups()) == ("other domains", None, [0, 1, 2])
 
 
 def test_a_client_of_several_domains_is_read_by_all_of_them(data: DomainDataset, roles: Roles):
     (pool,) = shadows(data, laboratory(roles, CCST())).pools("mixed")
 
-    assert (pool.name, pool.count, len(torch.unique(pool.homes))) == ("all domains", len(data.domain_names), 1)
+    assert (pool.name, pool.count, len(torch.unique(pool.groups))) == ("all domains", len(data.domain_names), 1)
     assert torch.equal(pool.kinds, pool.images.domains)
 
 

@@ -14,8 +14,8 @@ from fdgsec.attacks.statistics.defense_noise import (
     defense_noise_of_mean,
     defense_noise_of_rows,
     noisy_rows,
-    styles_made,
-    styles_read,
+    read_style_rows,
+    style_rows_of,
 )
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.attacks.statistics.tracing import known_whitening
@@ -77,7 +77,9 @@ def test_without_a_defense_there_is_no_blur_and_rows_stay_as_they_are():
     rng = stream(0, "attack")
 
     defense_noise = defense_noise_of_mean(knowledge, knowledge.auxiliary, records=5, about=mean[0], rng=rng)
-    rows = defense_noise_of_rows(knowledge, knowledge.auxiliary, made=styles_made(knowledge), read=styles_read, rng=rng)
+    rows = defense_noise_of_rows(
+        knowledge, knowledge.auxiliary, made=style_rows_of(knowledge), read=read_style_rows, rng=rng
+    )
     noisy = noisy_rows(knowledge, knowledge.auxiliary, mean, std, rng)
 
     assert defense_noise is None
@@ -99,7 +101,7 @@ def test_a_row_that_is_a_mean_of_five_keeps_a_fifth_of_its_image():
     assert knowledge.auxiliary is not None
 
     defense_noise = defense_noise_of_rows(
-        knowledge, knowledge.auxiliary, made=styles_made(knowledge), read=styles_read, rng=stream(1, "attack")
+        knowledge, knowledge.auxiliary, made=style_rows_of(knowledge), read=read_style_rows, rng=stream(1, "attack")
     )
 
     assert defense_noise is not None
@@ -137,10 +139,10 @@ def test_whitening_blurred_is_that_of_the_sum_of_both_covariances():
     mean = torch.zeros(6)
     some = torch.randn(9, 6, generator=rng, dtype=torch.float64)
 
-    blurred = known_whitening(mean, covariance).blurred(variance)
+    whitening_under_noise = known_whitening(mean, covariance).blurred(variance)
 
     oracle = known_whitening(mean, covariance + variance.diag())
-    assert torch.allclose(blurred(some).norm(dim=1), oracle(some).norm(dim=1), atol=1e-9)
+    assert torch.allclose(whitening_under_noise(some).norm(dim=1), oracle(some).norm(dim=1), atol=1e-9)
 
 
 def clients(knowledge: Knowledge, noise: Noise, *, count: int, size: int, seed: int) -> tuple[list[Case], list[Tensor]]:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fdgsec.attacks.generator_leakage.attack import GeneratorLeakage
-from fdgsec.attacks.generator_leakage.control import Overfitters
-from fdgsec.attacks.generator_leakage.response import Training
+from fdgsec.attacks.generator_leakage.control import OverfittedGenerators
+from fdgsec.attacks.generator_leakage.response import GeneratorUpdate
 from fdgsec.attacks.statistics.linear_models import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
@@ -153,7 +153,7 @@ def fitting(planted_control: PositiveControl, *, steps: int) -> Knowledge:
 
     Ten steps, half as many, are enough to remember; of other domains only the fingerprint makes use."""
     simulate, images = planted_control.knowledge.simulate, planted_control.knowledge.auxiliary
-    assert isinstance(simulate, Overfitters)
+    assert isinstance(simulate, OverfittedGenerators)
     assert images is not None
     return replace(
         planted_control.knowledge, simulate=replace(simulate, steps=steps), auxiliary=images.of_domain("planted")
@@ -234,7 +234,7 @@ def test_a_generator_that_was_not_trained_tells_nothing():
 
     assert "warm-up" in str(rows[0].unavailable)
     with pytest.raises(UsageError, match="it carries no information"):
-        Training.of(seen(same, state_of(generator(0))), "client:1")
+        GeneratorUpdate.of(seen(same, state_of(generator(0))), "client:1")
 
 
 def test_the_clients_own_model_is_never_asked():

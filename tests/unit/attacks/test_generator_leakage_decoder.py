@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fdgsec.attacks.generator_leakage.control import letting_through
-from fdgsec.attacks.generator_leakage.decoder import Decoding, decoding
-from fdgsec.attacks.generator_leakage.response import Training
+from fdgsec.attacks.generator_leakage.control import pass_through_weights
+from fdgsec.attacks.generator_leakage.decoder import DecoderCache, prepare_decoders
+from fdgsec.attacks.generator_leakage.response import GeneratorUpdate
 from fdgsec.attacks.statistics.linear_models import noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import GeneratorState
@@ -19,11 +19,11 @@ from fdgsec.threats.answers import Reconstructions
 from tests.support.perturbation_generators import state_of
 
 
-def carrying(seed: int = 0) -> Training:
+def carrying(seed: int = 0) -> GeneratorUpdate:
     """A generator that lets its image through, and came from one that did not."""
     start = PerturbationNetwork(8, rng=stream(seed, "attack", "given"))
-    through = letting_through(stream(seed, "attack", "through"))
-    return Training(given=state_of(start), returned=GeneratorState(state=through))
+    through = pass_through_weights(stream(seed, "attack", "through"))
+    return GeneratorUpdate(given=state_of(start), returned=GeneratorState(state=through))
 
 
 def gain_over_untrained(answers: Sequence[Reconstructions], images: DomainDataset) -> float:
@@ -36,7 +36,7 @@ def gain_over_untrained(answers: Sequence[Reconstructions], images: DomainDatase
 class AttackContext:
     public: DomainDataset
     shown: DomainDataset
-    decoders: Decoding
+    decoders: DecoderCache
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def scene() -> AttackContext:
     images = noise_images(160, side=8, classes=2, rng=stream(0, "attack"))
     public = images.subset(torch.arange(128))
     return AttackContext(
-        public=public, shown=images.subset(128 + torch.arange(32)), decoders=decoding(public, stream(0, "attack"))
+        public=public,
+        shown=images.subset(128 + torch.arange(32)),
+        decoders=prepare_decoders(public, stream(0, "attack")),
     )
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fdgsec.attacks.attribute_inference.domains import DomainInference
 from fdgsec.attacks.generator_leakage.attack import GeneratorLeakage
-from fdgsec.attacks.generator_leakage.fingerprint import Fingerprints, parted
+from fdgsec.attacks.generator_leakage.fingerprint import Fingerprints, split_auxiliary
 from fdgsec.attacks.statistics.linear_models import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
@@ -51,7 +51,7 @@ def test_probes_are_images_that_no_reference_trains_on():
     images = noise_images(30, side=4, classes=2, rng=stream(0, "attack"))
     images = replace(images, domains=torch.arange(30) % 3, domain_names=("a", "b", "c"))
 
-    parts = parted(images, stream(0, "attack"))
+    parts = split_auxiliary(images, stream(0, "attack"))
 
     pools = [name for pool in parts.pools.values() for name in pool.ids]
     assert len(parts.probes) == 9
@@ -63,7 +63,7 @@ def test_one_domain_alone_cannot_be_parted():
     images = noise_images(12, side=8, classes=2, rng=stream(0, "attack"))
 
     with pytest.raises(UsageError, match="the domain fingerprint needs 4 auxiliary images"):
-        parted(images, stream(0, "attack"))
+        split_auxiliary(images, stream(0, "attack"))
 
 
 def renumbered(control: PositiveControl) -> PositiveControl:

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional
 
 from fdgsec.attacks.generator_leakage.response import (
+    GeneratorUpdate,
     Objective,
-    Training,
     generator_loss,
     membership_by_change,
     perturbation_generator,
@@ -67,7 +67,7 @@ def test_the_last_generator_that_a_client_was_given_is_compared_with_the_last_th
     first = tuple(replace(message, round=0) for message in early.messages)
     view = View(messages=(*first, *seen(late, state_of(generator(3))).messages))
 
-    found = Training.of(view, "client:1")
+    found = GeneratorUpdate.of(view, "client:1")
 
     assert found is not None
     assert torch.equal(found.given.tensors()["stem.weight"], generator(2).stem.weight)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.interpolation_leakage.cohort_tracing import RULES, Candidates, PublicRule, influence, rule_behind
+from fdgsec.attacks.interpolation_leakage.cohort_tracing import RULES, Candidates, PublicRule, identify_rule, influence
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.styles.finch import finch, stacked_finch
 from fdgsec.runtime.random_streams import stream
@@ -25,7 +25,7 @@ def styles_of(clients: int, seed: int = 0, *, dimensions: int = 60) -> Tensor:
 def test_each_rule_is_recognized_by_what_it_publishes():
     examples = [styles_of(22, seed) for seed in range(3)]
 
-    found = [rule_behind([(styles, rule(styles).float().double()) for styles in examples]) for rule in RULES]
+    found = [identify_rule([(styles, rule(styles).float().double()) for styles in examples]) for rule in RULES]
 
     for rule, other in zip(RULES, found, strict=True):
         assert other is not None
@@ -35,7 +35,7 @@ def test_each_rule_is_recognized_by_what_it_publishes():
 def test_a_rule_that_is_not_known_is_not_taken_for_one():
     styles = styles_of(22)
 
-    assert rule_behind([(styles, styles.amax(0))]) is None
+    assert identify_rule([(styles, styles.amax(0))]) is None
 
 
 def test_the_median_of_three_far_clusters_is_made_of_means_of_clients():

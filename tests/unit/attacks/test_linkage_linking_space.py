@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal
 
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.linkage.linking_space import linking_space
-from fdgsec.attacks.linkage.pair_likelihood import solved
+from fdgsec.attacks.linkage.pair_likelihood import independent_directions
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.runtime.errors import UsageError
@@ -219,7 +219,7 @@ def test_the_log_ratio_of_a_pair_is_the_difference_of_two_gaussian_log_densities
     center, scale = torch.randn(4, generator=rng).double(), 0.5 + torch.rand(4, generator=rng).double()
     first, second = torch.randn(3, 4, generator=rng).double(), torch.randn(5, 4, generator=rng).double()
 
-    found = solved(signal, noise, center=center, scale=scale).distances(first, second)
+    found = independent_directions(signal, noise, center=center, scale=scale).distances(first, second)
 
     total = signal + noise
     both = torch.cat([torch.cat([total, signal], 1), torch.cat([signal, total], 1)])
@@ -233,4 +233,4 @@ def test_the_log_ratio_of_a_pair_is_the_difference_of_two_gaussian_log_densities
 
 def test_noise_that_is_not_positive_definite_is_refused():
     with pytest.raises(ValueError, match="positive definite"):
-        solved(torch.eye(2), torch.zeros(2, 2), center=torch.zeros(2), scale=torch.ones(2))
+        independent_directions(torch.eye(2), torch.zeros(2, 2), center=torch.zeros(2), scale=torch.ones(2))

@@ -6,7 +6,7 @@ from scipy.optimize import isotonic_regression
 from scipy.stats import spearmanr
 from torch import Tensor
 
-from fdgsec.attacks.linkage.noise_linkage import NoiseLinkage, between_client_sd, noise_linkage, noised
+from fdgsec.attacks.linkage.noise_linkage import NoiseLinkage, add_noise, between_client_sd, noise_linkage
 from fdgsec.runtime.random_streams import stream
 
 PUBLISHED = (0.02, 0.05)  # FISC's Table 10
@@ -78,11 +78,11 @@ def test_the_rank_correlation_holds_between_near_certainty_and_twice_chance():
 def test_noise_is_added_to_the_shrunk_value_and_not_multiplied_by_the_coefficient():
     values = torch.full((200, 500), 10.0, dtype=torch.float64)
 
-    out = noised(values, shrink=0.1, noise=0.05, rng=stream(0, "attack"))
+    out = add_noise(values, shrink=0.1, noise=0.05, rng=stream(0, "attack"))
 
     assert float(out.mean()) == pytest.approx(9, abs=5 * 0.05 / math.sqrt(100_000))
     assert float(out.std()) == pytest.approx(0.05, rel=0.02)  # 100,000 draws: relative error .2%
-    assert torch.equal(noised(values, shrink=0.1, noise=0, rng=stream(0, "attack")), 0.9 * values)
+    assert torch.equal(add_noise(values, shrink=0.1, noise=0, rng=stream(0, "attack")), 0.9 * values)
 
 
 @pytest.mark.parametrize("noise", [0.05, 8.0, 30.0])
@@ -128,7 +128,7 @@ def test_the_noise_axis_is_in_units_of_the_spread_between_clients():
 
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="shrink must lie"):
-        noised(torch.ones(2), shrink=1.0, noise=0.1, rng=stream(0, "attack"))
+        add_noise(torch.ones(2), shrink=1.0, noise=0.1, rng=stream(0, "attack"))
     with pytest.raises(ValueError, match="repeats must be"):
         noise_linkage(torch.ones(2, 2), noise=0.1, repeats=0, rng=stream(0, "attack"))
     with pytest.raises(ValueError, match="two or more"):

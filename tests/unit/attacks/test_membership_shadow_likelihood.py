@@ -8,7 +8,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.distributions import Normal
 
-from fdgsec.attacks.membership.shadow_likelihood import ShadowRatio, fit_shadow_ratio, shifts, steadied
+from fdgsec.attacks.membership.shadow_likelihood import ShadowRatio, fit_shadow_ratio, shifts, shrink_shifts
 from fdgsec.attacks.statistics.tracing import likelihood_ratio
 from fdgsec.runtime.random_streams import stream
 
@@ -47,22 +47,22 @@ def test_shifts_that_agree_with_each_other_are_kept_and_those_that_do_not_fall_o
     tried = torch.arange(4)
     slope = float(own @ torch.tensor([1.0, 2, 3, 4]).double()) / 30
 
-    torch.testing.assert_close(steadied(sure, tried, v), own)
-    torch.testing.assert_close(steadied(unsure, tried, v), slope * torch.tensor([1.0, 2, 3, 4]).double())
+    torch.testing.assert_close(shrink_shifts(sure, tried, v), own)
+    torch.testing.assert_close(shrink_shifts(unsure, tried, v), slope * torch.tensor([1.0, 2, 3, 4]).double())
 
 
 def test_candidates_that_were_not_tried_lie_on_the_line_of_the_others():
     v = torch.diag(torch.tensor([1.0, 2.0, 10.0], dtype=torch.float64))
     found = torch.tensor([[0.1, 0.1], [0.2, 0.2]], dtype=torch.float64)
 
-    shift = steadied(found, torch.tensor([0, 1]), v)
+    shift = shrink_shifts(found, torch.tensor([0, 1]), v)
 
     torch.testing.assert_close(shift, torch.tensor([0.1, 0.2, 1.0], dtype=torch.float64))
 
 
 def test_one_shift_per_candidate_is_refused():
     with pytest.raises(ValueError, match="k two or more"):
-        steadied(torch.zeros(3, 1), torch.arange(3), torch.ones(3, 2))
+        shrink_shifts(torch.zeros(3, 1), torch.arange(3), torch.ones(3, 2))
 
 
 def test_shadows_that_are_all_alike_are_refused():

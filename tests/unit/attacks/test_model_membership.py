@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from fdgsec.attacks.model_membership.attack import ModelMembership
-from fdgsec.attacks.model_membership.control import Interpolators, interpolating
-from fdgsec.attacks.model_membership.membership_tests import Panel, Said, membership_scores
+from fdgsec.attacks.model_membership.control import Interpolators, fit_interpolating_classifier
+from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.statistics.linear_models import linear_classifier, noise_images
-from fdgsec.attacks.statistics.reference_models import global_model, pools_of, reference_runs, shares
+from fdgsec.attacks.statistics.reference_models import assign_images, global_model, pools_of, reference_runs
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
@@ -234,7 +234,7 @@ def test_numbers_that_no_test_can_be_made_with_are_refused_before_anything_runs(
 
 
 def test_every_image_is_in_as_many_federations_and_with_one_client_of_each():
-    dealt = shares(8, 100, clients=3, share=0.5, rng=stream(0, "attack"))
+    dealt = assign_images(8, 100, clients=3, share=0.5, rng=stream(0, "attack"))
 
     assert dealt.shape == (3, 8, 100)
     assert dealt.sum(0).max() == 1
@@ -268,31 +268,33 @@ def test_references_train_on_what_they_are_said_to_train_on():
     run, (pool,) = runs[2], pools
     state = run.view.sent(run.clients[1], ModelState)
     assert state is not None
-    expected = interpolating(pool.images.subset(run.members[1]))
+    expected = fit_interpolating_classifier(pool.images.subset(run.members[1]))
     assert torch.allclose(state.tensors()["head.weight"], expected["head.weight"])
     assert torch.equal(run.trained_on(pool), run.members[0] | run.members[1])
 
 
 def test_calibrated_and_loss_scores_are_those_of_the_formulas():
     images = noise_images(12, side=16, classes=4, rng=stream(0, "attack"))
-    states = [interpolating(images.subset(torch.arange(start, start + 6))) for start in (0, 2, 4, 6, 1)]
-    said = [
-        Said(pool=given[:8], aside=given[8:])
+    states = [fit_interpolating_classifier(images.subset(torch.arange(start, start + 6))) for start in (0, 2, 4, 6, 1)]
+    outputs = [
+        ModelOutputs(pool=given[:8], aside=given[8:])
         for given in (logits(linear_classifier(state), images.pixels()) for state in states)
     ]
     members = torch.tensor([[True] * 4 + [False] * 4, [False] * 8, [False] * 4 + [True] * 4, [False] * 8])
-    panel = Panel(said=said[1:], members=members, labels=images.labels[:8], aside_labels=images.labels[8:])
+    panel = ReferenceOutputs(
+        outputs=outputs[1:], members=members, labels=images.labels[:8], aside_labels=images.labels[8:]
+    )
     places = torch.tensor([6, 1, 3])
 
-    found = membership_scores(said[0], panel, places)
+    found = membership_scores(outputs[0], panel, places)
 
     assert list(found) == ["lira", "rmia", "loss", "calibrated"]  # one model saw each at most: nothing online
     for row, place in enumerate(places.tolist()):
         label = int(images.labels[place])
-        own = float(said[0].pool[place].double().log_softmax(0)[label])
+        own = float(outputs[0].pool[place].double().log_softmax(0)[label])
         out = [
             float(one.pool[place].double().log_softmax(0)[label])
-            for one, inside in zip(said[1:], members[:, place].tolist(), strict=True) if not inside
+            for one, inside in zip(outputs[1:], members[:, place].tolist(), strict=True) if not inside
         ]  # fmt: skip
         assert float(found["loss"][row]) == pytest.approx(own, rel=1e-9)
         assert float(found["calibrated"][row]) == pytest.approx(own - sum(out) / len(out), rel=1e-9)

@@ -241,8 +241,8 @@ def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     def worn(number: int, run: int, view: View) -> View:
         sent = view.latest(ImageStyles)
         assert sent is not None
-        coins = stream(0, "secret", number, run)
-        return replace(view, messages=(replace(view.messages[0], artifact=noise.on(sent, coins)),))
+        child_rng = stream(0, "secret", number, run)
+        return replace(view, messages=(replace(view.messages[0], artifact=noise.on(sent, child_rng)),))
 
     cases = [
         replace(case, views=tuple(worn(number, run, view) for run, view in enumerate(case.views)))

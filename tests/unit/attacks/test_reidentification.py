@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.attacks.reidentification.attack import ROUNDINGS, Reidentification, _compressed, _copied, _cropped
+from fdgsec.attacks.reidentification.attack import ROUNDINGS, Reidentification, _compress, _copies, _crop
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
@@ -192,7 +192,7 @@ def test_a_victim_that_sent_no_spectrum_is_named():
 def test_a_crop_keeps_size_and_range_and_stays_inside_the_image():
     ramp = torch.arange(40, dtype=torch.uint8).expand(3, 30, 40) * 5  # left 0 .. right 195
 
-    crops = [_cropped(ramp, stream(seed, "attack")) for seed in range(50)]
+    crops = [_crop(ramp, stream(seed, "attack")) for seed in range(50)]
 
     widths = [(float(c[0, 0, -1]) - float(c[0, 0, 0])) / 195 for c in crops]
     assert {tuple(c.shape) for c in crops} == {(3, 30, 40)}
@@ -204,7 +204,7 @@ def test_a_crop_keeps_size_and_range_and_stays_inside_the_image():
 def test_compression_changes_pixels_a_little():
     picture = torch.randint(0, 256, (3, 4, 4), generator=stream(0, "attack")).repeat_interleave(8, 1).repeat_interleave(8, 2).to(torch.uint8)  # fmt: skip
 
-    copy = _compressed(picture)
+    copy = _compress(picture)
 
     gap = (copy.float() - picture.float()).abs().mean()
     assert copy.shape == picture.shape
@@ -215,7 +215,7 @@ def test_a_copied_gallery_keeps_order_ids_and_labels():
     gallery = planted().cases[0].candidates
     assert gallery is not None
 
-    copied = _copied(gallery, "jpeg 75", stream(0, "attack"))
+    copied = _copies(gallery, "jpeg 75", stream(0, "attack"))
 
     assert list(copied.ids) == list(gallery.ids)
     assert isinstance(copied.store, torch.Tensor)

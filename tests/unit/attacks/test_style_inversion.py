@@ -25,7 +25,7 @@ from tests.support.quadrants import (
     INTRA,
     MSE,
     SERVER,
-    coins,
+    child_rng,
     image_rows,
     pooled_pair,
     quadrant_statistics,
@@ -37,12 +37,12 @@ from tests.support.quadrants import (
 @cache
 def planted() -> tuple[StyleInversion, PositiveControl, list[Measurement]]:
     attack = StyleInversion()
-    planted_control = attack.positive_control(SERVER, coins())
-    answers = attack.run(planted_control.cases, planted_control.knowledge, coins(1))
+    planted_control = attack.positive_control(SERVER, child_rng())
+    answers = attack.run(planted_control.cases, planted_control.knowledge, child_rng(1))
     return (
         attack,
         planted_control,
-        Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, coins(2)),
+        Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, child_rng(2)),
     )
 
 
@@ -70,8 +70,8 @@ def test_planted_images_are_picked_out_of_their_gallery():
 
 def test_exchanged_styles_find_nothing():
     attack, planted_control, _ = planted()
-    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, coins(1))
-    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, coins(2))
+    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, child_rng(1))
+    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, child_rng(2))
 
     assert [row.name for row in nulls] == ["psnr"]
     assert nulls[0].p_value > 0.05
@@ -80,7 +80,7 @@ def test_exchanged_styles_find_nothing():
 def test_a_single_row_cannot_be_exchanged_and_is_left_out_of_the_negative_control():
     case = image_rows(victims(0, 1), "red")
 
-    assert INTRA.negative_control([case], SERVER, coins()) == []
+    assert INTRA.negative_control([case], SERVER, child_rng()) == []
     assert len(reconstructions(INTRA, [case], SERVER)) == 1
 
 
@@ -168,8 +168,8 @@ def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: flo
     case = replace(planted_control.cases[0], views=(upload(sent),))
     alone, gains = replace(attack, losses=("mse",)), {}
     for name, defended in (("aware", noise), ("not", None)):
-        answers = alone.run([case], replace(planted_control.knowledge, defended=defended), coins(1))
-        rows = Judge(bootstrap_repeats=100).measure(answers, [case], planted_control.truths, coins(2))
+        answers = alone.run([case], replace(planted_control.knowledge, defended=defended), child_rng(1))
+        rows = Judge(bootstrap_repeats=100).measure(answers, [case], planted_control.truths, child_rng(2))
         gains[name] = next(r.value or 0.0 for r in rows if r.name == "psnr_gain" and r.slice["over"] == "B0")
 
     assert gains["aware"] > gains["not"] + 0.7

@@ -26,7 +26,7 @@ PUBLIC = torch.arange(42) < 21
 SERVER_KNOWS = ("encoder", "auxiliary", "client sizes", "victim domains")
 
 
-def coins(seed: int = 0) -> torch.Generator:
+def child_rng(seed: int = 0) -> torch.Generator:
     return stream(seed, "attack", "test")
 
 
@@ -77,14 +77,14 @@ def numbers(answers: Answers, name: str, of: str = "best") -> list[float]:
 @cache
 def planted() -> tuple[OptimizationInversion, PositiveControl, Answers]:
     attack = OptimizationInversion(restarts=2)
-    planted_control = attack.positive_control(knowledge("mini"), coins())
-    return attack, planted_control, attack.run(planted_control.cases, planted_control.knowledge, coins(1))
+    planted_control = attack.positive_control(knowledge("mini"), child_rng())
+    return attack, planted_control, attack.run(planted_control.cases, planted_control.knowledge, child_rng(1))
 
 
 @cache
 def judged() -> list[Measurement]:
     _, planted_control, answers = planted()
-    return Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, coins(2))
+    return Judge(bootstrap_repeats=300).measure(answers, planted_control.cases, planted_control.truths, child_rng(2))
 
 
 def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
@@ -97,7 +97,7 @@ def facts(*kinds: str, knows: tuple[str, ...] = SERVER_KNOWS) -> TargetFacts:
 def test_the_positive_control_is_won_against_every_control_by_both_answers():
     _, planted_control, answers = planted()
 
-    controls = positive_control(planted_control, answers, Judge(bootstrap_repeats=300), coins(2))
+    controls = positive_control(planted_control, answers, Judge(bootstrap_repeats=300), child_rng(2))
 
     assert {(c.measurement.slice["over"], c.measurement.slice["restarts"]) for c in controls} == {
         (control, restarts) for control in ("B0", "B1", "B2", "B3", "B4") for restarts in ("best", "mean")
@@ -120,8 +120,8 @@ def test_images_of_one_color_are_picked_out_of_their_gallery():
 
 def test_exchanged_styles_find_nothing():
     attack, planted_control, _ = planted()
-    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, coins(1))
-    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, coins(2))
+    answers = attack.negative_control(planted_control.cases, planted_control.knowledge, child_rng(1))
+    nulls = Judge().null(answers, planted_control.cases, planted_control.truths, child_rng(2))
 
     assert [row.name for row in nulls] == ["psnr"]
     assert all(control.passed for control in negative_controls(nulls, comparisons=1))
@@ -134,9 +134,9 @@ def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_oft
     assert true is not None
     alarms = 0
     for number in range(100):
-        order = torch.randperm(len(true), generator=coins(number))  # blind to what the permutation test exchanges
+        order = torch.randperm(len(true), generator=child_rng(number))  # blind to what the permutation test exchanges
         truths = [Truth(images=true[order])]
-        (null,) = Judge().null([found], planted_control.cases, truths, coins(number), permutations=199)
+        (null,) = Judge().null([found], planted_control.cases, truths, child_rng(number), permutations=199)
         alarms += null.p_value <= 0.05
 
     assert alarms <= 11  # P(Binomial(100, .05) > 11) = .0043
@@ -145,7 +145,7 @@ def test_styles_that_say_nothing_about_the_images_raise_false_alarms_no_more_oft
 def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
     victims = of("photo", 30, 33)
     attack = OptimizationInversion(steps=150, restarts=2, side=32)
-    answers = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), coins())
+    answers = attack.run([image_rows(victims, "photo", "mini")], knowledge("mini"), child_rng())
     (found,) = pictures(answers)
     mean, std = statistics("mini", victims).style(unbiased=False)
     with torch.no_grad():
@@ -161,7 +161,7 @@ def test_a_procedural_pictures_statistics_are_met_but_its_layout_stays_open():
 
 def test_answers_and_bookkeeping_come_for_every_case():
     cases = [image_rows(of("photo", 21, 27), "photo"), image_rows(of("cartoon", 21, 24), "cartoon")]
-    answers = SHORT.run(cases, knowledge(), coins())
+    answers = SHORT.run(cases, knowledge(), child_rng())
 
     assert [(a.case, a.slice["restarts"], tuple(a.images.shape)) for a in answers if isinstance(a, Reconstructions)] == [
         (0, "best", (6, 3, 16, 16)), (0, "mean", (6, 3, 16, 16)),
@@ -173,7 +173,7 @@ def test_answers_and_bookkeeping_come_for_every_case():
 
 def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domain():
     victims = of("photo", 21, 27)
-    (answer,) = pictures(SHORT.run([image_rows(victims, "photo")], knowledge(), coins()))
+    (answer,) = pictures(SHORT.run([image_rows(victims, "photo")], knowledge(), child_rng()))
     public = of("photo", 0, 21)
     small = shrunk(public, (16, 16))
     every, known, asked = (
@@ -194,25 +194,25 @@ def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domai
 
 
 def test_without_the_victims_domain_all_public_images_serve():
-    (answer,) = pictures(SHORT.run([image_rows(of("photo", 21, 24), None)], knowledge(), coins()))
+    (answer,) = pictures(SHORT.run([image_rows(of("photo", 21, 24), None)], knowledge(), child_rng()))
 
     assert torch.allclose(answer.controls["B0"][0], shrunk(knowledge().public_images(), (16, 16)).mean(0), atol=1e-6)
 
 
 def test_a_single_row_has_the_style_of_a_public_image_as_its_control_and_cannot_be_exchanged():
     case = image_rows(of("photo", 21, 22), "photo")
-    (answer,) = pictures(SHORT.run([case], knowledge(), coins()))
+    (answer,) = pictures(SHORT.run([case], knowledge(), child_rng()))
 
     assert answer.controls["B3"].shape == (1, 3, 16, 16)
     assert not torch.equal(answer.controls["B3"], answer.images)
     assert not torch.equal(answer.controls["B3"], answer.controls["B4"])
-    assert SHORT.negative_control([case], knowledge(), coins()) == []
+    assert SHORT.negative_control([case], knowledge(), child_rng()) == []
 
 
 def test_the_mean_answer_averages_what_the_best_was_chosen_from():
     case = image_rows(of("photo", 21, 24), "photo")
     one = replace(SHORT, restarts=1)
-    answers, single = SHORT.run([case], knowledge(), coins()), one.run([case], knowledge(), coins())
+    answers, single = SHORT.run([case], knowledge(), child_rng()), one.run([case], knowledge(), child_rng())
     first, mean, best = pictures(single)[0].images, pictures(answers, "mean")[0].images, pictures(answers)[0].images
     second = 2 * mean - first
 
@@ -226,7 +226,7 @@ def test_the_mean_answer_averages_what_the_best_was_chosen_from():
 def test_differences_of_one_domain_are_parted_and_serve_as_each_others_control():
     holds = of("painting", 0, 21)
     cases = [pooled_pair(holds, of("painting", n, n + 1), "painting") for n in range(30, 33)]
-    answers = replace(SHORT, steps=100).run(cases, knowledge(), coins())
+    answers = replace(SHORT, steps=100).run(cases, knowledge(), child_rng())
     found = pictures(answers)
     images, exchanged = torch.cat([a.images for a in found]), torch.cat([a.controls["B3"] for a in found])
     true = as_float(of("painting", 30, 33).pixels())
@@ -241,7 +241,7 @@ def test_starting_at_the_mean_image_keeps_its_layout():
     case = image_rows(of("photo", 21, 24), "photo")
 
     def likeness(attack: OptimizationInversion) -> float:
-        (answer,) = pictures(attack.run([case], knowledge(), coins()), "mean")
+        (answer,) = pictures(attack.run([case], knowledge(), child_rng()), "mean")
         pairs = [
             torch.stack([a.flatten(), b.flatten()]) for a, b in zip(answer.images, answer.controls["B0"], strict=True)
         ]
@@ -253,14 +253,14 @@ def test_starting_at_the_mean_image_keeps_its_layout():
 
 def test_the_canvas_is_never_larger_than_what_the_encoder_saw():
     case = image_rows(of("photo", 21, 23), "photo", "mini")
-    (answer,) = pictures(replace(SHORT, side=64).run([case], knowledge("mini"), coins()))
+    (answer,) = pictures(replace(SHORT, side=64).run([case], knowledge("mini"), child_rng()))
 
     assert answer.images.shape == (2, 3, 32, 32)
 
 
 def test_equal_streams_give_equal_pictures():
     case = image_rows(of("photo", 21, 24), "photo")
-    first, again = (pictures(SHORT.run([case], knowledge(), coins())) for _ in range(2))
+    first, again = (pictures(SHORT.run([case], knowledge(), child_rng())) for _ in range(2))
 
     assert all(torch.equal(a.images, b.images) for a, b in zip(first, again, strict=True))
     assert all(torch.equal(a.controls[n], b.controls[n]) for a, b in zip(first, again, strict=True) for n in a.controls)
@@ -269,7 +269,7 @@ def test_equal_streams_give_equal_pictures():
 def test_clients_that_release_more_rows_than_are_drawn_are_left_out_with_the_reason():
     few, many = image_rows(of("photo", 21, 27), "photo", "mini"), image_rows(of("cartoon", 0, 33), "cartoon", "mini")
     known = knowledge("mini")
-    answered = {answer.case for answer in SHORT.run([few, many], known, coins())}
+    answered = {answer.case for answer in SHORT.run([few, many], known, child_rng())}
     (row,) = SHORT.missing([few, many], known)
 
     assert answered == {0}

@@ -13,13 +13,13 @@ from fdgsec.attacks.style_inversion.attack import Profile, StyleInversion
 from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialInverter,
-    Contest,
-    covered,
+    AdversarialOptions,
+    cutout,
+    discriminator_loss,
     fit_adversarial,
     fit_baseline,
-    judge_loss,
-    moved,
     style_code,
+    translated,
 )
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles
@@ -31,10 +31,10 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import GeneratedSets, Reconstructions
 from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
-from tests.support.quadrants import SERVER, coins, image_rows, victims
+from tests.support.quadrants import SERVER, child_rng, image_rows, victims
 
 TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)
-SHORT = Contest(steps=6, batch=4, latent=4, lessons=4, tries=3)
+SHORT = AdversarialOptions(steps=6, batch=4, latent=4, lessons=4, tries=3)
 
 
 def colored(count: int = 48, side: int = 8) -> TrainingSet:
@@ -48,11 +48,11 @@ def colored(count: int = 48, side: int = 8) -> TrainingSet:
     )  # fmt: skip
 
 
-def fitted(contest: Contest) -> tuple[AdversarialInverter, TrainingSet]:
+def fitted(contest: AdversarialOptions) -> tuple[AdversarialInverter, TrainingSet]:
     training = colored()
     linear, unseen = fit_linear(training)
     return fit_adversarial(
-        training, linear, unseen, shape=TINY, perceptual=mse, contest=contest, rng=coins()
+        training, linear, unseen, shape=TINY, perceptual=mse, contest=contest, rng=child_rng()
     ), training  # fmt: skip
 
 
@@ -76,14 +76,14 @@ def test_directions_in_which_nothing_varies_are_left_out_of_the_code():
 
 @torch.no_grad()
 def test_the_discriminators_loss_is_the_hinge_of_both_sides_and_of_what_it_cannot_redraw():
-    judge = StyleDiscriminator(3, TINY, rng=coins()).eval()
-    real, drawn, styles = *torch.rand(2, 4, 3, 8, 8, generator=coins(2)), torch.randn(4, 3, generator=coins(3))
+    judge = StyleDiscriminator(3, TINY, rng=child_rng()).eval()
+    real, drawn, styles = *torch.rand(2, 4, 3, 8, 8, generator=child_rng(2)), torch.randn(4, 3, generator=child_rng(3))
 
-    found = float(judge_loss(judge, real, drawn, styles, coins(1)).detach())
+    found = float(discriminator_loss(judge, real, drawn, styles, child_rng(1)).detach())
 
-    rng, by_hand = coins(1), 0.0
-    shown = covered(moved(real, rng), rng)
-    other = covered(moved(drawn, rng), rng)
+    rng, by_hand = child_rng(1), 0.0
+    shown = cutout(translated(real, rng), rng)
+    other = cutout(translated(drawn, rng), rng)
     for number in range(4):
         one = slice(number, number + 1)
         maps = judge.trunk(shown[one])
@@ -98,14 +98,14 @@ def test_a_moved_picture_is_the_picture_elsewhere():
     dot = torch.zeros(60, 1, 16, 16)
     dot[:, :, 8, 5] = 1
 
-    places = moved(dot, coins()).flatten(1).argmax(1)
+    places = translated(dot, child_rng()).flatten(1).argmax(1)
 
     assert {int(place) // 16 for place in places} == {6, 7, 8, 9, 10}  # an eighth of 16 pixels either way
     assert {int(place) % 16 for place in places} == {3, 4, 5, 6, 7}
 
 
 def test_a_covered_picture_lacks_at_most_a_square_of_half_its_side():
-    seen = covered(torch.ones(200, 3, 16, 16), coins())
+    seen = cutout(torch.ones(200, 3, 16, 16), child_rng())
 
     hidden = (seen[:, 0] == 0).flatten(1).sum(1)
     assert int(hidden.max()) <= 9 * 9
@@ -116,7 +116,7 @@ def test_a_covered_picture_lacks_at_most_a_square_of_half_its_side():
 def test_gradients_pass_through_what_is_moved_and_not_through_what_is_covered():
     picture = torch.full((1, 3, 8, 8), 0.5, requires_grad=True)
 
-    covered(moved(picture, coins()), coins(1)).sum().backward()
+    cutout(translated(picture, child_rng()), child_rng(1)).sum().backward()
 
     assert picture.grad is not None
     assert 0 < int((picture.grad > 0).sum()) < picture.numel()
@@ -156,9 +156,9 @@ def test_the_adversarial_inverter_learns_colors_that_it_is_not_given_a_linear_pa
         center=torch.zeros(6, dtype=torch.float64), spread=torch.ones(6, dtype=torch.float64),
         average=torch.full((768,), 0.5, dtype=torch.float64), weight=torch.zeros(6, 768, dtype=torch.float64),
     )  # fmt: skip
-    contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4, lessons=50, tries=1)
+    contest = AdversarialOptions(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4, lessons=50, tries=1)
 
-    inverter = fit_adversarial(training, blank, nothing, shape=TINY, perceptual=mse, contest=contest, rng=coins())
+    inverter = fit_adversarial(training, blank, nothing, shape=TINY, perceptual=mse, contest=contest, rng=child_rng())
 
     drawn = inverter(training.features)
     assert color_error(drawn, training.images) < 0.3 * color_error(nothing, training.images)
@@ -166,16 +166,16 @@ def test_the_adversarial_inverter_learns_colors_that_it_is_not_given_a_linear_pa
 
 def test_the_baseline_learns_from_its_discriminator_alone_which_color_is_real():
     red = torch.tensor([0.9, 0.1, 0.2])[:, None, None].expand(3, 8, 8)
-    images = (red + 0.05 * torch.randn(40, 3, 8, 8, generator=coins())).clamp(0, 1)
-    contest = Contest(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4)
+    images = (red + 0.05 * torch.randn(40, 3, 8, 8, generator=child_rng())).clamp(0, 1)
+    contest = AdversarialOptions(steps=150, batch=16, rate=2e-3, decay=0.9, latent=4)
 
-    trained = fit_baseline(images, shape=TINY, contest=contest, rng=coins())
-    untrained = fit_baseline(images, shape=TINY, contest=replace(contest, steps=0), rng=coins())
+    trained = fit_baseline(images, shape=TINY, contest=contest, rng=child_rng())
+    untrained = fit_baseline(images, shape=TINY, contest=replace(contest, steps=0), rng=child_rng())
 
-    drawn, before = trained(20, coins(1)), untrained(20, coins(1))
+    drawn, before = trained(20, child_rng(1)), untrained(20, child_rng(1))
     assert color_error(drawn, red.expand(20, -1, -1, -1)) < 0.3 * color_error(before, red.expand(20, -1, -1, -1))
-    assert torch.equal(drawn, trained(20, coins(1)))
-    assert not torch.equal(drawn, trained(20, coins(2)))
+    assert torch.equal(drawn, trained(20, child_rng(1)))
+    assert not torch.equal(drawn, trained(20, child_rng(2)))
 
 
 def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
@@ -185,7 +185,7 @@ def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
     assert row.slice == {"loss": "gan"}
     assert "at least 16 px" in str(row.unavailable)
     assert {
-        a.slice["loss"] for a in attack.run([image_rows(victims(0), "red")], SERVER, coins()) if "loss" in a.slice
+        a.slice["loss"] for a in attack.run([image_rows(victims(0), "red")], SERVER, child_rng()) if "loss" in a.slice
     } == {"mse"}
 
 
@@ -215,7 +215,7 @@ def test_the_adversarial_variant_and_the_baseline_run_on_shapes_at_32_px():
         domain="photo", slice={"domain": "photo"}, candidates=asked,
     )  # fmt: skip
 
-    answers = attack.run([case], server, coins())
+    answers = attack.run([case], server, child_rng())
 
     drawn = {str(a.slice["loss"]): a for a in answers if isinstance(a, Reconstructions)}
     true = asked.pixels().float() / 255

@@ -12,25 +12,25 @@ from fdgsec.attacks.style_inversion.inverter import (
     fit_generator,
     fit_linear,
 )
-from fdgsec.attacks.style_inversion.training_images import colorless, cropped, encoded, mirrored, painted
+from fdgsec.attacks.style_inversion.training_images import colorized, colorless, cropped, encode_prior, mirrored
 from fdgsec.metrics.image_similarity import mse
 from fdgsec.nn.networks.style_generator import small_shape
 from tests.support.quadrants import (
     WORLD,
-    coins,
+    child_rng,
     quadrant_statistics,
 )
 
 
 def test_only_line_drawings_are_painted_and_paint_brings_color():
     lines, red = WORLD.of_domain("lines"), WORLD.of_domain("red")
-    paint = painted(lines, rng=coins())
+    paint = colorized(lines, rng=child_rng())
 
     assert colorless(lines)
     assert not colorless(red)
     assert not colorless(paint)
     assert len(set(paint.ids) | set(lines.ids)) == 2 * len(lines)
-    assert encoded("p", lines, quadrant_statistics, size=16, crops=0, limit=50, rng=coins()).painted
+    assert encode_prior("p", lines, quadrant_statistics, size=16, crops=0, limit=50, rng=child_rng()).painted
 
 
 def test_variants_keep_labels_and_shape_and_a_mirror_twice_is_the_image():
@@ -38,11 +38,13 @@ def test_variants_keep_labels_and_shape_and_a_mirror_twice_is_the_image():
 
     assert torch.equal(mirrored(mirrored(red)).pixels(), red.pixels())
     assert torch.equal(mirrored(red).pixels(), red.pixels().flip(3))
-    assert cropped(red, rng=coins()).pixels().shape == red.pixels().shape
+    assert cropped(red, rng=child_rng()).pixels().shape == red.pixels().shape
 
 
 def test_rows_shown_to_a_painted_prior_get_its_mean_and_spread():
-    prior = encoded("p", WORLD.of_domain("lines"), quadrant_statistics, size=16, crops=0, limit=50, rng=coins())
+    prior = encode_prior(
+        "p", WORLD.of_domain("lines"), quadrant_statistics, size=16, crops=0, limit=50, rng=child_rng()
+    )
     rows = 3 + 2 * torch.randn(9, 24, dtype=torch.float64)
 
     assert torch.allclose(prior.aligned(rows).mean(0), prior.linear.center)
@@ -82,7 +84,7 @@ def test_a_generator_that_only_does_harm_is_discarded():
     training = noise_set(40, 1)
     linear, unseen = fit_linear(training)
     wild = Schedule(steps=4, rate=10.0, check=2)
-    kept = fit_generator(training, linear, unseen, shape=small_shape(16), loss=mse, schedule=wild, rng=coins())
+    kept = fit_generator(training, linear, unseen, shape=small_shape(16), loss=mse, schedule=wild, rng=child_rng())
 
     assert torch.allclose(kept(training.features), linear(training.features).clamp(0.02, 0.98), atol=1e-6)
 
@@ -95,7 +97,9 @@ def test_a_generator_learns_what_a_linear_map_cannot():
     training = TrainingSet(features=features, images=images, groups=torch.arange(200))
     linear, unseen = fit_linear(training)
     schedule = Schedule(steps=120, rate=5e-3, dropout=0.0, noise=0.0, check=40)
-    inverter = fit_generator(training, linear, unseen, shape=small_shape(8), loss=mse, schedule=schedule, rng=coins())
+    inverter = fit_generator(
+        training, linear, unseen, shape=small_shape(8), loss=mse, schedule=schedule, rng=child_rng()
+    )
 
     def error(drawn: Tensor) -> float:
         return float((drawn.mean((1, 2, 3)) - images.mean((1, 2, 3))).square().mean())

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fdgsec.attacks.style_inversion.answers import drawing
+from fdgsec.attacks.style_inversion.answers import reconstruct_rows
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.style_rows import populations
 from fdgsec.data.domains import shrunk
@@ -35,22 +35,22 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
     inverter_cache = attack.inverter_cache(control.knowledge, child(ROOT, "train"))
     prior = inverter_cache.prior("intra", "planted", single=True)
     assert prior is not None
-    drawer = inverter_cache.drawer(prior, "mse")
-    assert drawer is not None
+    inverter = inverter_cache.inverter(prior, "mse")
+    assert inverter is not None
     (case,), (truth,) = control.cases, control.truths
     assert case.candidates is not None
     assert truth.rows is not None
     gallery, count = shrunk(case.candidates, (16, 16)), len(rows.features)
     p_values, placed = [], []
     for number in range(PERMUTATIONS):
-        coins = child(ROOT, "permutation", number)
-        order = torch.randperm(count, generator=coins)
-        drawn = drawing(replace(rows, features=rows.features[order]), prior, drawer, coins)
+        child_rng = child(ROOT, "permutation", number)
+        order = torch.randperm(count, generator=child_rng)
+        drawn = reconstruct_rows(replace(rows, features=rows.features[order]), prior, inverter, child_rng)
         answers = drawn.reconstructions({"prior": "intra", "loss": "mse", "rows": rows.kind})
-        (null,) = Judge().null(answers, control.cases, control.truths, coins, permutations=199)
+        (null,) = Judge().null(answers, control.cases, control.truths, child_rng, permutations=199)
         p_values.append(null.p_value)
         # one row of each permutation, whose places are then independent
-        asked = int(torch.randint(count, (1,), generator=coins))
+        asked = int(torch.randint(count, (1,), generator=child_rng))
         placed.append(float(percentiles(drawn.images, gallery, truth.rows)[asked]))
 
     alarms = sum(p_value < 0.05 for p_value in p_values)
@@ -61,7 +61,7 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
     # uniform on 1/40, 2/40, ..., which lies 1/80 above uniform on [0, 1]
     assert stats.kstest(torch.tensor(placed) - 1 / 80, "uniform").pvalue > 0.001
 
-    own = drawing(rows, prior, drawer, child(ROOT, "own"))
+    own = reconstruct_rows(rows, prior, inverter, child(ROOT, "own"))
     (null,) = Judge().null(own.reconstructions({}), control.cases, control.truths, child(ROOT, "own"), permutations=199)
     assert null.p_value < 0.001  # the same pictures in their own order: what the control must be able to see
     assert float(percentiles(own.images, gallery, truth.rows).mean()) < 0.1

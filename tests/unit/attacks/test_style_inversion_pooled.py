@@ -8,7 +8,7 @@ from scipy import stats
 
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.inverter import style_features
-from fdgsec.attacks.style_inversion.training_images import encoded
+from fdgsec.attacks.style_inversion.training_images import encode_prior
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.threats.adversary import Knowledge
@@ -16,7 +16,7 @@ from fdgsec.threats.answers import Answer, GeneratedSets, Membership
 from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.planted import upload
-from tests.support.quadrants import coins, knowledge, quadrant_statistics, world
+from tests.support.quadrants import child_rng, knowledge, quadrant_statistics, world
 
 IMAGES = world(per_domain=160).of_domain("red")
 AUXILIARY = IMAGES.subset(torch.arange(60))
@@ -34,7 +34,7 @@ def clients(released: DomainDataset | None = None) -> tuple[list[Case], list[Tru
         held = images if released is None else released.subset(torch.arange(number * HELD, (number + 1) * HELD))
         mean, std = quadrant_statistics(held.subset(torch.arange(HELD))).pooled().style(unbiased=False)
         sent = StyleStatistics(mean=mean[0].float(), std=std[0].float())
-        order = torch.randperm(ASKED, generator=coins(number))
+        order = torch.randperm(ASKED, generator=child_rng(number))
         cases.append(
             Case(
                 question="resampled_clients", views=(upload(sent),), victim="client:0", domain="red", records=HELD,
@@ -47,7 +47,7 @@ def clients(released: DomainDataset | None = None) -> tuple[list[Case], list[Tru
 
 def area(answers: list[Answer], cases: list[Case], truths: list[Truth]) -> tuple[float, float]:
     guess = [answer for answer in answers if isinstance(answer, Membership)]
-    rows = Judge(bootstrap_repeats=300).measure(guess, cases, truths, coins(2))
+    rows = Judge(bootstrap_repeats=300).measure(guess, cases, truths, child_rng(2))
     (found,) = [row for row in rows if row.name == "auc"]
     assert found.value is not None
     assert found.low is not None
@@ -57,7 +57,7 @@ def area(answers: list[Answer], cases: list[Case], truths: list[Truth]) -> tuple
 def test_a_picture_of_two_pooled_images_says_who_was_pooled():
     cases, truths = clients()
 
-    value, low = area(list(POOLED.run(cases, SERVER, coins())), cases, truths)
+    value, low = area(list(POOLED.run(cases, SERVER, child_rng())), cases, truths)
 
     assert value > 0.8
     assert low > 0.5
@@ -66,7 +66,7 @@ def test_a_picture_of_two_pooled_images_says_who_was_pooled():
 def test_exchanged_pooled_styles_say_nothing():
     cases, truths = clients()
 
-    (null,) = Judge().null(POOLED.negative_control(cases, SERVER, coins()), cases, truths, coins(2))
+    (null,) = Judge().null(POOLED.negative_control(cases, SERVER, child_rng()), cases, truths, child_rng(2))
 
     assert null.name == "auc"
     assert null.p_value > 0.05
@@ -78,8 +78,8 @@ def test_styles_of_other_images_raise_alarm_no_more_often_than_chance():
     for number in range(repeats):
         others = world(per_domain=160, seed=100 + number).of_domain("red")
         cases, truths = clients(others)
-        guess = [a for a in POOLED.run(cases, SERVER, coins(number)) if isinstance(a, Membership)]
-        (null,) = Judge().null(guess, cases, truths, coins(number))
+        guess = [a for a in POOLED.run(cases, SERVER, child_rng(number)) if isinstance(a, Membership)]
+        (null,) = Judge().null(guess, cases, truths, child_rng(number))
         alarms += null.p_value < 0.05
 
     assert alarms <= stats.binom.ppf(0.999, repeats, 0.05)
@@ -88,7 +88,7 @@ def test_styles_of_other_images_raise_alarm_no_more_often_than_chance():
 def test_pooled_rows_are_no_reconstructions_and_the_report_says_why():
     cases, _ = clients()
 
-    answers = POOLED.run(cases, SERVER, coins())
+    answers = POOLED.run(cases, SERVER, child_rng())
 
     assert {type(answer) for answer in answers} == {Membership, GeneratedSets}
     (row,) = POOLED.missing(cases, SERVER)
@@ -98,7 +98,7 @@ def test_pooled_rows_are_no_reconstructions_and_the_report_says_why():
 
 def test_pooled_pictures_are_a_set_of_as_many_as_there_are_clients():
     cases, _ = clients()
-    answers = [answer for answer in POOLED.run(cases, SERVER, coins()) if isinstance(answer, GeneratedSets)]
+    answers = [answer for answer in POOLED.run(cases, SERVER, child_rng()) if isinstance(answer, GeneratedSets)]
     names = dict.fromkeys(answer.name for answer in answers)
 
     own, others = (torch.cat([a.images for a in answers if a.name == name]) for name in names)
@@ -114,16 +114,16 @@ def test_everybodys_style_is_scored_for_each_client_and_cannot_be_exchanged():
     view = upload(InterpolationStyle(mean=mean[0].float(), std=std[0].float()), sender="server")
     told = [replace(case, views=(view,)) for case in cases]
 
-    answers = POOLED.run(told, SERVER, coins())
+    answers = POOLED.run(told, SERVER, child_rng())
 
     assert [answer.case for answer in answers] == list(range(CLIENTS))
     assert all(isinstance(answer, Membership) for answer in answers)
-    assert POOLED.negative_control(told, SERVER, coins()) == []
+    assert POOLED.negative_control(told, SERVER, child_rng()) == []
 
 
 @pytest.mark.parametrize("averaged", [False, True])
 def test_pooled_rows_are_moved_by_what_pooling_adds_to_the_priors_own_images(averaged: bool):
-    prior = encoded("p", AUXILIARY, quadrant_statistics, size=8, crops=0, limit=0, rng=coins())
+    prior = encode_prior("p", AUXILIARY, quadrant_statistics, size=8, crops=0, limit=0, rng=child_rng())
     found = quadrant_statistics(AUXILIARY)
     mean, std = found.style(unbiased=False)
     styles = (mean.mean(0, keepdim=True), std.mean(0, keepdim=True))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.style_inversion.style_matching import (
-    Matched,
+    MatchedImages,
     Matching,
+    input_side,
     match,
-    seen_side,
     style_residual,
     total_variation,
 )
@@ -24,7 +24,7 @@ from fdgsec.runtime.random_streams import stream
 FAST = Matching(steps=40)
 
 
-def coins(seed: int = 0) -> torch.Generator:
+def child_rng(seed: int = 0) -> torch.Generator:
     return stream(seed, "attack", "test")
 
 
@@ -49,7 +49,7 @@ def test_the_style_of_a_procedural_picture_is_met_by_pictures_that_differ_from_e
     near = (torch.cdist(styles[rows] / spread, styles[others] / spread).amin(1) / styles.shape[1] ** 0.5).tolist()
 
     found = match(
-        encoder_named("mini"), styles[rows], spread, side=32, restarts=2, options=Matching(steps=150), rng=coins()
+        encoder_named("mini"), styles[rows], spread, side=32, restarts=2, options=Matching(steps=150), rng=child_rng()
     )
 
     for row, true in enumerate(everything[rows]):
@@ -65,14 +65,14 @@ def test_one_color_is_recovered_since_its_statistics_leave_no_choice():
 
     found = match(
         encoder_named("pixels"), style("pixels", true), torch.ones(6), side=16, restarts=2,
-        options=replace(FAST, steps=200), rng=coins(),
+        options=replace(FAST, steps=200), rng=child_rng(),
     )  # fmt: skip
 
     assert float((found.images - true[:, None]).abs().max()) < 0.05
 
 
 def test_a_residual_is_the_root_mean_square_of_statistics_in_units_of_their_spread():
-    images = torch.rand(2, 3, 16, 16, generator=coins())
+    images = torch.rand(2, 3, 16, 16, generator=child_rng())
     spread, targets = torch.arange(1.0, 7.0) / 10, torch.zeros(2, 6)
     center, scale = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = []
@@ -87,7 +87,7 @@ def test_a_residual_is_the_root_mean_square_of_statistics_in_units_of_their_spre
 
 
 def test_total_variation_is_the_mean_length_of_the_color_gradient():
-    image = torch.rand(1, 3, 4, 5, generator=coins())
+    image = torch.rand(1, 3, 4, 5, generator=child_rng())
     lengths = [
         ((image[0, c, i + 1, j] - image[0, c, i, j]) ** 2 + (image[0, c, i, j + 1] - image[0, c, i, j]) ** 2) ** 0.5
         for c in range(3)
@@ -100,35 +100,37 @@ def test_total_variation_is_the_mean_length_of_the_color_gradient():
 
 @pytest.mark.parametrize("weight", ["variation", "extremes"])
 def test_each_prior_lowers_what_it_weighs(weight: str):
-    target = style("pixels", torch.rand(1, 3, 16, 16, generator=coins(1)).round())
+    target = style("pixels", torch.rand(1, 3, 16, 16, generator=child_rng(1)).round())
     weights = {"variation": 0.0, "extremes": 0.0}
     prior = {"variation": total_variation, "extremes": lambda x: (2 * x - 1).pow(6).mean((1, 2, 3))}[weight]
 
     def left(value: float) -> float:
         options = replace(FAST, **{**weights, weight: value})
-        found = match(encoder_named("pixels"), target, torch.ones(6), side=16, restarts=1, options=options, rng=coins())
+        found = match(
+            encoder_named("pixels"), target, torch.ones(6), side=16, restarts=1, options=options, rng=child_rng()
+        )
         return float(prior(found.images[:, 0]))
 
     assert left(3.0) < 0.8 * left(0.0)
 
 
 def test_without_a_step_the_picture_is_the_start():
-    start = torch.rand(2, 3, 16, 16, generator=coins()).clamp(0.05, 0.95)
+    start = torch.rand(2, 3, 16, 16, generator=child_rng()).clamp(0.05, 0.95)
 
     found = match(
         encoder_named("pixels"), torch.zeros(2, 6), torch.ones(6), side=16, restarts=2,
-        options=Matching(steps=0, roughness=(0.0,)), rng=coins(), start=start,
+        options=Matching(steps=0, roughness=(0.0,)), rng=child_rng(), start=start,
     )  # fmt: skip
 
     assert torch.allclose(found.images, start[:, None].expand(-1, 2, -1, -1, -1), atol=1e-6)
 
 
 def test_a_restart_is_the_same_however_many_there_are():
-    targets = style("pixels", torch.rand(3, 3, 16, 16, generator=coins()))
+    targets = style("pixels", torch.rand(3, 3, 16, 16, generator=child_rng()))
 
-    def drawn(restarts: int) -> Matched:
+    def drawn(restarts: int) -> MatchedImages:
         return match(
-            encoder_named("pixels"), targets, torch.ones(6), side=17, restarts=restarts, options=FAST, rng=coins()
+            encoder_named("pixels"), targets, torch.ones(6), side=17, restarts=restarts, options=FAST, rng=child_rng()
         )
 
     one, three = drawn(1), drawn(3)
@@ -138,12 +140,12 @@ def test_a_restart_is_the_same_however_many_there_are():
 
 
 def test_more_pictures_than_fit_in_one_batch_stay_in_their_rows():
-    colors = torch.rand(40, 3, generator=coins()) * 0.6 + 0.2
+    colors = torch.rand(40, 3, generator=child_rng()) * 0.6 + 0.2
     true = colors.view(40, 3, 1, 1).expand(-1, -1, 16, 16)
 
     found = match(
         encoder_named("pixels"), style("pixels", true), torch.ones(6), side=16, restarts=2,
-        options=replace(FAST, steps=60), rng=coins(),
+        options=replace(FAST, steps=60), rng=child_rng(),
     )  # fmt: skip
 
     assert found.images.shape == (40, 2, 3, 16, 16)
@@ -152,7 +154,7 @@ def test_more_pictures_than_fit_in_one_batch_stay_in_their_rows():
 
 def test_no_rows_give_no_pictures():
     found = match(
-        encoder_named("pixels"), torch.zeros(0, 6), torch.ones(6), side=16, restarts=2, options=FAST, rng=coins()
+        encoder_named("pixels"), torch.zeros(0, 6), torch.ones(6), side=16, restarts=2, options=FAST, rng=child_rng()
     )
 
     assert found.images.shape == (0, 2, 3, 16, 16)
@@ -160,16 +162,16 @@ def test_no_rows_give_no_pictures():
 
 
 def test_the_best_picture_is_the_one_with_the_smallest_residual_and_the_average_is_of_all():
-    images = torch.rand(2, 3, 3, 4, 4, generator=coins())
-    found = Matched(images=images, residual=torch.tensor([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]]))
+    images = torch.rand(2, 3, 3, 4, 4, generator=child_rng())
+    found = MatchedImages(images=images, residual=torch.tensor([[0.3, 0.1, 0.2], [0.1, 0.2, 0.3]]))
 
     assert torch.equal(found.best(), torch.stack([images[0, 1], images[1, 0]]))
     assert torch.allclose(found.average()[1], (images[1, 0] + images[1, 1] + images[1, 2]) / 3)
 
 
 def test_variances_between_and_within_pictures_agree_with_their_loops():
-    images = torch.rand(1, 3, 3, 2, 2, generator=coins())
-    found = Matched(images=images, residual=torch.zeros(1, 3))
+    images = torch.rand(1, 3, 3, 2, 2, generator=child_rng())
+    found = MatchedImages(images=images, residual=torch.zeros(1, 3))
     pixels = images[0].reshape(3, 12).numpy()
     colors = images[0].reshape(9, 4).numpy()
 
@@ -178,9 +180,11 @@ def test_variances_between_and_within_pictures_agree_with_their_loops():
 
 
 def test_pictures_that_differ_by_the_places_of_their_pixels_vary_as_much_between_as_within():
-    picture = torch.rand(3, 64, generator=coins())
-    moved = torch.stack([picture[:, torch.randperm(64, generator=coins(n))] for n in range(50)]).view(1, 50, 3, 8, 8)
-    found = Matched(images=moved, residual=torch.zeros(1, 50))
+    picture = torch.rand(3, 64, generator=child_rng())
+    translated = torch.stack([picture[:, torch.randperm(64, generator=child_rng(n))] for n in range(50)]).view(
+        1, 50, 3, 8, 8
+    )
+    found = MatchedImages(images=translated, residual=torch.zeros(1, 50))
 
     ratio = float(found.variance_between() / found.variance_within())
 
@@ -191,9 +195,9 @@ def test_pictures_that_differ_by_the_places_of_their_pixels_vary_as_much_between
 def test_the_side_of_what_an_encoder_saw_is_told_by_its_cells(name: str, side: int):
     cells = encoder_named(name).encode(torch.zeros(1, 3, side, side))[0, 0].numel()
 
-    assert seen_side(encoder_named(name), cells) == side
+    assert input_side(encoder_named(name), cells) == side
 
 
 def test_cells_that_make_no_square_are_refused():
     with pytest.raises(UsageError, match="no square image has maps of 1000 cells under mini"):
-        seen_side(encoder_named("mini"), 1000)
+        input_side(encoder_named("mini"), 1000)

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fdgsec.attacks.linkage.noise_linkage import noised
+from fdgsec.attacks.linkage.noise_linkage import add_noise
 from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.federation.artifacts import (
     Amplitudes,
@@ -97,7 +97,7 @@ def test_it_is_the_noise_that_the_linkage_attack_adds_itself():
 
     found = mean_of(sent(StyleNoise(p=P, scale=S), StyleStatistics(mean=values, std=values)))
 
-    oracle = noised(values.double(), shrink=P, noise=S, rng=noise())
+    oracle = add_noise(values.double(), shrink=P, noise=S, rng=noise())
     torch.testing.assert_close(found.double(), oracle, atol=1e-6, rtol=1e-6)  # float32 is sent
 
 

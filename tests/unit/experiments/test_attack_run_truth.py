@@ -158,11 +158,11 @@ def test_models_that_were_not_kept_are_named_with_the_option_that_keeps_them(tmp
     run = ran(tmp_path / "run", "fedavg", rounds=1)
     asked = questions(again(run, target="fedavg"))
 
-    said = "this run kept no models; train it again with --keep models=last"
+    outputs = "this run kept no models; train it again with --keep models=last"
 
     assert asked.cases(Question(kind="trained", count=20), MODELS) == []
-    assert asked.gap(Question(kind="trained", count=20), MODELS) == said
-    assert asked.gap(Question(kind="released"), GradientInversion()) == said
+    assert asked.gap(Question(kind="trained", count=20), MODELS) == outputs
+    assert asked.gap(Question(kind="released"), GradientInversion()) == outputs
     assert asked.gap(Question(kind="single_step", records=1, count=1), GradientInversion()) == ""
     assert unkept(MODELS, "models=last") == unkept(LOOKED_UP, "artifacts") == ""
 

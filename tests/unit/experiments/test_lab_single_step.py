@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.attacks.gradient_inversion.batch_norm_leakage import batch_statistics, image_statistics, norm_gap
+from fdgsec.attacks.gradient_inversion.batch_norm_leakage import batch_norm_distance, batch_statistics, image_statistics
 from fdgsec.attacks.gradient_inversion.gradient_matching import batch_gradient, step_gradient
 from fdgsec.attacks.gradient_inversion.single_step import Update
 from fdgsec.data.domains import as_float
@@ -161,7 +161,7 @@ def test_the_gap_is_zero_for_the_images_themselves_and_no_model_is_touched():
     goal = image_statistics(network, images)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
 
-    with torch.no_grad(), norm_gap(network.train(), goal) as gap:
+    with torch.no_grad(), batch_norm_distance(network.train(), goal) as gap:
         network(images)
         same = float(gap())
         network(images * 0.5)
@@ -173,7 +173,7 @@ def test_the_gap_is_zero_for_the_images_themselves_and_no_model_is_touched():
 
 def test_without_a_goal_or_batch_norm_there_is_no_gap():
     network = model().module()
-    with norm_gap(network, {}) as gap:
+    with batch_norm_distance(network, {}) as gap:
         network(torch.rand(1, 3, 32, 32, generator=stream(0, "attack")))
         assert float(gap()) == 0.0
     plain = build_classifier("squeezenet1_0", 7, rng=stream(0, "world", "network"))

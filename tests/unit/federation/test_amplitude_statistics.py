@@ -12,7 +12,7 @@ from fdgsec.attacks.attribute_inference.properties import PropertyInference
 from fdgsec.attacks.differencing.attack import Differencing
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
-from fdgsec.attacks.membership.pooled_styles import Asked, known_populations, mean_answers
+from fdgsec.attacks.membership.pooled_styles import CasesByRelease, known_populations, mean_answers
 from fdgsec.attacks.statistics.populations import pooled_release
 from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardized_score
 from fdgsec.data.domains import DomainDataset, as_float
@@ -246,7 +246,7 @@ def test_without_information_the_membership_tests_raise_no_more_false_alarms_tha
     for seed in range(60):
         spectra = noise_images(60 + 2 * asked + 20, stream(seed, "world", "false alarms"))
         cases, knowledge = unrelated(spectra, asked)
-        known = known_populations(Asked.of(cases), cases, knowledge)  # of 60 records with 1,632 coordinates
+        known = known_populations(CasesByRelease.of(cases), cases, knowledge)  # of 60 records with 1,632 coordinates
         for test in alarms:
             (answer,) = mean_answers([0], cases, knowledge, known, test=test, rng=stream(seed, "attack", "blur"))
             ranks = answer.scores.argsort().argsort().double() + 1
@@ -261,9 +261,9 @@ def unrelated(spectra: Tensor, asked: int) -> tuple[list[Case], Knowledge]:
     moments = planted_moments(spectra, torch.zeros_like(spectra), pixels=1)
     nothing = torch.zeros(len(spectra), dtype=torch.int64)
     images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
-    behind = torch.arange(60 + 2 * asked, len(spectra))
+    of_release = torch.arange(60 + 2 * asked, len(spectra))
     case = Case(
-        question="resampled_clients", views=(upload(pooled_release(moments.rows(behind), READING)),), victim="client:0",
+        question="resampled_clients", views=(upload(pooled_release(moments.rows(of_release), READING)),), victim="client:0",
         records=20, domain="planted", slice={"domain": "planted", "n_per_client": 20},
         candidates=images.subset(torch.arange(60, 60 + 2 * asked)),
     )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import wasserstein_distance
 
-from fdgsec.attacks.pool_exposure.row_order import beside, lag_correlation
+from fdgsec.attacks.pool_exposure.row_order import lag_correlation, neighbor_distances
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Exposure, InferredSize, Palettes
 from fdgsec.threats.attack import Truth
@@ -208,7 +208,7 @@ def test_a_candidate_is_compared_with_the_rows_before_and_after():
     scale, center = known.std(0, correction=0), known.mean(0)
     z, c = (rows - center) / scale, (known - center) / scale
 
-    found = beside(rows, known)
+    found = neighbor_distances(rows, known)
 
     for row in range(5):
         beside_it = [i for i in (row - 1, row + 1) if 0 <= i < 5]
@@ -218,6 +218,6 @@ def test_a_candidate_is_compared_with_the_rows_before_and_after():
 
 def test_two_rows_have_no_order_to_speak_of():
     with pytest.raises(ValueError, match="three rows"):
-        beside(torch.zeros(2, 3), torch.zeros(4, 3))
+        neighbor_distances(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(ValueError, match="three rows"):
         lag_correlation(torch.zeros(2, 3), rng=stream(0, "attack"))
