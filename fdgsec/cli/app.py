@@ -1,55 +1,62 @@
-"""Collects the verbs, and turns every error a user can meet into one line and an exit code."""
+"""The command line: its verbs, each loaded when it is called; every error a user can meet becomes one line and an exit code."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 
 import click
 import typer
+from typer.core import TyperGroup
 
-from fdgsec.cli import (
-    attack,
-    audit,
-    bench,
-    cache,
-    claims,
-    compare,
-    data,
-    doctor,
-    explain,
-    join,
-    listing,
-    plot,
-    report,
-    serve,
-    sweep,
-    train,
-    weights,
-)
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import FdgsecError, unknown_name
 from fdgsec.runtime.processes import keep_freed_memory
 from fdgsec.runtime.version import __version__
 
+VERBS: Mapping[str, str] = {
+    "attack": "fdgsec.cli.attack:command",
+    "audit": "fdgsec.cli.audit:command",
+    "claims": "fdgsec.cli.claims:command",
+    "sweep": "fdgsec.cli.sweep:command",
+    "train": "fdgsec.cli.train:command",
+    "bench": "fdgsec.cli.bench:command",
+    "serve": "fdgsec.cli.serve:command",
+    "join": "fdgsec.cli.join:command",
+    "list": "fdgsec.cli.listing:command",
+    "plot": "fdgsec.cli.plot:command",
+    "report": "fdgsec.cli.report:command",
+    "compare": "fdgsec.cli.compare:command",
+    "explain": "fdgsec.cli.explain:command",
+    "doctor": "fdgsec.cli.doctor:command",
+    "data": "fdgsec.cli.data:app",
+    "weights": "fdgsec.cli.weights:app",
+    "cache": "fdgsec.cli.cache:app",
+}
+
+
+class LazyVerbs(TyperGroup):
+    """The group of all verbs; a verb's module is imported when the verb is called, or listed with its help."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Give the verbs' names in the order of the help page."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        """Import a verb. Raises UsageError with the nearest name for an unknown one."""
+        if cmd_name not in VERBS:
+            raise unknown_name("command", cmd_name, VERBS)
+        module, _, attribute = VERBS[cmd_name].partition(":")
+        verb = getattr(import_module(module), attribute)
+        if not isinstance(verb, typer.Typer):
+            single = typer.Typer(add_completion=False, rich_markup_mode=None)
+            single.command(cmd_name)(verb)
+            verb = single
+        return typer.main.get_command(verb)
+
+
 app = typer.Typer(
-    name="fdgsec", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
-    help="Privacy and security analysis of federated domain generalization.",
+    name="fdgsec", cls=LazyVerbs, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    pretty_exceptions_enable=False, help="Privacy and security analysis of federated domain generalization.",
 )  # fmt: skip
-app.command("attack")(attack.command)
-app.command("audit")(audit.command)
-app.command("claims")(claims.command)
-app.command("sweep")(sweep.command)
-app.command("train")(train.command)
-app.command("bench")(bench.command)
-app.command("serve")(serve.command)
-app.command("join")(join.command)
-app.command("list")(listing.command)
-app.command("plot")(plot.command)
-app.command("report")(report.command)
-app.command("compare")(compare.command)
-app.command("explain")(explain.command)
-app.command("doctor")(doctor.command)
-app.add_typer(data.app, name="data")
-app.add_typer(weights.app, name="weights")
-app.add_typer(cache.app, name="cache")
 
 
 @app.callback(invoke_without_command=True)

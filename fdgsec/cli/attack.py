@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.cli.tables import console, print_dry_run, print_report
-from fdgsec.experiments.config import attack_settings
-from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
 if TYPE_CHECKING:
     from fdgsec.experiments.flower.engine_choice import EngineChoice
+    from fdgsec.experiments.report.schema import AttackReport
 
 Target = Annotated[
     str | None,
@@ -168,7 +166,9 @@ class _Images:
 def _on_target(
     target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "EngineChoice"
 ) -> int:
+    from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack import verb as experiment
+    from fdgsec.experiments.config import attack_settings
     from fdgsec.experiments.flower.engine_choice import flower_federation
 
     given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
@@ -187,6 +187,7 @@ def _on_target(
 
 
 def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | None) -> int:
+    from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded, dry_run_recorded
 
     request = RecordedRequest(
@@ -203,6 +204,7 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
 
 
 def _on_vectors(file: Path, chosen: _Chosen, *, encoder: str | None, truth: Path | None, images: _Images) -> int:
+    from fdgsec.cli.tables import console
     from fdgsec.experiments.attack_vectors.verb import VectorsRequest, attack_vectors
 
     if encoder is None:
@@ -228,8 +230,10 @@ def _refuse(mode: str, options: Mapping[str, object], reason: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} has no place beside {mode}: {reason}; leave it out.")
 
 
-def _done(report: AttackReport, folder: Path, *, as_json: bool) -> int:
+def _done(report: "AttackReport", folder: Path, *, as_json: bool) -> int:
     """Print the report with what is to be said about it; a failed attack fails the command."""
+    from fdgsec.cli.tables import console, print_report
+
     print_report(report, as_json=as_json, out=folder)
     if not as_json and report.environment.get("notes"):
         console().print(f"notes: {report.environment['notes']}", highlight=False, markup=False)

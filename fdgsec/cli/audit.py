@@ -7,7 +7,6 @@ from typing import Annotated, Literal, cast
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.cli.tables import print_audit
 from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="Whose messages to audit (`fdgsec list targets`).")]
@@ -49,6 +48,7 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Audit a defense's guarantee: a lower bound on its epsilon. Ends with 1 where the claim has failed."""
+    from fdgsec.cli.tables import print_audit
     from fdgsec.experiments.audit.verb import AuditPlan, audit, audit_settings
 
     plan = AuditPlan(

@@ -6,7 +6,7 @@ import typer
 
 from fdgsec.runtime.files import cache_root
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The cache: size, clear.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="The cache: size, clear.")
 KINDS = ("features", "pixels", "runs")
 
 

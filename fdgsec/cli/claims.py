@@ -7,8 +7,6 @@ from typing import Annotated, cast, get_args
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.cli.tables import print_claims
-from fdgsec.experiments.config import Profile
 from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.progress import progress_bars
 
@@ -31,7 +29,9 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Measure what the papers claim about privacy, and say of each claim whether it stands."""
+    from fdgsec.cli.tables import print_claims
     from fdgsec.experiments.claims.verb import ClaimsRequest, claims
+    from fdgsec.experiments.config import Profile
 
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))

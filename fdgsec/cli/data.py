@@ -4,19 +4,21 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.cli.listings import print_dataset, print_datasets
 from fdgsec.cli.options import AllowPartial, DataRoot
 from fdgsec.runtime.progress import progress_bars
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Datasets: list the known ones, check yours, fetch."
-)
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+    help="Datasets: list the known ones, check yours, fetch.",
+)  # fmt: skip
 Name = Annotated[str, typer.Argument(help="A dataset by name.")]
 
 
 @app.command("list")
 def list_() -> int:
     """List the known datasets: source, size, license, layout, what is found."""
+    from fdgsec.cli.listings import print_datasets
+
     print_datasets()
     return 0
 
@@ -24,6 +26,7 @@ def list_() -> int:
 @app.command()
 def check(name: Name, data_root: DataRoot = None, allow_partial: AllowPartial = False) -> int:
     """Read a dataset, check its counts and names, and decode it unless it is too large to hold."""
+    from fdgsec.cli.listings import print_dataset
     from fdgsec.data.catalog import load_dataset
 
     with progress_bars() as progress:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from fdgsec.cli.listings import LISTS, print_list
 from fdgsec.runtime.errors import unknown_name
 
 What = Annotated[
@@ -18,6 +17,8 @@ What = Annotated[
 def command(what: What = "targets") -> int:
     """List methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols or
     ablations."""
+    from fdgsec.cli.listings import LISTS, print_list
+
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)
     print_list(what)

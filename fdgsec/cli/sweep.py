@@ -6,8 +6,6 @@ from typing import Annotated, cast, get_args
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.cli.tables import print_sweep
-from fdgsec.experiments.config import Profile
 from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.progress import progress_bars
 
@@ -56,6 +54,8 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Attack and train a target at many values of a defense's option: the privacy-accuracy trade-off, with figures."""
+    from fdgsec.cli.tables import print_sweep
+    from fdgsec.experiments.config import Profile
     from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
 
     if profile not in get_args(Profile):

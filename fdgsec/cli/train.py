@@ -6,8 +6,6 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.cli.tables import print_report, print_seeds
-from fdgsec.experiments.config import resolve_settings
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import progress_bars
 
@@ -71,8 +69,10 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Train a method's rounds and measure accuracy on the domain that no client has."""
+    from fdgsec.cli.tables import print_report, print_seeds
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds
+    from fdgsec.experiments.config import resolve_settings
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
     from fdgsec.experiments.flower.train_remote import lead
 

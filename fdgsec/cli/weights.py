@@ -1,16 +1,18 @@
 """`fdgsec weights`: pretrained weights, with their hashes."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fdgsec.cli.listings import print_weights
-from fdgsec.nn.networks import weights
-from fdgsec.runtime.download import in_megabytes
 from fdgsec.runtime.progress import progress_bars
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Weights: list, import, fetch, path.")
+if TYPE_CHECKING:
+    from fdgsec.nn.networks.weights import ImportedWeights
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Weights: list, import, fetch, path."
+)
 Name = Annotated[str, typer.Argument(help="A name from `fdgsec weights list`.")]
 File = Annotated[Path, typer.Argument(help="A .pth, .pt or .safetensors file.")]
 Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="Refuse the file if its hash differs.")]
@@ -19,20 +21,28 @@ Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="
 @app.command("list")
 def list_() -> int:
     """List known weights and which are stored."""
-    print_weights(weights.listing())
+    from fdgsec.cli.listings import print_weights
+    from fdgsec.nn.networks.weights import listing
+
+    print_weights(listing())
     return 0
 
 
 @app.command("import")
 def import_(name: Name, file: File, sha256: Digest = None) -> int:
     """Check a file and store its weights."""
-    _echo(weights.import_file(name, file, sha256=sha256))
+    from fdgsec.nn.networks.weights import import_file
+
+    _echo(import_file(name, file, sha256=sha256))
     return 0
 
 
 @app.command()
 def fetch(name: Name) -> int:
     """Download weights (or the rest of them), check and store them."""
+    from fdgsec.nn.networks import weights
+    from fdgsec.runtime.download import in_megabytes
+
     with progress_bars() as progress:
         stored = weights.fetch(name, progress=in_megabytes(progress.update, name))
     _echo(stored)
@@ -42,10 +52,12 @@ def fetch(name: Name) -> int:
 @app.command()
 def path(name: Name) -> int:
     """Print where weights are stored."""
-    typer.echo(str(weights.locate(name)))
+    from fdgsec.nn.networks.weights import locate
+
+    typer.echo(str(locate(name)))
     return 0
 
 
-def _echo(stored: weights.ImportedWeights) -> None:
+def _echo(stored: "ImportedWeights") -> None:
     published = "the published file" if stored.official else "not the published file, but its architecture fits"
     typer.echo(f"{stored.name}: {stored.bytes} bytes, sha256 {stored.sha256} ({published})")

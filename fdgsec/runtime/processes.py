@@ -4,12 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
 from typing import TypeVar
-
-import torch
 
 from fdgsec.runtime.errors import UsageError
 
@@ -53,6 +48,12 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
     if workers == 1:
         yield from ((task, work(task)) for task in tasks)
         return
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    import torch
+
     threads = max(1, torch.get_num_threads() // workers)
     pool = ProcessPoolExecutor(
         min(workers, max(len(tasks), 1)), mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,)
@@ -80,5 +81,7 @@ def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: 
 
 
 def _begin(threads: int) -> None:
+    import torch
+
     keep_freed_memory()
     torch.set_num_threads(threads)

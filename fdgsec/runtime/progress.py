@@ -4,10 +4,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class Progressive(Protocol):
@@ -30,7 +30,7 @@ class NoProgress:
 class Bars:
     """One bar per step, on stderr."""
 
-    progress: Progress
+    progress: "Progress"
     tasks: dict[str, int]
 
     def update(self, description: str, done: int, total: int) -> None:
@@ -43,6 +43,9 @@ class Bars:
 @contextmanager
 def progress_bars() -> Iterator[Progressive]:
     """Give bars where stderr is a terminal, silence elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield NoProgress()
