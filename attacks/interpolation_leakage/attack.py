@@ -46,6 +46,7 @@ class InterpolationLeakage:
 
     name: ClassVar[str] = "interpolation-leakage"
     reads: ClassVar[frozenset[str]] = frozenset({"InterpolationStyle"})
+    also_reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
     clients: int = 20
     records: int = 25

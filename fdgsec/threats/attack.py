@@ -193,6 +193,13 @@ class ReadsModels(Protocol):
 
 
 @runtime_checkable
+class ReadsMore(Protocol):
+    """An attack that also looks at artifacts that need not be there: `reads` names those of which one must be."""
+
+    also_reads: ClassVar[frozenset[str]]
+
+
+@runtime_checkable
 class Incomplete(Protocol):
     """An attack some of whose variants may be out of reach (weights, data): it says which, and why."""
 

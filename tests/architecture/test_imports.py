@@ -1,4 +1,4 @@
-"""The law of imports: twelve packages in one order, each importing those below it, and no circles at any level.
+"""The law of imports: thirteen packages in one order, each importing those below it, and no circles at any level.
 
 The table of docs/design.md is the law; these tests read it, and every import of the product, those inside functions too."""
 

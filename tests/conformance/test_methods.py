@@ -1,89 +1,154 @@
-"""Every registered method keeps the engine's promises: two rounds on shapes, plain and through bytes.
+"""Every registered method keeps its promises: two rounds on shapes, plain and through bytes; and liars are found out.
 
 A method that brings nothing but its own hooks passes unchanged: it is enough that its name is in the registry."""
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 
 from fdgsec.experiments.config import build
-from fdgsec.federation.artifacts import KINDS
-from fdgsec.federation.method import Blueprint, Client, Method
-from fdgsec.runtime.random_streams import stream
+from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.releases import Release
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.fedccrl import FedCCRL
+from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import METHODS, resolve
-from tests.support.round_loop import CLIENTS, ROUNDS, Outcome, federated, four_clients
+from fdgsec.testing import BrokenPromiseError, check_method
+from fdgsec.testing.small_federation import CLIENTS, ROUNDS, federated, four_clients, start_of
 
-SMALL = {"plan": {"batch_size": 8, "learning_rate": 0.01}}
-
-
-def method_named(name: str) -> Method:
-    made: Method = build(resolve("methods", name), SMALL, where="method")
-    return made.fitting(CLIENTS)
-
-
-@pytest.fixture(scope="module")
-def members() -> list[Client]:
-    return four_clients()
-
-
-@pytest.fixture(scope="module")
-def outcomes(members: list[Client]) -> dict[str, Outcome]:
-    """Outcomes of plain runs, made once each."""
-    return {}
-
-
-def plain(name: str, members: list[Client], outcomes: dict[str, Outcome]) -> Outcome:
-    if name not in outcomes:
-        outcomes[name] = federated(method_named(name), members, recode=False)
-    return outcomes[name]
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
+SMALL: Mapping[str, object] = {"plan": {"batch_size": 8, "learning_rate": 0.01}}
+LIGHT: Mapping[str, Mapping[str, object]] = {
+    "fedadg": {"hidden": 64, "projected": 32},
+    "feddag": {"generator": "fcn16"},
+    "feddag-dp": {"generator": "fcn16"},
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_run_through_bytes_is_the_plain_run(name: str, members: list[Client], outcomes: dict[str, Outcome]):
-    first = plain(name, members, outcomes)
-    second = federated(method_named(name), members, recode=True)
-
-    assert first.model.keys() == second.model.keys()
-    assert all(torch.equal(first.model[key], second.model[key]) for key in first.model)
-    assert first.transcript.sha256 == second.transcript.sha256
+def test_a_bundled_method_keeps_every_promise(name: str):
+    check_method(build(resolve("methods", name), {**SMALL, **LIGHT.get(name, {})}, where="method"))
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_two_rounds_train_and_stay_finite(name: str, members: list[Client], outcomes: dict[str, Outcome]):
-    method, outcome = method_named(name), plain(name, members, outcomes)
-    start = Blueprint(backbone="tiny", classes=7, remodel=method.remodel).network(stream(0, "world", "initialisation"))
+def test_two_rounds_train_body_and_head(name: str):
+    method: Method = build(resolve("methods", name), SMALL, where="method").fitting(CLIENTS)
+    start, outcome = start_of(method).state.tensors(), federated(method, four_clients(), recode=False)
 
     assert len(outcome.losses) == ROUNDS * CLIENTS
-    assert all(torch.isfinite(value).all() for value in outcome.model.values())
-    moved = {key for key, value in start.state_dict().items() if not torch.equal(outcome.model[key], value)}
+    moved = {key for key, value in start.items() if not torch.equal(outcome.model[key], value)}
     assert {"head.weight", "body.stage4.0.weight"} <= moved
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_message_is_a_known_kind_between_the_server_and_a_client(
-    name: str, members: list[Client], outcomes: dict[str, Outcome]
-):
-    for message in plain(name, members, outcomes).transcript.messages():
-        assert message.artifact.kind in KINDS
-        assert (message.sender == "server") != (message.receiver == "server")
-        assert message.stage in {"share", "combine", "model", "update", "exhibit", "review"}
+@dataclass(frozen=True, kw_only=True)
+class SendsMore(FedAvg):
+    """Sends a number that it does not declare."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        extra = Scores(values=client.data.labels.float().mean().reshape(1))
+        return replace(update, artifacts={**update.artifacts, "extra": extra}), state
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_only_participants_hold_state(name: str, members: list[Client]):
-    method = method_named(name)
-    outcome = federated(method, members, recode=False, participation=0.5)
+@dataclass(frozen=True, kw_only=True)
+class SendsLess(FedAvg):
+    """Declares what it never sends."""
 
-    acting = {message.sender for message in outcome.transcript.messages()} - {"server"}
-    assert {holder for holder, state in outcome.states.items() if state} <= acting
-    assert len(outcome.losses) == ROUNDS * CLIENTS // 2
+    @property
+    def releases(self) -> Sequence[Release]:
+        return (*super().releases, Release(stage="share", slot="styles", kind=ImageStyles))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_options_of_a_method_are_frozen_fields(name: str):
-    method = method_named(name)
+@dataclass(frozen=True, kw_only=True)
+class HidesRows(FedCCRL):
+    """Shares rows of single images and does not say which."""
 
-    assert replace(method) == method  # type: ignore[type-var]
-    with pytest.raises(AttributeError):
-        method.plan = None  # type: ignore[attr-defined]
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        return sent, {name: value for name, value in state.items() if name != SHARED_ROWS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapsOwners(FedCCRL):
+    """Hands out a pool in which rows are another client's."""
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        handed, server = super().combine(shared, server=server, clock=clock, rng=rng)
+        names = list(handed)
+        banks = [handed[name]["pool"] for name in names]
+        swapped = [replace(bank, owner=bank.tensors()["owner"].flip(0)) for bank in banks]
+        return {name: {"pool": bank} for name, bank in zip(names, swapped, strict=True)}, server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(FedAvg):
+    """Counts its clients on itself."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        self.seen.append(client.name)
+        return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsGlobally(FedAvg):
+    """Adds noise of torch's global generator to what it sends."""
+
+    strength: float = 0.0
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        sent = update.artifacts["model"].tensors()
+        noisy = {name: value + self.strength * torch.randn(()).to(value.dtype) for name, value in sent.items()}
+        return replace(update, artifacts={"model": ModelState(state=noisy)}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritesOnWhatItGot(FedAvg):
+    """Changes the received model in place."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        model.state.tensors()["head.bias"].add_(1)
+        return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@pytest.mark.parametrize(
+    ("liar", "promise"),
+    [
+        (SendsMore(plan=PLAN), "what is sent is what is declared: client:0 sent or got Scores in slot 'extra'"),
+        (SendsLess(plan=PLAN), "what is sent is what is declared: ImageStyles in slot 'styles' of stage 'share'"),
+        (HidesRows(plan=PLAN), "rows carry their origin: client:0 sent 1 rows"),
+        (SwapsOwners(plan=PLAN), "rows carry their origin: client:0 got a row of client:"),
+        (Remembers(plan=PLAN), "nothing is kept on self: Remembers changed seen"),
+        (DrawsGlobally(plan=PLAN), "no draws from global randomness: DrawsGlobally moved the global state of torch"),
+        (DrawsGlobally(plan=PLAN, strength=0.1), "the same seed gives the same bytes"),
+        (WritesOnWhatItGot(plan=PLAN), "steps leave what they are handed as it was"),
+        (object(), "must be a frozen dataclass"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
+    with pytest.raises((BrokenPromiseError, UsageError), match=promise):
+        check_method(liar)
+
+
+def test_a_name_and_a_class_are_checked_with_default_options():
+    check_method("fedavg")
+    check_method(FedAvg)

@@ -1,5 +1,6 @@
 """Whatever a package brings by entry points is listed, resolved, built and hinted at like what is bundled."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,20 +83,23 @@ DATA = DatasetEntry(
 VARIANT = Target(method="theirs", options={"style": "single"}, summary="single styles from elsewhere")
 '''
 POINTS = {
-    "methods": {"theirs": "Theirs", "broken": "Missing"},
-    "attacks": {"their-attack": "TheirAttack"},
-    "defenses": {"their-defense": "TheirDefense"},
-    "artifacts": {"TheirKind": "TheirKind"},
-    "encoders": {"their-encoder": "TheirEncoder"},
-    "datasets": {"their-data": "DATA"},
-    "targets": {"theirs-single": "VARIANT"},
+    "methods": {"theirs": "from_elsewhere:Theirs", "broken": "from_elsewhere:Missing"},
+    "attacks": {"their-attack": "from_elsewhere:TheirAttack"},
+    "defenses": {"their-defense": "from_elsewhere:TheirDefense"},
+    "artifacts": {"TheirKind": "from_elsewhere:TheirKind"},
+    "encoders": {"their-encoder": "from_elsewhere:TheirEncoder"},
+    "datasets": {"their-data": "from_elsewhere:DATA"},
+    "targets": {"theirs-single": "from_elsewhere:VARIANT"},
 }
 
 
 @pytest.fixture(scope="module", autouse=True)
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with installed(tmp_path_factory.mktemp("plugin"), CODE, POINTS, module="from_elsewhere"):
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "from_elsewhere.py").write_text(CODE)
+    with installed(folder, POINTS, name="from_elsewhere"):
         yield
+    del sys.modules["from_elsewhere"]
 
 
 def test_a_plugin_is_listed_behind_what_is_bundled():

@@ -1,0 +1,6 @@
+"""Checks for methods, attacks and defenses of one's own: the promises that all bundled ones keep (docs/extending.md)."""
+
+from fdgsec.testing.attacks import check_attack as check_attack
+from fdgsec.testing.defenses import check_defense as check_defense
+from fdgsec.testing.methods import check_method as check_method
+from fdgsec.testing.promises import BrokenPromiseError as BrokenPromiseError

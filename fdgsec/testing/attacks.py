@@ -1,0 +1,175 @@
+"""`check_attack`: the questions, answers and controls of an attack, on a small run of a target that it reads."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fdgsec.experiments.attack.loop import AttackSetting, obstacle
+from fdgsec.experiments.attack.verb import follows_model, last_sent, opened
+from fdgsec.experiments.config import RunConfig, attack_settings, made, target_method
+from fdgsec.experiments.lab.attack_context import attack_context_of
+from fdgsec.experiments.setup.defenses import defense_stack_of
+from fdgsec.experiments.setup.run_federation import Observed, federate, observe
+from fdgsec.experiments.setup.world import attacked_clients, load_world, method_of, model_of, roles_of
+from fdgsec.federation.artifacts import kind_named
+from fdgsec.metrics.measurement import Control
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import NoProgress
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import target_named, targets
+from fdgsec.testing.promises import check_frozen, expect, nothing_kept, same
+from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, View
+from fdgsec.threats.attack import Answer, Answers, Attack, Case, ReadsMore, TargetFacts, Truth
+from fdgsec.threats.judging.controls import negative_controls, positive_control
+
+Cases = Sequence[Case]
+
+
+def check_attack(
+    given: object, *, target: str | None = None, adversary: str | None = None, per_domain: int = 120
+) -> None:
+    """Check an attack, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
+
+    It is put before a run of `target`, on `per_domain` images of shapes, by `adversary`; where these are not given, before
+    the first target and by the first adversary that the attack can be asked about."""
+    attack: Attack = made("attacks", given, {}, where="attack")
+    check_frozen(attack)
+    _check_declared(attack)
+    config = _config(attack, target, adversary, per_domain)
+    setting = _setting(config)
+    with nothing_kept(attack):
+        asked = list(_asked(attack, setting))
+        expect(bool(asked), "an attack asks questions", f"no case came of {config.target}; give a target that it reads")
+        cases, truths = [case for case, _ in asked], [truth for _, truth in asked]
+        before = [_print(case) for case in cases]
+        answers = _run(attack, cases, setting)
+    expect(before == [_print(case) for case in cases], "cases are left as they were", "views or candidates changed")
+    _check_answers(answers, cases, truths, setting)
+    again = _run(attack, cases, setting)
+    expect(same(list(answers), list(again)), "the same seed gives the same answers", "two runs differ")
+    _check_reads(attack, cases, answers, setting)
+    with nothing_kept(attack):
+        _check_controls(attack, cases, truths, setting)
+
+
+def _check_controls(attack: Attack, cases: Cases, truths: Sequence[Truth], setting: AttackSetting) -> None:
+    """The negative control finds nothing, and the positive control reaches its goal."""
+    judge, knowledge = setting.judge, setting.knowledge
+    null = attack.negative_control(cases, knowledge, stream(0, "attack", attack.name, "shuffled"))
+    rows = judge.null(null, cases, truths, stream(0, "world", "null", attack.name))
+    _passed("the negative control finds nothing", negative_controls(rows, comparisons=len(rows)))
+    bare = replace(knowledge, defended=None)  # nobody defends what is planted
+    control = attack.positive_control(bare, stream(0, "attack", attack.name, "plant"))
+    won = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
+    found = positive_control(control, won, judge, stream(0, "world", "planted", attack.name))
+    _passed("the positive control reaches its goal", found)
+
+
+def _check_declared(attack: Attack) -> None:
+    promise = "an attack says what it reads and needs"
+    expect(isinstance(getattr(attack, "name", None), str), promise, f"{type(attack).__name__} has no name")
+    expect(isinstance(attack.reads, frozenset) and bool(attack.reads), promise, "reads must be a set of artifact kinds")
+    unknown = sorted(kind for kind in attack.reads if kind_named(kind) is None)
+    expect(not unknown, promise, f"reads names no known kind of artifact: {', '.join(unknown)}")
+    foreign = sorted(set(attack.needs) - set(KNOWLEDGE))
+    expect(
+        not foreign,
+        promise,
+        f"needs names what no adversary knows: {', '.join(foreign)}; known: {', '.join(KNOWLEDGE)}",
+    )
+
+
+def _config(attack: Attack, target: str | None, adversary: str | None, per_domain: int) -> RunConfig:
+    """Settings under which the attack can be asked. Raises BrokenPromiseError where there are none."""
+    for name in list(targets()) if target is None else [target]:
+        method = target_method(target_named(name))
+        facts = TargetFacts(
+            artifact_kinds=method.released_kinds, clients=3, images_per_client=per_domain // 2, classes=7,
+            profile="quick", pooled=method.shares_means, rounds=int(method.needs_training),
+        )  # fmt: skip
+        for who in ADVERSARIES if adversary is None else [adversary]:
+            if obstacle(attack, name, method.released_kinds, ADVERSARIES[who]):
+                continue
+            try:
+                asks = attack.plan(replace(facts, knows=frozenset(ADVERSARIES[who].knows)))
+            except UsageError:
+                continue
+            if asks:
+                given = {"per_domain": per_domain, "adversary": who, "device": "cpu", "keep": "models=all"}
+                return attack_settings(name, {**given, "rounds": 1 if method.needs_training else None})
+    expect(False, "an attack can be asked", f"no target and adversary suit {attack.name} (reads, needs, plan)")
+    raise AssertionError
+
+
+def _setting(config: RunConfig) -> AttackSetting:
+    """A run of the target, and its laboratory."""
+    progress, method = NoProgress(), method_of(config)
+    world = load_world(config, data_root=None, progress=progress)
+    roles = roles_of(world, seed=config.seed)
+    clients = attacked_clients(world, roles, config, method)
+    needed = config.rounds or method.shares == "every"
+    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
+    stack = defense_stack_of(config, method)
+    if config.rounds and model is not None:
+        trained = federate(method, clients, model, config, progress, defense_stack=stack)
+        data = {client.name: client.data for client in clients}
+        run = Observed(transcript=trained.transcript, states=trained.states, clients=data)
+    else:
+        run = observe(method, clients, seed=config.seed, name="run", model=model, defense_stack=stack)
+    if model is not None and config.rounds and follows_model(method):
+        model = last_sent(run.transcript, model)
+    view = opened(config, world, method, model, fresh=False, progress=progress)
+    return AttackSetting.of(attack_context_of(config, world, roles, method, clients, run, model, view, stack, progress))
+
+
+def _asked(attack: Attack, setting: AttackSetting) -> Iterator[tuple[Case, Truth]]:
+    for question in attack.plan(setting.facts):
+        yield from setting.questions.cases(question, attack)
+
+
+def _run(attack: Attack, cases: Cases, setting: AttackSetting) -> Answers:
+    return attack.run(cases, setting.knowledge, stream(0, "attack", attack.name))
+
+
+def _check_answers(answers: Answers, cases: Cases, truths: Sequence[Truth], setting: AttackSetting) -> None:
+    promise = "answers are typed and have a rule"
+    expect(bool(answers), promise, "there are none")
+    for answer in answers:
+        expect(isinstance(answer, Answer), promise, f"{answer!r} is none of fdgsec.threats.answers")
+        expect(0 <= answer.case < len(cases), promise, f"{answer.kind} is about case {answer.case} of {len(cases)}")
+    try:
+        rows = setting.judge.measure(answers, cases, truths, stream(0, "world", "judge"))
+    except (TypeError, ValueError) as error:
+        expect(False, promise, f"the judge cannot measure them: {error}")
+        raise
+    expect(bool(rows), promise, "the judge made no measurement of them")
+
+
+def _check_reads(attack: Attack, cases: Cases, answers: Answers, setting: AttackSetting) -> None:
+    """Nothing changes where kinds that are not declared are missing, and where slices name the domains otherwise."""
+    reads = attack.reads | attack.also_reads if isinstance(attack, ReadsMore) else attack.reads
+    views: dict[int, View] = {}
+    for view in {id(view): view for case in cases for view in case.views}.values():
+        kept = tuple(message for message in view.messages if message.artifact.kind in reads)
+        views[id(view)] = View(messages=kept)
+    narrow = [replace(case, views=tuple(views[id(view)] for view in case.views)) for case in cases]
+    said = f"the answers change where its views hold {', '.join(sorted(reads))} alone"
+    expect(same(list(answers), list(_run(attack, narrow, setting))), "an attack reads only what it declares", said)
+    domains = setting.knowledge.domain_names
+    other = dict(zip(domains, [*domains[1:], domains[0]], strict=True))
+    renamed = [
+        replace(case, slice={key: other.get(str(value), value) for key, value in case.slice.items()}) for case in cases
+    ]
+    said = "the answers change with the names of domains in slices, which are the judge's"
+    expect(same(list(answers), list(_run(attack, renamed, setting))), "an attack does not touch the truth", said)
+
+
+def _print(case: Case) -> list[str]:
+    sent = [message.artifact.sha256 for view in case.views for message in view.messages]
+    return [*sent, "" if case.candidates is None else case.candidates.content_sha256]
+
+
+def _passed(promise: str, controls: Sequence[Control]) -> None:
+    for control in controls:
+        row = control.measurement
+        came = row.unavailable or f"{row.name} {dict(row.slice)} is {row.value}; expected {control.expected}"
+        expect(control.passed, promise, came)

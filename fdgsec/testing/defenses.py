@@ -1,0 +1,128 @@
+"""`check_defense`: two rounds of a method behind a defense, and what the defense makes of single messages."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fdgsec.experiments.config import RunConfig, made
+from fdgsec.experiments.setup.defenses import statistic_source_of
+from fdgsec.federation.defense import (
+    Defense,
+    DefenseStack,
+    HasPolicy,
+    Inspects,
+    Outgoing,
+    PlansGuarantee,
+    Protected,
+    Sender,
+)
+from fdgsec.federation.method import Clock, GlobalModel, Method
+from fdgsec.federation.wire import Filter
+from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.guarantees import Mixing, PlannedGuarantee
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import name_of, names
+from fdgsec.testing.promises import check_frozen, expect, nothing_kept
+from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients, start_of
+
+PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
+
+
+def check_defense(given: object, *, method: object = None) -> None:
+    """Check a defense, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
+
+    It is worn by four clients of `method` for two rounds; where none is given, of the first method that it works with."""
+    defense: Defense = made("defenses", given, {}, where="defense")
+    check_frozen(defense)
+    whole = isinstance(defense, Defense)
+    expect(whole, "a defense is a Defense", f"{type(defense).__name__} lacks assumptions, check or on_message")
+    words = all(isinstance(text, str) and text for text in defense.assumptions)
+    expect(words, "a defense says what it rests on", f"assumptions must be sentences; got {defense.assumptions!r}")
+    worn = next(_methods(defense, method), None)
+    expect(worn is not None, "a defense works with some method", "its check refuses all that were tried")
+    assert worn is not None
+    members, start = four_clients(), start_of(worn, norm="group")
+    source = statistic_source_of(RunConfig(method=name_of("methods", worn)), worn)
+    stack = DefenseStack(defenses=(defense,), statistic_source=source)
+    stack.check(worn)
+    with nothing_kept(defense):
+        plain = federated(worn, members, recode=False, start=start)
+        _check_messages(defense, worn, plain, stack, start)
+        first = federated(worn, members, recode=False, defense_stack=stack, start=start)
+        again = federated(worn, members, recode=False, defense_stack=stack, start=start)
+    expect(first.same_bytes == again.same_bytes, "the same seed gives the same bytes", "two defended runs differ")
+    kinds = [{(one.stage, one.slot, one.artifact.kind) for one in run.passed} for run in (plain, first)]
+    said = f"{sorted(kinds[0] ^ kinds[1])} of stage, slot and kind"
+    expect(kinds[0] == kinds[1], "a defense keeps the kind of every artifact", said)
+    acts = isinstance(defense, HasPolicy | Inspects | Filter) or first.same_bytes != plain.same_bytes
+    expect(acts, "a defense acts", f"nothing that {type(worn).__name__} sends is changed; give another method")
+    _check_costs(defense, first)
+
+
+def _methods(defense: Defense, given: object) -> Iterator[Method]:
+    """The methods that the defense does not refuse: the one that is given, or bundled ones."""
+    for one in ["ccst", "fedavg", *names("methods")] if given is None else [given]:
+        try:
+            method: Method = made("methods", one, {"plan": PLAN} if isinstance(one, str) else {}, where="method")
+            method = method.fitting(CLIENTS)
+            defense.check(method)
+        except UsageError as error:
+            if given is not None:
+                expect(False, "a defense works with some method", str(error))
+            continue
+        yield method
+
+
+def _check_messages(defense: Defense, method: Method, plain: Outcome, stack: DefenseStack, start: GlobalModel) -> None:
+    """Let the defense act twice on each message of a client's first round, outside of a run."""
+    client = four_clients()[0]
+    for sent in plain.passed:
+        if sent.client != client.name or sent.round or sent.stage in ("combine", "exhibit"):
+            continue
+        clock = Clock(round=0, rounds=2, participants=tuple(f"client:{number}" for number in range(CLIENTS)))
+        sender = Sender(
+            client=client, method=method, clock=clock, model=start, state=plain.states[client.name],
+            statistic_source=stack.statistic_source,
+        )  # fmt: skip
+        outgoing = Outgoing(round=0, stage=sent.stage, name=sent.slot, artifact=sent.artifact, sender=sender)
+        before = sent.artifact.sha256
+        made_of = [defense.on_message(replace(outgoing), stream(0, "secret", "check")) for _ in range(2)]
+        what = f"{sent.artifact.kind} in slot {sent.slot!r} of stage {sent.stage!r}"
+        _check_protected(made_of, sent, what)
+        expect(sent.artifact.sha256 == before, "a defense leaves what it is handed as it was", f"it changed {what}")
+
+
+def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: str) -> None:
+    first, second = made_of
+    hashes = [None if one is None else one.artifact.sha256 for one in made_of]
+    expect(hashes[0] == hashes[1], "a defense draws from the generator it is handed", f"two answers to {what} differ")
+    if first is None or second is None:
+        return
+    kept = type(first.artifact) is type(sent.artifact)
+    expect(kept, "a defense keeps the kind of every artifact", f"{what} became {first.artifact.kind}")
+    typed = first.uses is None or all(isinstance(use, Use) for use in first.uses)
+    expect(typed, "a cost is None or uses of a mechanism", f"{what} cost {first.uses!r}")
+
+
+def _check_costs(defense: Defense, run: Outcome) -> None:
+    """What is paid was said before, in that unit and stage; and an epsilon is one of the run's ledger."""
+    promise, planned = "a guarantee is none, or what was said before", None
+    if isinstance(defense, PlansGuarantee):
+        planned = defense.promise
+        known = planned is None or isinstance(planned, PlannedGuarantee | Mixing)
+        expect(known, promise, f"promise is {planned!r}; it must be None, a PlannedGuarantee or Mixing")
+    paid = [(entry.stage, use) for entry in run.ledger.entries for use in entry.uses or ()]
+    costs = {(stage, use.unit) for stage, use in paid if use.noise}
+    if isinstance(planned, PlannedGuarantee):
+        expect(bool(costs), promise, f"{planned.by} plans to pay in stage {planned.stage!r}, and paid nothing")
+        foreign = costs - {(planned.stage, planned.unit)}
+        expect(
+            not foreign, promise, f"{planned.by} pays for {sorted(foreign)}, and said {(planned.stage, planned.unit)}"
+        )
+        lacking = [use for _, use in paid if not planned.relations & set(use.sensitivity)]
+        expect(not lacking, promise, f"{planned.by} pays between other neighbors than {sorted(planned.relations)}")
+    else:
+        expect(
+            not costs, promise, f"{type(defense).__name__} pays for {sorted(costs)}, and its promise says nothing of it"
+        )

@@ -1,0 +1,66 @@
+"""What every check asks of an object: frozen options, nothing kept on itself, no draws from global randomness."""
+
+import dataclasses
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class BrokenPromiseError(AssertionError):
+    """A promise that was not kept: `promise` in a few words, and what came instead."""
+
+    def __init__(self, promise: str, came: str) -> None:
+        super().__init__(f"{promise}: {came}")
+        self.promise = promise
+
+
+def expect(kept: bool, promise: str, came: str) -> None:
+    """Raise BrokenPromiseError, naming the promise, where it was not `kept`."""
+    if not kept:
+        raise BrokenPromiseError(promise, came)
+
+
+def check_frozen(thing: object) -> None:
+    """Options are fields of a frozen dataclass, and a copy with the same options is equal."""
+    parameters = getattr(type(thing), "__dataclass_params__", None)
+    frozen = parameters is not None and parameters.frozen
+    expect(frozen, "options are frozen", f"{type(thing).__name__} is not a frozen dataclass")
+    again = dataclasses.replace(thing)  # type: ignore[type-var]
+    expect(again == thing, "options are frozen", "a copy with the same options is not equal")
+
+
+@contextmanager
+def nothing_kept(thing: object) -> Iterator[None]:
+    """Nothing is kept on the object, and nothing is drawn from the global generators of torch, numpy and random."""
+    before, drawn = deepcopy(vars(thing)), _global_states()
+    yield
+    changed = [name for name, value in vars(thing).items() if name not in before or not same(before[name], value)]
+    expect(not changed, "nothing is kept on self", f"{type(thing).__name__} changed {', '.join(changed)}")
+    moved = [name for name, state in _global_states().items() if not same(drawn[name], state)]
+    said = f"{type(thing).__name__} moved the global state of {', '.join(moved)}; draw from the generator that is handed in"
+    expect(not moved, "no draws from global randomness", said)
+
+
+def _global_states() -> dict[str, object]:
+    return {"torch": torch.get_rng_state(), "numpy": np.random.get_state(legacy=False), "random": random.getstate()}
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are equal, tensors and arrays and dataclasses of them to the last bit."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, str | bytes):
+        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    if dataclasses.is_dataclass(one) and not isinstance(one, type) and type(one) is type(other):
+        parts = [spec.name for spec in dataclasses.fields(one)]
+        return all(same(getattr(one, part), getattr(other, part)) for part in parts)
+    return bool(one == other)

@@ -1,0 +1,167 @@
+"""A federation of four small clients on shapes, whose every reply and request is looked at."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.data.partition import split_validation
+from fdgsec.data.shapes import shapes
+from fdgsec.federation.artifacts import Artifact, ModelState
+from fdgsec.federation.client_step import UNDEFENDED
+from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.engines.local import LocalEngine
+from fdgsec.federation.engines.state import MemoryStates
+from fdgsec.federation.method import (
+    Blueprint,
+    Client,
+    Engine,
+    GlobalModel,
+    Inbox,
+    Method,
+    Reply,
+    State,
+    Step,
+    StepRequest,
+)
+from fdgsec.federation.round_loop import STAGES, RoundLoop, RoundReport
+from fdgsec.federation.wire import Message, Transcript, Wire
+from fdgsec.privacy.ledger import Ledger
+from fdgsec.runtime.random_streams import stream
+
+ROUNDS = 2
+CLIENTS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """One artifact as a client sent or received it: the round, stage and slot that it came in, and whose it is."""
+
+    round: int
+    stage: str
+    slot: str
+    client: str
+    artifact: Artifact
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What two rounds leave behind; `passed` is what clients sent and received beside the global model."""
+
+    model: Mapping[str, Tensor]
+    transcript: Transcript
+    states: Mapping[str, State]
+    losses: Sequence[float]
+    passed: Sequence[Passed] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    changed: Sequence[str] = ()
+
+    @property
+    def same_bytes(self) -> tuple[str, str]:
+        """The hashes of all messages and of the final model."""
+        return self.transcript.sha256, ModelState(state=self.model).sha256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Witness:
+    """An engine that notes what passes by its clients, and where a step `changed` what it was handed."""
+
+    engine: Engine
+    passed: list[Passed] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+    def clients(self) -> Sequence[str]:
+        """Those of the engine."""
+        return self.engine.clients()
+
+    def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
+        """Ask the engine; note requests and replies."""
+        before = {name: _hashes(request) for name, request in requests.items()}
+        replies, failures = self.engine.ask(step, requests)
+        for name, request in requests.items():
+            down = "exhibit" if step == "review" else "combine"
+            self._note(request.clock.round, down, name, request.inbox)
+            self._note(request.clock.round, STAGES[step], name, replies[name].artifacts if name in replies else {})
+            if _hashes(request) != before[name]:
+                self.changed.append(f"what {name} received for the step {step!r} of round {request.clock.round}")
+        return replies, failures
+
+    def _note(self, number: int, stage: str, client: str, artifacts: Inbox) -> None:
+        found = [
+            Passed(round=number, stage=stage, slot=slot, client=client, artifact=artifact)
+            for slot, artifact in artifacts.items()
+        ]
+        self.passed.extend(found)
+
+
+def _hashes(request: StepRequest) -> list[str]:
+    model = [] if request.model is None else [request.model.state.sha256]
+    return [*model, *(artifact.sha256 for artifact in request.inbox.values())]
+
+
+def four_clients() -> list[Client]:
+    """Two clients of each of two domains, twenty-one images each, a fifth of them for validation."""
+    data = _drawn()
+    sources = [data.of_domain(0), data.of_domain(1)]
+    halves = [part.subset(torch.arange(start, len(part), 2)) for part in sources for start in (0, 1)]
+    return [_client(number, part) for number, part in enumerate(halves)]
+
+
+@cache
+def _drawn() -> DomainDataset:
+    return shapes(image_size=32, per_domain=42)
+
+
+def _client(number: int, data: DomainDataset) -> Client:
+    train, validation = split_validation(data, fraction=0.2, rng=stream(0, "world", "validation", number))
+    return Client(name=f"client:{number}", data=train, validation=validation)
+
+
+def start_of(method: Method, *, norm: str = "batch") -> GlobalModel:
+    """The model that `method` begins with here."""
+    plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
+    state = plan.network(stream(0, "world", "initialisation")).state_dict()
+    return GlobalModel(blueprint=plan, state=ModelState(state={name: value.clone() for name, value in state.items()}))
+
+
+def federated(
+    method: Method,
+    members: Sequence[Client],
+    *,
+    recode: bool,
+    participation: float = 1.0,
+    defense_stack: DefenseStack = UNDEFENDED,
+    start: GlobalModel | None = None,
+) -> Outcome:
+    """Train `method` for two rounds from a fixed start; with `recode` every artifact goes through bytes."""
+    wire = Wire(
+        secret=lambda upload, number: stream(0, "secret", "defense", upload.round, upload.stage, number),
+        keep=_everything, policies=defense_stack.policies,
+    )  # fmt: skip
+    states = MemoryStates()
+    engine = LocalEngine(
+        members=members, method=method, seed=0, states=states, recode=recode, defense_stack=defense_stack
+    )
+    witness = Witness(engine=engine)
+    losses: list[float] = []
+
+    def note(report: RoundReport, model: GlobalModel) -> None:
+        losses.extend(metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics)
+
+    driver = RoundLoop(
+        method=method, engine=witness, wire=wire, seed=0, rounds=ROUNDS, participation=participation, on_round=note
+    )
+    method.check(len(members))
+    final = driver.run(start_of(method) if start is None else start)
+    assert final is not None
+    return Outcome(
+        model=final.state.tensors(), transcript=wire.transcript, states=states.states, losses=losses,
+        passed=witness.passed, ledger=wire.ledger, changed=witness.changed,
+    )  # fmt: skip
+
+
+def _everything(message: Message) -> bool:
+    return True

@@ -1,0 +1,138 @@
+"""Every bundled attack keeps its promises, and liars are found out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from fdgsec.attacks.pool_exposure.attack import PoolExposure
+from fdgsec.experiments.config import made
+from fdgsec.runtime.registry import ATTACKS
+from fdgsec.testing import BrokenPromiseError, check_attack
+from fdgsec.threats.attack import Answers, Case, Knowledge, Membership, PositiveControl, Question, TargetFacts
+
+SMALL: Mapping[str, dict[str, object]] = {
+    "poisoning": {"seeds": 2, "forgeries": ("update x10",)},
+    "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 8},
+    "optimization-inversion": {"restarts": 1, "steps": 2, "side": 32},
+}
+IMAGES: Mapping[str, int] = {"reidentification": 240}
+"""Of each domain; among fewer a row of another image is told from its own by the gallery's size alone."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_bundled_attack_keeps_every_promise(name: str):
+    attack = made("attacks", name, SMALL.get(name, {}), where=name)
+    check_attack(attack, per_domain=IMAGES.get(name, 120))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesses:
+    """Scores candidates by coins."""
+
+    name: ClassVar[str] = "guesses"
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics"})
+    needs: ClassVar[frozenset[str]] = frozenset({"auxiliary"})
+
+    def plan(self, facts: TargetFacts) -> Sequence[Question]:
+        return [Question(kind="resampled_clients", count=3, records=10)]
+
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
+        return [self.answer(number, case, rng) for number, case in enumerate(cases)]
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        assert case.candidates is not None
+        return Membership(case=number, scores=torch.rand(len(case.candidates), generator=rng))
+
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
+        return self.run(cases, knowledge, rng)
+
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+        return PoolExposure().positive_control(knowledge, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsGlobally(Guesses):
+    """Draws from numpy's global generator, and uses none of it."""
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        np.random.random()
+        return super().answer(number, case, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Guesses):
+    """Remembers its victims."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        self.seen.append(case.victim)
+        return super().answer(number, case, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsBanks(Guesses):
+    """Scores by the bank, which it does not declare."""
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        kinds = [message.artifact.kind for view in case.views for message in view.messages]
+        found = super().answer(number, case, rng)
+        return replace(found, scores=found.scores * (1 + kinds.count("StyleBank")))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsSlices(Guesses):
+    """Scores by the domain that the slice names."""
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        found = super().answer(number, case, rng)
+        return replace(found, scores=found.scores * len(str(case.slice["domain"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswersForNobody(Guesses):
+    """Answers a case that there is not."""
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        return replace(super().answer(number, case, rng), case=number + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresTooFew(Guesses):
+    """Leaves a candidate out."""
+
+    def answer(self, number: int, case: Case, rng: torch.Generator) -> Membership:
+        found = super().answer(number, case, rng)
+        return replace(found, scores=found.scores[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadsNothingKnown(Guesses):
+    """Reads a kind that nobody has."""
+
+    reads: ClassVar[frozenset[str]] = frozenset({"Colours"})
+
+
+LIARS = [
+    (DrawsGlobally(), "no draws from global randomness: DrawsGlobally moved the global state of numpy"),
+    (Remembers(), "nothing is kept on self: Remembers changed seen"),
+    (ReadsBanks(), "an attack reads only what it declares"),
+    (ReadsSlices(), "an attack does not touch the truth"),
+    (AnswersForNobody(), "answers are typed and have a rule: membership is about case"),
+    (ScoresTooFew(), "answers are typed and have a rule: the judge cannot measure them"),
+    (ReadsNothingKnown(), "an attack says what it reads and needs: reads names no known kind of artifact: Colours"),
+    (Guesses(), "the positive control reaches its goal"),
+]
+
+
+@pytest.mark.parametrize(
+    ("liar", "promise"), LIARS, ids=lambda value: "" if isinstance(value, str) else type(value).__name__
+)
+def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        check_attack(liar, target="ccst-overall", per_domain=60)

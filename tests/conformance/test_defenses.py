@@ -1,0 +1,127 @@
+"""Every bundled defense keeps its promises, and liars are found out."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+
+from fdgsec.defenses.quantize import Quantize
+from fdgsec.experiments.config import made
+from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.methods.ccst import CCST
+from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.guarantees import PlannedGuarantee
+from fdgsec.runtime.registry import DEFENSES
+from fdgsec.testing import BrokenPromiseError, check_defense
+
+OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
+SINGLE = CCST(style="single", k=2, styles_per_client=10)
+
+
+@pytest.mark.parametrize("name", DEFENSES)
+def test_a_bundled_defense_keeps_every_promise(name: str):
+    method = SINGLE if name == "k-anonymous" else None
+    check_defense(made("defenses", name, OPTIONS.get(name, {}), where=name), method=method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawsGlobally(Quantize):
+    """Noise of torch's global generator."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        artifact = outgoing.artifact
+        if not isinstance(artifact, StyleStatistics):
+            return None
+        return Protected(artifact=replace(artifact, mean=artifact.mean + torch.randn(artifact.mean.shape)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovesGlobally(Quantize):
+    """Draws from torch's global generator, and uses none of it."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        torch.rand(1)
+        return super().on_message(outgoing, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remembers(Quantize):
+    """Counts messages on itself."""
+
+    seen: list[str] = field(default_factory=list)
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        self.seen.append(outgoing.name)
+        return super().on_message(outgoing, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangesKind(Quantize):
+    """Sends rows in place of a pooled style."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        artifact = outgoing.artifact
+        if not isinstance(artifact, StyleStatistics):
+            return None
+        rows = artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
+        return Protected(artifact=ImageStyles(mean=rows[0], std=rows[1]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritesOnWhatItGot(Quantize):
+    """Rounds in place."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        artifact = outgoing.artifact
+        if not isinstance(artifact, StyleStatistics):
+            return None
+        artifact.mean.round_()
+        return Protected(artifact=artifact)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaysUnsaid(Quantize):
+    """Claims a mechanism that it never promised."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        made_of = super().on_message(outgoing, rng)
+        use = Use(mechanism="gaussian", noise=1.0, sensitivity={"zero-out": 1.0})
+        return None if made_of is None else replace(made_of, uses=(use,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromisesAndPaysNothing(Quantize):
+    """Promises a guarantee and adds no noise."""
+
+    @property
+    def promise(self) -> PlannedGuarantee:
+        return PlannedGuarantee(by="liar", stage="share", unit="record", relations=frozenset({"zero-out"}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoesNothing(Quantize):
+    """Leaves everything as it is."""
+
+    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("liar", "promise"),
+    [
+        (DrawsGlobally(), "a defense draws from the generator it is handed"),
+        (MovesGlobally(), "no draws from global randomness: MovesGlobally moved the global state of torch"),
+        (Remembers(), "nothing is kept on self: Remembers changed seen"),
+        (ChangesKind(), "a defense keeps the kind of every artifact: .* became ImageStyles"),
+        (WritesOnWhatItGot(), "a defense leaves what it is handed as it was"),
+        (PaysUnsaid(), "a guarantee is none, or what was said before"),
+        (PromisesAndPaysNothing(), "a guarantee is none, or what was said before: liar plans to pay"),
+        (DoesNothing(), "a defense acts: nothing that CCST sends is changed"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
+    with pytest.raises(BrokenPromiseError, match=promise):
+        check_defense(liar, method=CCST(k=2))
