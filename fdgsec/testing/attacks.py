@@ -8,7 +8,7 @@ from fdgsec.experiments.attack.verb import follows_model, last_sent, opened
 from fdgsec.experiments.config import RunConfig, attack_settings, made, target_method
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.run_federation import Observed, federate, observe
+from fdgsec.experiments.setup.run_federation import RunRequest, federate, observe
 from fdgsec.experiments.setup.world import attacked_clients, load_world, method_of, model_of, roles_of
 from fdgsec.federation.artifacts import kind_named
 from fdgsec.metrics.measurement import Control
@@ -18,7 +18,8 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import target_named, targets
 from fdgsec.testing.promises import check_frozen, expect, nothing_kept, same
 from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, View
-from fdgsec.threats.attack import Answer, Answers, Attack, Case, ReadsMore, TargetFacts, Truth
+from fdgsec.threats.answers import Answer
+from fdgsec.threats.attack import Answers, Attack, Case, ReadsMore, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 
 Cases = Sequence[Case]
@@ -110,9 +111,11 @@ def _setting(config: RunConfig) -> AttackSetting:
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
     stack = defense_stack_of(config, method)
     if config.rounds and model is not None:
-        trained = federate(method, clients, model, config, progress, defense_stack=stack)
-        data = {client.name: client.data for client in clients}
-        run = Observed(transcript=trained.transcript, states=trained.states, clients=data)
+        run = federate(
+            RunRequest(
+                method=method, members=clients, model=model, config=config, defense_stack=stack, progress=progress
+            )
+        )
     else:
         run = observe(method, clients, seed=config.seed, name="run", model=model, defense_stack=stack)
     if model is not None and config.rounds and follows_model(method):
