@@ -89,18 +89,6 @@ def log_confidence(logits: Tensor, labels: Tensor) -> Tensor:
     return scores.log_softmax(-1).gather(-1, index).squeeze(-1)
 
 
-def scaled_confidence(confidence: Tensor) -> Tensor:
-    """phi from p_y itself (...), where logits are not available.
-
-    Raises UsageError for confidences outside (0, 1): a confidence rounded to 1 has lost its phi, which the logits still
-    hold."""
-    values = confidence.to(torch.float64)
-    outside = int((~((values > 0) & (values < 1))).sum())
-    if outside:
-        raise UsageError(f"confidences must lie in (0, 1); {outside} of {values.numel()} do not: use scaled_logit.")
-    return values.log() - (-values).log1p()
-
-
 def lira_online(target: Tensor, references: References, *, variance: Variance) -> Tensor:
     """The log likelihood ratio of IN to OUT, log N(phi; mu_in, s_in^2) - log N(phi; mu_out, s_out^2): (N,).
 

@@ -63,21 +63,6 @@ class Whitening:
         return self.center + self.scale * z
 
 
-def known_whitening(mean: Tensor, covariance: Tensor) -> Whitening:
-    """Whiten with a known `mean` (D,) and `covariance` (D, D). Raises ValueError where it is not positive definite."""
-    values, vectors = torch.linalg.eigh(covariance.to(torch.float64))
-    if float(values[0]) <= 0:
-        raise ValueError(f"covariance must be positive definite; its smallest eigenvalue is {float(values[0]):.3g}.")
-    center = mean.to(torch.float64)
-    return Whitening(
-        center=center,
-        scale=torch.ones_like(center),
-        directions=vectors,
-        roots=values.sqrt(),
-        floor=float(values[-1].sqrt()),
-    )
-
-
 def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whitening:
     """Estimate a whitening from `reference` records (n_ref, D); center and scales are theirs alone.
 
@@ -186,11 +171,6 @@ def separation(dimension: float, *, records: int, reference: int | None = None, 
 def theory_auc(d: float) -> float:
     """The area under the ROC curve of two unit Gaussians `d` apart."""
     return NormalDist().cdf(d / math.sqrt(2))
-
-
-def theory_tpr(d: float, *, fpr: float) -> float:
-    """The share of members found at false-positive rate `fpr` (in (0, 1)), for two unit Gaussians `d` apart."""
-    return NormalDist().cdf(d + NormalDist().inv_cdf(fpr))
 
 
 def effective_dimension(whitened: Tensor) -> float:

@@ -278,12 +278,3 @@ def renumbered(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> A
     """Give the same kind of artifact after `change(name, tensor)` of each tensor of floats; whose a row is stays."""
     floats = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
     return replace(artifact, **{name: change(name, value) for name, value in floats.items()})
-
-
-def per_image_rows(artifact: Artifact) -> tuple[Tensor, Tensor] | None:
-    """Give (mean, std) rows (R, C) of any artifact made of styles, else None."""
-    if isinstance(artifact, ImageStyles | StyleBank):
-        return artifact.mean, artifact.std
-    if isinstance(artifact, StyleStatistics | InterpolationStyle):
-        return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
-    return None

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fdgsec.metrics.intervals import (
         Interval,
         balanced_accuracy_interval,
-        clopper_pearson,
         cluster_auc_bootstrap,
         cluster_bootstrap,
         delong,
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
         balanced_accuracy,
         confusion,
         majority_share,
-        mrr,
         placements,
         ranks,
         roc_band,
@@ -44,22 +42,16 @@ if TYPE_CHECKING:
         topk_credit,
         tpr_at_fpr,
     )
-    from fdgsec.metrics.significance import (
-        bonferroni,
-        holm,
-        label_permutation_pvalue,
-        permutation_pvalue,
-        sign_flip_pvalue,
-    )
+    from fdgsec.metrics.significance import permutation_pvalue
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "EXTRACTORS", "Control", "EmbeddingDistance", "Extractor", "Goal", "Interval", "LpipsDistance", "Measurement",
     "PerceptualDistance", "PerceptualEncoder", "RocCurve", "Slice", "auc", "balanced_accuracy",
-    "balanced_accuracy_interval", "bonferroni", "clopper_pearson", "cluster_auc_bootstrap", "cluster_bootstrap",
-    "confusion", "delong", "extractor_named", "frechet_interval", "frechet_of", "holm", "kernel_estimate",
-    "label_permutation_pvalue", "majority_share", "mean", "median", "mrr", "mse", "paired_bootstrap",
-    "permutation_pvalue", "placements", "psnr", "ranks", "roc_band", "roc_curve", "sign_flip_pvalue", "ssim",
+    "balanced_accuracy_interval", "cluster_auc_bootstrap", "cluster_bootstrap",
+    "confusion", "delong", "extractor_named", "frechet_interval", "frechet_of", "kernel_estimate",
+    "majority_share", "mean", "median", "mse", "paired_bootstrap",
+    "permutation_pvalue", "placements", "psnr", "ranks", "roc_band", "roc_curve", "ssim",
     "topk_credit", "tpr_at_fpr", "wilson",
 ]  # fmt: skip

@@ -52,12 +52,6 @@ def ssim(first: Tensor, second: Tensor) -> Tensor:
     return similarities.flatten(1).mean(1)
 
 
-def mean_image(images: Tensor) -> Tensor:
-    """Average the images into one, (1, 3, H, W): the guess of an attacker who knows only the domain (baseline B0)."""
-    check_images(images, "images")
-    return images.mean(0, keepdim=True)
-
-
 class PerceptualDistance(Protocol):
     """A distance between the network features of two images: 0 for identical ones, differentiable, (N,) per pair."""
 

@@ -1,6 +1,6 @@
 """Confidence intervals that keep their coverage at n = 50, and never have width zero by accident.
 
-Proportions: `wilson`, `clopper_pearson`; class means of proportions: `balanced_accuracy_interval`. Means and other
+Proportions: `wilson`; class means of proportions: `balanced_accuracy_interval`. Means and other
 statistics: `bootstrap`, `paired_bootstrap`, `cluster_bootstrap`, all BCa with small-sample corrections (`bca_bounds`),
 because a percentile bootstrap covers too rarely. AUC: `delong`, `cluster_auc_bootstrap`. Every interval contains its
 estimate. Input may be a tensor, a float array or a sequence; all arithmetic is float64 on the CPU."""
@@ -64,15 +64,6 @@ def wilson(successes: float, n: int, *, level: float = 0.95) -> Interval:
     low = 0.0 if successes == 0 else min(center - half, rate)
     high = 1.0 if successes == n else max(center + half, rate)
     return Interval(low=max(low, 0.0), high=min(high, 1.0), method="wilson")
-
-
-def clopper_pearson(successes: int, n: int, *, level: float = 0.95) -> Interval:
-    """Bound a proportion by inverting the binomial tails: covers at least `level` at every n (Clopper & Pearson 1934).
-
-    Raises ValueError unless 0 <= successes <= n and n >= 1."""
-    _check_proportion(successes, n, level)
-    low, high = _beta_bounds(successes, n, level)
-    return Interval(low=low, high=high, method="clopper-pearson")
 
 
 def bootstrap(

@@ -79,19 +79,6 @@ def topk_credit(distances: Tensor, truth: Labels, *, k: int) -> Tensor:
     return ((k - ahead) / tied).clamp(0, 1)
 
 
-def median_rank(distances: Tensor, truth: Labels) -> float:
-    """Compute the median over queries of `ranks`; chance is (G + 1) / 2."""
-    return float(ranks(distances, truth).quantile(0.5))
-
-
-def mrr(distances: Tensor, truth: Labels) -> float:
-    """Average 1 / rank over queries, in expectation over random tie-breaking; chance is (1 + 1/2 + ... + 1/G) / G."""
-    ahead, tied = _ahead_and_tied(distances, truth)
-    inverse = 1 / torch.arange(1, distances.shape[1] + 1, dtype=torch.float64)
-    harmonic = torch.cat([torch.zeros(1, dtype=torch.float64), inverse.cumsum(0)])
-    return float(((harmonic[(ahead + tied).long()] - harmonic[ahead.long()]) / tied).mean())
-
-
 def placements(scores: Tensor, references: Tensor) -> Tensor:
     """Give, per score, the fraction of `references` below it, ties counting half: (n,) in [0, 1], in O(n log n)."""
     ordered = references.sort().values

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
         StageHooks,
         build_classifier,
         drawn_head,
-        state_to_vector,
-        vector_to_state,
     )
     from fdgsec.nn.networks.group_norm_linear import drawn_linear
     from fdgsec.nn.networks.inception import inception_fid
@@ -29,5 +27,5 @@ __all__ = [
     "BACKBONES", "Classifier", "GeneratorShape", "HighlightedClassifier", "Highlighter", "Normalization",
     "PerturbationNetwork", "StageHooks", "StyleDiscriminator", "StyleGenerator", "StylePredictor", "WeightStatus",
     "build_classifier", "drawn_head", "drawn_linear", "highlighted", "import_file", "inception_fid", "load_state",
-    "perturbation_network", "state_to_vector", "vector_to_state", "weights_dir",
+    "perturbation_network", "weights_dir",
 ]  # fmt: skip

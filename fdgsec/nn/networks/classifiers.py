@@ -151,29 +151,6 @@ def drawn_head(backbone: str, width: int, classes: int, *, rng: torch.Generator 
     return head
 
 
-def state_to_vector(state: Mapping[str, Tensor]) -> Tensor:
-    """Concatenate the floating-point entries of `state`, in the order of their sorted names, into one vector (n,).
-
-    Sorted, because a state that was sent comes back in another order. Integer entries are left out."""
-    parts = [state[key].reshape(-1) for key in sorted(state) if state[key].is_floating_point()]
-    return torch.cat(parts) if parts else torch.empty(0)
-
-
-def vector_to_state(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Invert `state_to_vector`: shapes, dtypes, key order and the integer entries are those of `like`.
-
-    Every tensor is a copy, on the device of `vector` (integer entries on their own). Raises ValueError for another
-    length."""
-    sizes = {key: like[key].numel() for key in sorted(like) if like[key].is_floating_point()}
-    if vector.shape != (sum(sizes.values()),):
-        raise ValueError(f"vector must be ({sum(sizes.values())},) for this state; got {tuple(vector.shape)}.")
-    parts = dict(zip(sizes, torch.split(vector, list(sizes.values())), strict=True))
-    return {
-        key: parts[key].reshape(tensor.shape).to(tensor.dtype, copy=True) if key in parts else tensor.clone()
-        for key, tensor in like.items()
-    }
-
-
 def _network(backbone: str, norm: Norm) -> nn.Module:
     """Build torchvision's module (or ours, for tiny), with in-place blocks only where `norm` allows them."""
     library = torchvision.models

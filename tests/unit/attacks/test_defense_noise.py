@@ -18,7 +18,6 @@ from fdgsec.attacks.statistics.defense_noise import (
     style_rows_of,
 )
 from fdgsec.attacks.statistics.populations import pooled_release
-from fdgsec.attacks.statistics.tracing import known_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics, renumbered
 from fdgsec.metrics.roc import auc
@@ -28,6 +27,7 @@ from fdgsec.threats.answers import Membership as Scores
 from fdgsec.threats.answers import Prediction, Ranking
 from fdgsec.threats.attack import Case
 from fdgsec.threats.planted import upload
+from tests.support.known_whitening import known_whitening
 from tests.support.noisy_styles import Noise, holding, knowing, world
 
 

@@ -19,7 +19,6 @@ from fdgsec.attacks.statistics.lira_rmia import (
     loss_score,
     rmia_offline,
     rmia_online,
-    scaled_confidence,
     scaled_logit,
 )
 from fdgsec.runtime.errors import UsageError
@@ -66,7 +65,6 @@ def test_scaled_logit_is_the_log_odds_of_the_softmax():
     p = logits.softmax(-1)[:, torch.arange(7), labels]
     assert phi.shape == (5, 7)
     assert torch.allclose(phi, torch.log(p / (1 - p)), atol=1e-10)
-    assert torch.allclose(scaled_confidence(p), phi, atol=1e-10)
     assert torch.allclose(log_confidence(logits, labels), p.log(), atol=1e-12)
 
 
@@ -91,11 +89,6 @@ def test_half_precision_logits_are_read_in_double():
 def test_logits_and_labels_that_do_not_fit_are_refused(logits: Tensor, labels: Tensor, message: str):
     with pytest.raises(UsageError, match=message):
         scaled_logit(logits, labels)
-
-
-def test_a_confidence_of_one_is_refused_and_points_to_the_logits():
-    with pytest.raises(UsageError, match="1 of 2 do not: use scaled_logit"):
-        scaled_confidence(torch.tensor([0.5, 1.0]))
 
 
 def test_a_number_of_reference_models_that_is_not_the_declared_one_is_refused():

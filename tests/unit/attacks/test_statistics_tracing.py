@@ -15,15 +15,14 @@ from fdgsec.attacks.statistics.tracing import (
     effective_dimension,
     fit_whitening,
     held_out_dimension,
-    known_whitening,
     likelihood_ratio,
     separation,
     simulated_aucs,
     standardized_score,
     theory_auc,
-    theory_tpr,
 )
 from fdgsec.runtime.random_streams import stream
+from tests.support.known_whitening import known_whitening
 
 
 def population(dimension: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -162,13 +161,6 @@ def test_unknown_mean_and_noise_lower_the_separation_as_the_law_says():
     expected = theory_auc(separation(dimension, records=n, reference=reference, noise=noise))
 
     assert float(np.mean(areas)) == pytest.approx(expected, abs=0.015)
-
-
-def test_theory_rates_are_those_of_two_unit_gaussians():
-    assert theory_auc(0.0) == 0.5
-    assert theory_tpr(0.0, fpr=0.01) == pytest.approx(0.01, abs=1e-12)
-    assert theory_auc(separation(1024, records=67)) == pytest.approx(0.997, abs=5e-4)  # security.md 2.4
-    assert theory_tpr(separation(1024, records=67), fpr=0.01) == pytest.approx(0.94, abs=5e-3)
 
 
 def test_shrunk_covariance_is_scikit_learns_on_standardized_coordinates():

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
-from fdgsec.metrics.image_similarity import LpipsDistance, PerceptualEncoder, mean_image, mse, psnr, ssim
+from fdgsec.metrics.image_similarity import LpipsDistance, PerceptualEncoder, mse, psnr, ssim
 from fdgsec.nn.styles.encoders import load_encoder
 from fdgsec.runtime.random_streams import stream
 from tests.support.pictures import alexnet_state, pictures
@@ -93,15 +93,6 @@ def test_ssim_of_identical_images_is_one_and_tiny_images_are_refused() -> None:
     assert ssim(images, images).tolist() == pytest.approx([1.0] * 3, abs=1e-5)
     with pytest.raises(ValueError, match="11 px"):
         ssim(images[..., :10, :], images[..., :10, :])
-
-
-def test_the_mean_image_has_the_least_squared_error_of_all_constant_guesses() -> None:
-    images = pictures(seed=4, n=8)
-    answers = mean_image(images)
-
-    assert answers.shape == (1, 3, 24, 24)
-    own = float(mse(answers.expand_as(images), images).mean())
-    assert all(own < float(mse(image.expand_as(images), images).mean()) for image in images)
 
 
 @pytest.mark.parametrize(
