@@ -16,7 +16,7 @@ from fdgsec.runtime.random_streams import child, integer_seed
 from fdgsec.runtime.registry import resolve
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.paired_runs import Setting, compared, honest_run, hostile_run
+from fdgsec.threats.paired_runs import Setting, harm_of_forgery, honest_run, hostile_run
 
 CLIENTS = 3
 RECORDS = 8
@@ -53,7 +53,7 @@ def planted_harm(
         hostile = hostile_run(
             setting, seed=seed, rounds=ROUNDS, model=model, malicious_clients={"client:0": malicious_client}
         )
-        harm = compared(honest, hostile, setting=setting, forgers=["client:0"], rng=child_rng)
+        harm = harm_of_forgery(honest, hostile, setting=setting, forgers=["client:0"], rng=child_rng)
         cases.append(Case(question="hostile", views=(), victim="client:0", slice={"forgery": malicious_client.name}))
         truths.append(Truth(harm=harm))
     return PositiveControl(

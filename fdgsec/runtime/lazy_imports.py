@@ -1,7 +1,7 @@
 """Names that a package offers without loading its modules: `from fdgsec.federation import Method` loads one module.
 
-A package lists them as imports under `if TYPE_CHECKING:`, where type checkers find exact types, and in `__all__`; in the
-`else` branch it sets `__getattr__ = lazy_names(__name__, __file__)` (PEP 562). Importing it loads nothing."""
+A package lists them as imports under `if TYPE_CHECKING:`, where type checkers find exact types, and in `__all__`; in
+the `else` branch it sets `__getattr__ = lazy_names(__name__, __file__)` (PEP 562). Importing it loads nothing."""
 
 import ast
 import sys

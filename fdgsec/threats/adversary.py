@@ -1,4 +1,4 @@
-"""Who attacks: what they see of a transcript, and what they know beside it."""
+"""Adversaries: what they see of a transcript, and what else they know."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,7 +112,9 @@ ADVERSARIES: Mapping[str, Adversary] = {
         name="client", parties=("client:0",), taps="own",
         knows=("encoder", "transform", "class names", "own data", "unseen"),
     ),
-    "outsider": Adversary(name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen")),
+    "outsider": Adversary(
+        name="outsider", parties=(), taps="all", knows=("encoder", "transform", "class names", "unseen"),
+    ),
 }  # fmt: skip
 
 
@@ -128,26 +130,28 @@ class Simulate(Protocol):
     """The target's public method among clients "client:1", "client:2", ... that hold the adversary's own images."""
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
-        """Exchange artifacts, or train for `rounds`; give what a server would see. Raises UsageError for other images."""
+        """Exchange artifacts, or train for `rounds`; give what a server would see.
+
+        Raises UsageError for other images."""
         ...
 
 
 Shared = Callable[[DomainDataset, torch.Generator], Artifact]
-"""What the target's public method makes of images that a client shares, before any defense."""
+"""Makes the artifact that a client with these images would share by the public method, before any defense."""
 Defended = Callable[[Artifact, DomainDataset, torch.Generator], Artifact]
-"""What the run's defenses make of what a client would send that held these images, as far as it can be undone again."""
+"""Applies the run's defenses to the artifact of a client with these images, and undoes what is publicly invertible."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Knowledge:
-    """What the adversary holds beside its view; a field is empty (None) unless `knows` names it.
+    """What the adversary has beside its view; a field is None unless `knows` names it.
 
-    `network` builds the target's public architecture with a state in it, once there is a model. `reading` says of which
-    per-image statistic the target's releases are means, which is public. `simulate` runs the target's public method among
-    clients "client:1", "client:2", ... that hold images of the adversary's own, and shows what a server would see.
-    `plan` is how the target's clients train, which is public, None where no one plan says it; `keeps_moments` says that their
-    optimizers outlive a round. `defended` is the run's defenses, whose options are public, with coins of one's own, and
-    `shared` what they are given; None where no defense acts on styles."""
+    `network` builds the target's public architecture with a given state, once there is a model. `released_statistic` is
+    the per-image statistic of which the target's releases are means; it is public. `simulate` runs the target's public
+    method among clients "client:1", "client:2", ... that hold the adversary's own images, and gives what a server would
+    see. `plan` is the public training plan of the target's clients, None where no single plan describes it;
+    `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's defenses, whose
+    options are public, with fresh randomness, and `shared` makes their input; None where no defense acts on styles."""
 
     statistics: Statistics
     encoder: str

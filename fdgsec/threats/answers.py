@@ -1,7 +1,7 @@
-"""What attacks may answer: one record for each kind of question, judged by fdgsec.threats.judging.judge.
+"""What attacks may answer: one record for each kind of question. fdgsec.threats.judging.rules says how each is judged.
 
-An attack that only listens answers about records, clients or images. One that sends forged messages (poisoning) answers
-about harm: how a run with the forgery came out beside the same run, of the same seed, without it."""
+A passive attack answers about records, clients or images. One that sends forged messages (poisoning) answers about
+harm: the outcome of a run with the forgery beside that of the same run, of the same seed, without it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What an attack says about one case (`case` indexes the cases); `slice` adds to the case's own."""
+    """An attack's answer about one case (`case` indexes the cases); `slice` adds to the case's own."""
 
     kind: ClassVar[str] = "answer"
     case: int
@@ -20,7 +20,7 @@ class Answer:
 
     @property
     def subject(self) -> str:
-        """What the answer is about, where its type leaves that open: answers about different subjects are judged apart."""
+        """What the answer is about, where its type leaves that open; each subject is judged separately."""
         return ""
 
 
@@ -42,7 +42,7 @@ class Ranking(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Membership(Answer):
-    """For each candidate a score, (G,): larger says member."""
+    """For each candidate a score, (G,): larger means member."""
 
     kind: ClassVar[str] = "membership"
     scores: Tensor
@@ -65,9 +65,9 @@ class Labels(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Proportions(Answer):
-    """What a client's images are of: an estimate of the shares, and the guess without the release, both (K,), summing to 1.
+    """The estimated shares of classes or domains among a client's images, and the guess without the release.
 
-    `of` says whether classes or domains are meant."""
+    Both are (K,) and sum to 1."""
 
     kind: ClassVar[str] = "proportions"
     estimate: Tensor
@@ -82,7 +82,7 @@ class Proportions(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Presence(Answer):
-    """For each class or domain a score, (K,): larger says that the client holds some of it."""
+    """For each class or domain a score, (K,): larger means that the client holds some of it."""
 
     kind: ClassVar[str] = "presence"
     scores: Tensor
@@ -105,11 +105,12 @@ class Recovered(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstructions(Answer):
-    """For each released row an image (R, 3, h, w) in [0, 1], and what the controls B0-B4 answer, same shape.
+    """For each released row an image (R, 3, h, w) in [0, 1], and the answers of the controls B0-B4, of the same shape.
 
-    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator fed a style of
-    another image of the same domain, B4 the generator fed noise. Where they are not `ordered`, nobody knows which row is of
-    which image, and the judge matches them, controls alike. `descriptive` ones are measured, but no evidence of a leak."""
+    Names: B0 mean image, B1 random public image, B2 nearest public image in style, B3 the generator given the style of
+    another image of the same domain, B4 the generator given noise. Where the images are not `ordered`, it is unknown
+    which row is of which image, and the judge matches them, the controls likewise. `descriptive` answers are measured,
+    but are no evidence of a leak."""
 
     kind: ClassVar[str] = "reconstructions"
     images: Tensor
@@ -120,7 +121,7 @@ class Reconstructions(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedSets(Answer):
-    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` says what made them."""
+    """Images (N, 3, h, w) in [0, 1] that are judged as a set, never one by one; `name` is what generated them."""
 
     kind: ClassVar[str] = "generated sets"
     images: Tensor
@@ -144,7 +145,7 @@ class Prediction(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Exposure(Answer):
-    """Which candidates had a row published, as the adversary says, (G,) bool, of the `images` that the client holds."""
+    """Which candidates the adversary believes to have a published row, (G,) bool; the client holds `images` images."""
 
     kind: ClassVar[str] = "exposure"
     published: Tensor
@@ -173,13 +174,13 @@ class Palettes(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How one run came out.
+    """The outcome of one run.
 
-    `ended` says why it did not finish, empty where it did; `refused` that it ended by an error that names the forger first;
-    `finite` that all numbers of the last model, and of what clients received, are, where it did finish.
-    `accuracy` is the last model's, a share, by the images that it is measured on; empty where nothing was trained or the run
-    did not finish. `numbers` are shares by name: "forger_weight" of the aggregated models, "picked_share" of a pool's draws,
-    "picked_in_cluster" of those from the same clusters."""
+    `ended` is why it did not finish, empty where it did; `refused`, whether it ended with an error that names the
+    forger first; `finite`, whether all numbers of the last model and of what clients received are finite, where it did
+    finish. `accuracy` is that of the last model, a share, by the images that it is measured on; empty where nothing was
+    trained or the run did not finish. `numbers` are shares by name: "forger_weight" of the aggregated models,
+    "picked_share" of the draws from a pool, "picked_in_cluster" of the draws from the same clusters."""
 
     ended: str = ""
     refused: bool = False
@@ -193,9 +194,9 @@ class Outcome:
 class Harm:
     """Two runs of one seed, `honest` without the forgery and `hostile` with it.
 
-    `displacement` is, by what it is of, |hostile - honest| / |honest| of what honest clients received last (L2 over all of
-    them together) and of the last model; what is missing, or not finite, has none. `blind` is, by the same names as the
-    accuracies, what one who answers the commonest class gets right."""
+    `displacement` is |hostile - honest| / |honest| of what honest clients received last, by kind (L2 over all of them
+    together), and of the last model; what is missing or not finite has none. `blind` is the accuracy of always
+    predicting the most frequent class, by the same names as the accuracies."""
 
     honest: Outcome
     hostile: Outcome
@@ -204,21 +205,21 @@ class Harm:
 
     @property
     def none(self) -> bool:
-        """Whether the two runs are the same to the byte: nothing that was sent differs, and neither does what came of it."""
+        """Whether the two runs are identical to the byte, in what was sent and in what came of it."""
         return self.honest == self.hostile and not any(self.displacement.values())
 
     @property
     def harmless(self) -> bool:
-        """Whether nothing came of it for anybody else, whatever was sent."""
+        """Whether nobody else was affected, whatever was sent."""
         same = not self.hostile.ended and self.honest.accuracy == self.hostile.accuracy
         return same and not any(self.displacement.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Harmed(Answer):
-    """The claim that a forgery does harm to a trained federation, or (`exchange`) to what one exchange makes of styles.
+    """The claim that a forgery harms a trained federation, or (`exchange`) the styles that one exchange produces.
 
-    There is nothing to guess: the truth about the two runs is measured."""
+    There is nothing to infer: the truth about the two runs is measured."""
 
     kind: ClassVar[str] = "harmed"
     of: Literal["run", "exchange"] = "run"

@@ -19,8 +19,8 @@ from fdgsec.threats.adversary import KNOWLEDGE, Knowledge, View
 from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
-    "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures", "cohorts",
-    "trained", "single_step", "hostile", "breakdown",
+    "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures",
+    "cohorts", "trained", "single_step", "hostile", "breakdown",
 ]  # fmt: skip
 
 
@@ -28,23 +28,24 @@ QuestionKind = Literal[
 class Question:
     """Observed runs of the target that an attack asks for; the laboratory executes and caches them.
 
-    released: the run as it is, per client, with a gallery of `gallery` candidate images that contains every released one.
-    as_if_released: what clients holding non-auxiliary images would have released, one row per image.
+    released: the run itself, per client, with a gallery of `gallery` candidate images that contains every released one.
+    as_if_released: what clients with non-auxiliary images would have released, one row per image.
     add_one_record: per domain `count` pairs of runs with n and n + 1 records.
     resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates.
-    halves: `count` clients whose data are cut in two disjoint halves, each half released once.
-    sessions: the same, but each client's data are whole both times: a second exchange of the same members.
+    halves: `count` clients whose data are split into two disjoint halves, each released once.
+    sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
     mixtures: per domain `count` clients of `records` images with skewed class shares (scheme "domains": domain shares).
     cohorts: `count` federations of `clients` clients drawn from a pool of twice as many, of `records` images each; the
-    adversary sees what the federation published, and is shown other images of every client of the pool.
-    trained: the trained run, per client: `count` of its training images among as many held-out ones, with their labels.
-    single_step: per domain `count` clients of `records` images that take one step of plain SGD over all of them at once, by
-    the target's rate, from the model that the run begins with (scheme "last": from the last one that its server sent);
+    adversary sees what the federation published, and is shown other images of every client in the pool.
+    trained: the trained run, per client: `count` of its training images among as many held-out ones, with labels.
+    single_step: per domain `count` clients of `records` images that take one step of plain SGD on all of them, at the
+    target's learning rate, from the run's initial model (scheme "last": from the last one that its server sent);
     candidates are `gallery` images of the domain.
-    hostile: for each of `count` seeds the run with all clients honest, and once more for each of `intruders`, which then forges
-    what the adversary's client sends; `rounds` of training at most, on at most `records` images of each client (0: all).
-    breakdown: `count` exchanges of `clients` clients of `records` images, of which `hostile` many forge alike."""
+    hostile: for each of `count` seeds the run with honest clients, and once more for each of `malicious_clients` in
+    place of the adversary's client; at most `rounds` of training on at most `records` images of each client (0: all).
+    breakdown: `count` exchanges of `clients` clients of `records` images; `hostile` lists how many of them forge alike.
+    """
 
     kind: QuestionKind
     count: int = 0
@@ -62,11 +63,11 @@ class Question:
 class Case:
     """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
 
-    `records` is the number of images behind the release, and `domain` the domain that they are of ("mixed" where of
-    several), each None where the adversary does not know it. `slice` says which population the case belongs to
-    ({"domain": "photo", "n_per_client": 40}): it sorts cases for controls, judge and report, and no answer may depend on
-    what it names. Candidates carry pixels, but neither label nor domain nor telling name, and come in an order that says
-    nothing; `groups` (candidates,) numbers the candidate clients that they belong to, where clients are asked about."""
+    `records` is the number of images behind the release, and `domain` their domain ("mixed" where there are several),
+    each None where the adversary does not know it. `slice` is the population of the case, as {"domain": "photo",
+    "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may depend on it. Candidates have
+    pixels, but neither labels nor domains nor informative names, and their order is random; `groups` (candidates,) is
+    the number of the candidate client that each belongs to, where clients are asked about."""
 
     question: QuestionKind
     views: tuple[View, ...]
@@ -78,14 +79,14 @@ class Case:
     groups: Tensor | None = None
 
     def released(self, run: int = 0) -> tuple[Tensor, Tensor]:
-        """The victim's style rows (R, C) in float64 as seen in run `run`. Raises UnseenError when none were seen."""
+        """The victim's style rows (R, C) in float64, as seen in run `run`. Raises UnseenError where none were seen."""
         styles = self.views[run].styles(self.victim)
         if styles is None:
             raise UnseenError(f"the adversary saw no style of {self.victim}.")
         return styles[0].to(torch.float64), styles[1].to(torch.float64)
 
     def release(self, run: int = 0) -> Artifact:
-        """What the victim itself sent last as seen in run `run`, model apart. Raises UnseenError when nothing was seen."""
+        """What the victim itself sent last in run `run`, except models. Raises UnseenError where nothing was seen."""
         artifact = self.views[run].artifact(self.victim)
         if artifact is None:
             raise UnseenError(f"the adversary saw no artifact of {self.victim}.")
@@ -96,12 +97,12 @@ class Case:
 class Truth:
     """What only the judge knows about a case; fields that do not apply are None.
 
-    `members` (candidates,) bool; `rows` (R,) index into the candidates of the image behind each released row;
-    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of the run's pooled
-    releases: some of those behind each); `statistic` (R, 2C) the linear statistic of the records; `partner` the
-    number of the case (within its slice) that comes from the same client; `proportions` (classes,) and
-    `domain_shares` (domains,) what the client's images are of; `cluster_sizes` (candidates,) how many images the release
-    averaged a member with, 0 of others; `harm` what came of a forgery."""
+    `members` (candidates,) bool; `rows` (R,) the index among the candidates of the image behind each released row;
+    `images` (R, 3, H, W) uint8, `labels` and `domains` (R,) of the released rows (`images` of a pooled release: some of
+    those behind it); `statistic` (R, 2C) the linear statistic of the records; `partner` the number of the case (within
+    its slice) that comes from the same client; `proportions` (classes,) and `domain_shares` (domains,) the shares of
+    the client's images; `cluster_sizes` (candidates,) the number of images that a member was averaged with, 0 for
+    others; `harm` the effect of a forgery."""
 
     members: Tensor | None = None
     rows: Tensor | None = None
@@ -118,7 +119,9 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveControl:
-    """A positive control: cases on which information was planted, their truth, and what the attack must reach (`also`: too)."""
+    """A positive control: cases with planted information, their truth, and the value that the attack must reach.
+
+    `measurement` must be at least `at_least` in every row, and the goals of `also` must be reached too."""
 
     cases: Sequence[Case]
     truths: Sequence[Truth]
@@ -133,9 +136,9 @@ Answers = Sequence[Answer]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetFacts:
-    """What an attack may know of its target before it runs: public settings, never data; and what its adversary knows.
+    """What an attack may know before it runs: public settings of its target, never data, and what its adversary knows.
 
-    `pooled` says that a client's style is a mean over its images; `rounds` is how many the run trains."""
+    `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -147,18 +150,18 @@ class TargetFacts:
     rounds: int = 0
 
     def check_pooled(self) -> None:
-        """Raise UsageError where a client's style is no mean over its images (FISC's is one over clusters of them)."""
+        """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""
         if self.artifact_kinds & {"StyleStatistics", "Amplitudes"} and not self.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
 
     def check_images(self) -> None:
-        """Raise UsageError where `Knowledge.public_images` will have none to give."""
+        """Raise UsageError where `Knowledge.public_images` will find none."""
         if not self.knows & {"auxiliary", "own data"}:
             raise UsageError("needs auxiliary or own data to learn from; the adversary knows neither")
 
 
 class Attack(Protocol):
-    """An attack that reads. Options are its own frozen fields; nothing is kept between calls."""
+    """A passive attack: it reads what its adversary sees. Options are frozen fields; nothing is kept between calls."""
 
     name: ClassVar[str]
     reads: ClassVar[frozenset[str]]
@@ -167,9 +170,9 @@ class Attack(Protocol):
     """Entries of KNOWLEDGE that it cannot do without."""
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Name the observed runs that the attack wants.
+        """Name the observed runs that the attack needs.
 
-        Raises UsageError, saying what is missing, where its adversary knows too little for this very target."""
+        Raises UsageError, naming what is missing, where the adversary knows too little for this target."""
         ...
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -177,17 +180,17 @@ class Attack(Protocol):
         ...
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer once more with every artifact exchanged for another of the same slice: the negative control."""
+        """Answer with every artifact exchanged for another of the same slice: the negative control."""
         ...
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Make cases with planted information on which the attack must win: the positive control."""
+        """Make cases with planted information that the attack must find: the positive control."""
         ...
 
 
 @runtime_checkable
 class ReadsModels(Protocol):
-    """An attack that reads the payloads of models, which a transcript keeps only where somebody asks."""
+    """An attack that reads the payloads of models, which a transcript keeps only on request."""
 
     keeps: ClassVar[Literal["models=last", "models=all"]]
 
@@ -201,7 +204,7 @@ class ReadsMore(Protocol):
 
 @runtime_checkable
 class Incomplete(Protocol):
-    """An attack some of whose variants may be out of reach (weights, data): it says which, and why."""
+    """An attack some of whose variants may be impossible for lack of weights or data: it says which, and why."""
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
         """One unavailable row per variant that could not run."""

@@ -1,6 +1,6 @@
-"""One federation twice, seed for seed: once with all clients honest, once with some that forge what they send.
+"""One federation run twice with one seed: with all clients honest, and with some that forge what they send.
 
-What differs in the end comes of the forgery alone: data, initial model, batches and defense noise are those of the seed."""
+All differences are caused by the forgery: data, initial model, batches and defense noise follow from the seed."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.answers import Harm, Outcome
 
 DRAWS = 10_000
-"""Draws of a pool by which the share of a few rows is counted."""
+"""Draws from a pool by which the share of a few rows is estimated."""
 LAST_MODEL = "global model"
-"""What the displacement of the last model is called; others are called by their artifact's kind."""
+"""The name of the last model's displacement; others have the name of their artifact's kind."""
 
 
 class Draws(Protocol):
@@ -41,7 +41,7 @@ class Draws(Protocol):
 
 @runtime_checkable
 class ArrangesPools(Protocol):
-    """What is public of a method whose clients draw rows from the bank that they receive (FedCCRL, FedAlign)."""
+    """A method whose clients draw rows from the bank that they receive, in a public way (FedCCRL, FedAlign)."""
 
     def arranged(self, bank: StyleBank, rng: torch.Generator) -> Draws:
         """Make a bank ready to draw from."""
@@ -50,14 +50,14 @@ class ArrangesPools(Protocol):
 
 @runtime_checkable
 class Clustered(Protocol):
-    """A pool that is cut into clusters, each drawn from by itself (FedAlign, Algorithm 2)."""
+    """A pool that is divided into clusters, each drawn from separately (FedAlign, Algorithm 2)."""
 
     labels: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """The federation: its method and `members`, what they wear, and by name the images that the last model is measured on."""
+    """The federation: its method, `members` and defenses, and by name the images that the last model is measured on."""
 
     method: Method
     members: Sequence[Client]
@@ -68,7 +68,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """How a run came out, its last model, what each client received last, by (kind, receiver), and the styles sent up."""
+    """A run's outcome, its last model, what each client received last, by (kind, receiver), and the uploaded styles."""
 
     outcome: Outcome
     model: GlobalModel | None = None
@@ -77,7 +77,7 @@ class Run:
 
 
 def honest_run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
-    """Run the federation with nobody forging; `forger` is whose weight is noted. Raises what the run raises."""
+    """Run the federation without a forgery, recording the weight of `forger`. Raises what the run raises."""
     return _run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
 
 
@@ -89,9 +89,9 @@ def hostile_run(
     model: GlobalModel | None,
     malicious_clients: Mapping[str, MaliciousClient],
 ) -> Run:
-    """Run the same with `intruders` in the place of clients; whatever ends it is its outcome.
+    """Run the same with `malicious_clients` in the place of clients; an error that ends it is its outcome.
 
-    A run that came to no end has sent nothing that counts: only why is known."""
+    Of a run that did not finish only the reason is kept."""
     hostile = replace(setting, defense_stack=replace(setting.defense_stack, malicious_clients=malicious_clients))
     forger = next(iter(malicious_clients))
     try:
@@ -109,17 +109,20 @@ def hostile_run(
 def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
     defense_stack = replace(setting.defense_stack, seed=seed, name="paired")
     wire = Wire(
-        secret=lambda upload, number: stream(seed, "secret", "policy", upload.round, upload.stage, upload.sender, number),
-        guards=(*setting.guards, *defense_stack.guards), policies=defense_stack.policies, filters=defense_stack.filters, keep=_looked_at,
+        secret=lambda upload, number: stream(
+            seed, "secret", "policy", upload.round, upload.stage, upload.sender, number
+        ),
+        guards=(*setting.guards, *defense_stack.guards), policies=defense_stack.policies,
+        filters=defense_stack.filters, keep=_is_compared,
     )  # fmt: skip
     engine = LocalEngine(members=setting.members, method=setting.method, seed=seed, defense_stack=defense_stack)
     memory: dict[str, State] = {}
 
-    def note(report: RoundReport, current: GlobalModel) -> None:
+    def note(report: RoundReport, _model: GlobalModel) -> None:
         memory["server"] = report.server
 
-    driver = RoundLoop(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
-    ran = driver.run(model)
+    loop = RoundLoop(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
+    ran = loop.run(model)
     last = ran if rounds else None
     messages = list(wire.transcript.messages())
     received = {(m.artifact.kind, m.receiver): m.artifact for m in messages if m.sender == SERVER}
@@ -133,20 +136,22 @@ def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None,
     return Run(outcome=outcome, model=last, received=received, uploads=uploads)
 
 
-def _looked_at(message: Message) -> bool:
-    """What clients receive beside models, and small things that they send."""
+def _is_compared(message: Message) -> bool:
+    """Whether a payload is compared: what clients receive except models, and the styles and scores that they send."""
     if message.sender == SERVER:
         return message.artifact.kind != ModelState.kind
     return isinstance(message.artifact, StyleStatistics | Scores)
 
 
 def accuracy(model: GlobalModel, images: DomainDataset) -> float:
-    """The share of `images` that a model gets right; one that answers no numbers gets those of the first class right."""
+    """The share of `images` that a model classifies correctly; NaN outputs count as predictions of the first class."""
     return float((predictions(model.module(), images.pixels()) == images.labels).double().mean())
 
 
 def _weight(method: Method, messages: Sequence[Message], server: State, forger: str) -> float | None:
-    """The share of `forger` in the last mean of models: as the server noted it, or by the weights that updates claim, where they count."""
+    """The weight of `forger` in the last aggregation: as the server noted it, else from the updates' weights.
+
+    None where the method weights updates in another way."""
     noted = server.get(f"{KEPT}weight/{forger}")
     if noted is not None:
         return float(noted)
@@ -160,8 +165,10 @@ def _weight(method: Method, messages: Sequence[Message], server: State, forger: 
     return last[forger] / total if total > 0 else None
 
 
-def compared(honest: Run, hostile: Run, *, setting: Setting, forgers: Sequence[str], rng: torch.Generator) -> Harm:
-    """Say what a forgery did: how far it moved what the others received, and how often their pools pick what it changed."""
+def harm_of_forgery(
+    honest: Run, hostile: Run, *, setting: Setting, forgers: Sequence[str], rng: torch.Generator
+) -> Harm:
+    """Compare two runs: how far the forgery moved what others received, and how often pools pick what it changed."""
     if hostile.outcome.ended:
         return Harm(honest=honest.outcome, hostile=hostile.outcome)
     pairs: dict[str, list[tuple[Artifact, Artifact]]] = {}
@@ -174,18 +181,20 @@ def compared(honest: Run, hostile: Run, *, setting: Setting, forgers: Sequence[s
     moved = {kind: displacement(found) for kind, found in pairs.items()}
     picks = _picks(setting.method, pairs.get(StyleBank.kind, []), rng)
     return Harm(
-        honest=_with(honest.outcome, picks[0]), hostile=_with(hostile.outcome, picks[1]),
+        honest=_with_numbers(honest.outcome, picks[0]), hostile=_with_numbers(hostile.outcome, picks[1]),
         displacement={kind: value for kind, value in moved.items() if value is not None},
         blind={name: majority_share(images.labels) for name, images in setting.measured.items()},
     )  # fmt: skip
 
 
-def _with(outcome: Outcome, numbers: Mapping[str, float]) -> Outcome:
+def _with_numbers(outcome: Outcome, numbers: Mapping[str, float]) -> Outcome:
     return replace(outcome, numbers={**outcome.numbers, **numbers})
 
 
 def displacement(pairs: Sequence[tuple[Artifact, Artifact]]) -> float | None:
-    """|second - first| / |first|, L2 over the floats of all pairs together; None where forms differ or a number is not finite."""
+    """|second - first| / |first|, L2 over the floats of all pairs together.
+
+    None where shapes differ or a number is not finite."""
     apart, length = 0.0, 0.0
     for first, second in pairs:
         before, after = first.tensors(), second.tensors()
@@ -203,7 +212,7 @@ def displacement(pairs: Sequence[tuple[Artifact, Artifact]]) -> float | None:
 def _picks(
     method: Method, banks: Sequence[tuple[Artifact, Artifact]], rng: torch.Generator
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """How often an honest client draws the rows that were forged: of the honest bank, and of the hostile one."""
+    """How often an honest client draws the rows that were forged, from the honest bank and from the hostile one."""
     if not banks or not isinstance(method, ArrangesPools):
         return {}, {}
     (honest, hostile), *_ = banks
@@ -219,7 +228,7 @@ def _picks(
 
 
 def picked(method: ArrangesPools, bank: StyleBank, rows: Tensor, rng: torch.Generator) -> dict[str, float]:
-    """The share of a pool's draws that are of `rows`, and where it has clusters their share of the draws from their own."""
+    """The share of `rows` among draws from a pool and, where it has clusters, among draws from their clusters."""
     pool = method.arranged(bank, rng)
     drawn = pool.rows(DRAWS, rng)
     mine = torch.isin(drawn, rows)

@@ -1,7 +1,7 @@
-"""Positive controls without images: data sets whose per-image statistics are a table, and the views of what is sent.
+"""Data for positive controls: datasets whose per-image statistics are a given table, and views of what is sent.
 
-An attack's `plant` needs records that carry information by construction. They are blank pixels with numbered rows; the
-statistics that the attack asks its knowledge for are looked up by row."""
+A positive control needs records that carry information by construction. Their pixels are blank and their rows numbered;
+the statistics that the attack computes are looked up by row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ def planted_images(
 
 
 def lifted(mean: Tensor) -> Tensor:
-    """Shift planted channel means so that none is negative: no amplitude is, and all else comes out the same."""
+    """Shift planted channel means so that none is negative, as no amplitude is; nothing else changes."""
     return mean - mean.min()
 
 

@@ -126,7 +126,7 @@ class RecordedQuestions:
             return lab.cases(question)
         if question not in lab.memo:
             pairs = self._released(question) if question.kind == "released" else self._trained(question)
-            lab.memo[question] = [(lab.told(case), truth) for case, truth in pairs]
+            lab.memo[question] = [(lab.without_unknowns(case), truth) for case, truth in pairs]
         return lab.memo[question]
 
     def gap(self, question: Question, attack: Attack) -> str:

@@ -22,8 +22,8 @@ ACROSS = 8
 def guessed(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Knowledge) -> dict[str, bytes]:
     """Give guesses.csv, and one sheet of pictures per answer that has some, by file name.
 
-    `names` maps the names under which attacks saw the candidates to their own. Scores are distances for a ranking (smaller
-    is closer), and membership scores for membership (larger is likelier)."""
+    `names` maps the names under which attacks saw the candidates to their own. Scores are distances for a ranking
+    (smaller is closer), and membership scores for membership (larger is likelier)."""
     text, sheets = io.StringIO(), dict[str, bytes]()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)

@@ -20,7 +20,7 @@ from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
 EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPTION, "mini")}
-"""The networks that generated sets are judged by, per profile: the customary one takes a second per three images here."""
+"""The networks by which generated sets are judged, per profile: Inception takes a second for three images on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,14 +50,15 @@ def attack_context_of(
     defense_stack: DefenseStack,
     progress: Progressive,
 ) -> AttackContext:
-    """Set the scene: one adversary before one target."""
+    """Put together one adversary, what it knows of one target, and the laboratory that simulates for it."""
     adversary = ADVERSARIES[config.adversary]
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
     laboratory = Laboratory(
         method=method, roles=roles, sources=world.sources, clients=clients,
-        adversary=adversary, encoder=style_view.encoder, style_size=style_view.style_size, seed=config.seed, run=observed,
-        model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack, rounds=config.rounds, unseen=world.unseen(),
+        adversary=adversary, encoder=style_view.encoder, style_size=style_view.style_size, seed=config.seed,
+        run=observed, model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack,
+        rounds=config.rounds, unseen=world.unseen(),
         initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
     )  # fmt: skip
     knowledge = Knowledge(
@@ -78,7 +79,8 @@ def attack_context_of(
     )
     attacked = attacked_method(config)
     facts = TargetFacts(
-        artifact_kinds=attacked.released_kinds, clients=len(clients), images_per_client=min(len(client.data) for client in clients),
+        artifact_kinds=attacked.released_kinds, clients=len(clients),
+        images_per_client=min(len(client.data) for client in clients),
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
         pooled=attacked.shares_means, rounds=config.rounds,
     )  # fmt: skip

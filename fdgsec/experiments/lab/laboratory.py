@@ -1,4 +1,4 @@
-"""Executes the observed runs that attacks ask for, and keeps the truth away from them."""
+"""Runs the simulations that attacks ask for, and keeps the truth from the attacks."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,19 +30,19 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Laboratory(Simulator):
-    """Instruments that remember the requests that they have executed."""
+    """A simulator that remembers the questions that it has answered."""
 
     memo: dict[Question, Cases] = field(default_factory=dict)
 
     def cases(self, question: Question) -> Cases:
-        """Execute `question` (once) and give its cases with their truths, in a fixed order."""
+        """Run `question` (once) and give its cases with their truths, in a fixed order."""
         if question not in self.memo:
             pairs = KINDS[question.kind](self, question)
-            self.memo[question] = [(self.told(case), truth) for case, truth in pairs]
+            self.memo[question] = [(self.without_unknowns(case), truth) for case, truth in pairs]
         return self.memo[question]
 
     def known_images(self) -> frozenset[str]:
-        """Also the candidates that the adversary has been shown, under the names that they came with."""
+        """Also the candidates that the adversary has been shown, under their blinded names."""
         shown = {
             name
             for pairs in self.memo.values()

@@ -15,14 +15,14 @@ from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
 from fdgsec.threats.answers import Harm
 from fdgsec.threats.attack import Case, Question, Truth
-from fdgsec.threats.paired_runs import Run, Setting, compared, displacement, honest_run, hostile_run
+from fdgsec.threats.paired_runs import Run, Setting, displacement, harm_of_forgery, honest_run, hostile_run
 
 
 def hostile(lab: Simulator, question: Question) -> Cases:
-    """For each of `count` seeds one honest run, and one for each intruder in the place of the adversary's client.
+    """For each of `count` seeds one honest run, and one for each malicious client in the place of the adversary's.
 
     Seeds are the run's and those that follow; clients are the run's, each with at most `records` of its images. Without
-    training (`rounds` 0) the exchange alone is run. An intruder of whom one run is enough (`once`) is not asked again. An
+    training (`rounds` 0) only the exchange is run. A malicious client that needs one run only (`once`) is run once. An
     adversary that is no client has no cases."""
     forger = _forger(lab)
     result: Cases = []
@@ -38,7 +38,7 @@ def hostile(lab: Simulator, question: Question) -> Cases:
     rounds, settled = min(question.rounds, lab.rounds), set[MaliciousClient]()
     for number in range(question.count):
         seed = lab.seed + number
-        model = _start(lab, seed, rounds)
+        model = _initial_model(lab, seed, rounds)
         honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
         for malicious_client in question.malicious_clients:
             if malicious_client in settled:
@@ -46,8 +46,8 @@ def hostile(lab: Simulator, question: Question) -> Cases:
             other = hostile_run(
                 setting, seed=seed, rounds=rounds, model=model, malicious_clients={forger: malicious_client}
             )
-            coins = lab.coins("hostile", malicious_client.kind, malicious_client.name, number)
-            harm = compared(honest, other, setting=setting, forgers=[forger], rng=coins)
+            rng = lab.rng("hostile", malicious_client.kind, malicious_client.name, number)
+            harm = harm_of_forgery(honest, other, setting=setting, forgers=[forger], rng=rng)
             result.append((_case(question, forger, malicious_client), Truth(harm=harm)))
             if malicious_client.once and (harm.hostile.refused or harm.harmless):
                 settled.add(malicious_client)
@@ -65,21 +65,21 @@ def _members(lab: Simulator, most: int) -> list[Client]:
         return list(lab.clients)
     return [
         replace(
-            client, data=client.data.subset(uniform(client.data, most, lab.coins("hostile", client.name)).sort().values)
+            client, data=client.data.subset(uniform(client.data, most, lab.rng("hostile", client.name)).sort().values)
         )
         for client in lab.clients
     ]
 
 
 def _measured(lab: Simulator) -> dict[str, DomainDataset]:
-    """The unseen domain, and of the others the images that nobody trains on: what models learn first."""
+    """The unseen domain, and the held-out images of the source domains, which models learn first."""
     held = lab.roles.held_out
     seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(lab.sources)))}
     return seen if lab.unseen is None else {"unseen domain": lab.unseen, **seen}
 
 
-def _start(lab: Simulator, seed: int, rounds: int) -> GlobalModel | None:
-    """The initial model of a seed; the run's own where nobody can draw another."""
+def _initial_model(lab: Simulator, seed: int, rounds: int) -> GlobalModel | None:
+    """The initial model of a seed; the run's own where no other can be drawn."""
     if not rounds and lab.method.shares != "every":
         return None
     return lab.model if lab.initial is None else lab.initial(seed)
@@ -88,7 +88,7 @@ def _start(lab: Simulator, seed: int, rounds: int) -> GlobalModel | None:
 def _case(
     question: Question, forger: str, malicious_client: MaliciousClient, where: Mapping[str, str | int] | None = None
 ) -> Case:
-    """What the adversary sees of such runs is no part of the question: harm is there or not, whoever looks."""
+    """A case without views: harm does not depend on what the adversary sees."""
     return Case(
         question=question.kind, views=(), victim=forger,
         slice={"artifact": malicious_client.kind, "forgery": malicious_client.name, **(where or {})},
@@ -98,9 +98,9 @@ def _case(
 def breakdown(lab: Simulator, question: Question) -> Cases:
     """Exchanges of clients of one domain each, of which the first `hostile` many, domains in turn, forge alike.
 
-    For each of `count` draws of clients, each intruder and each number of hostile clients: how far the style that the
-    method publishes is moved (FISC's interpolation style), and how far the mean, the median, the trimmed mean and Krum's
-    choice of the same uploads are. Nothing where the pools have too few images for all clients, or nobody forges."""
+    For each of `count` draws of clients, each malicious client and each number of hostile ones: how far the published
+    style (FISC's interpolation style) is moved, and how far the mean, the median, the trimmed mean and Krum's choice of
+    the same uploads are. No cases where the pools have too few images for all clients, or nobody forges."""
     pools = [lab.others(domain) for domain in lab.sources]
     per_pool = -(-question.clients // len(pools))
     result: Cases = []
@@ -108,8 +108,7 @@ def breakdown(lab: Simulator, question: Question) -> Cases:
         return result
     for number in range(question.count):
         orders = [
-            torch.randperm(len(pool), generator=lab.coins("breakdown", number, place))
-            for place, pool in enumerate(pools)
+            torch.randperm(len(pool), generator=lab.rng("breakdown", number, place)) for place, pool in enumerate(pools)
         ]
         members = []
         for client in range(question.clients):
@@ -124,12 +123,12 @@ def breakdown(lab: Simulator, question: Question) -> Cases:
                 crowd = {client.name: malicious_client for client in members[:count]}
                 other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, malicious_clients=crowd)
                 where: dict[str, str | int] = {"hostile": count, "clients": len(members)}
-                truth = Truth(harm=_broken(honest, other, crowd=count))
+                truth = Truth(harm=_displaced_centers(honest, other, crowd=count))
                 result.append((_case(question, "client:0", malicious_client, where), truth))
     return result
 
 
-def _broken(honest: Run, hostile: Run, *, crowd: int) -> Harm:
+def _displaced_centers(honest: Run, hostile: Run, *, crowd: int) -> Harm:
     if hostile.outcome.ended:
         return Harm(honest=honest.outcome, hostile=hostile.outcome)
     kind, last = InterpolationStyle.kind, len(honest.uploads) - 1
@@ -150,7 +149,9 @@ def _stacked(uploads: Mapping[str, StyleStatistics]) -> Tensor:
 
 
 def _centers(clients: int, *, crowd: int) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The centers of fdgsec.federation.robust_statistics that so many clients have, those of guards: each knows how many are hostile."""
+    """The centers of fdgsec.federation.robust_statistics that exist for so many clients.
+
+    Each is given the number of hostile clients."""
     found: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda rows: rows.mean(0), "median": median}
     if crowd < clients / 2:
         found["trimmed-mean"] = lambda rows: trimmed_mean(rows, trim=crowd)

@@ -1,4 +1,4 @@
-"""Runs that show what the real clients released, what others would have, and what one more record changes."""
+"""What the run's clients released, what other clients would have released, and what one more record changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.threats.attack import Case, Question, Truth
 
 BEHIND = 300
-"""Images of a client by which sets are judged that were made with its pooled release."""
+"""Number of a client's images beside which sets are judged that were generated from its pooled release."""
 
 
 def released(lab: Simulator, question: Question) -> Cases:
-    """The run as it is, one case per client."""
+    """The run itself, one case per client."""
     observed = lab.run or observe(
         lab.method, lab.clients, seed=lab.seed, name="run", defense_stack=lab.defense_stack, guards=lab.guards
     )
@@ -34,7 +34,7 @@ def released(lab: Simulator, question: Question) -> Cases:
         )  # fmt: skip
         if images is None:
             majority = torch.bincount(client.data.domains).argmax().reshape(1)
-            some = torch.randperm(len(client.data), generator=lab.coins("behind", client.name))[:BEHIND]
+            some = torch.randperm(len(client.data), generator=lab.rng("behind", client.name))[:BEHIND]
             truth = Truth(
                 domains=majority, statistic=lab.statistic_of(client.data).mean(0, keepdim=True),
                 images=client.data.pixels(some),
@@ -56,7 +56,7 @@ def _gallery(lab: Simulator, shown: Sequence[DomainDataset], size: int) -> Domai
     known = set(true.ids)
     pool = join([lab.others(domain) for domain in lab.sources])
     rest = torch.tensor([i for i, name in enumerate(pool.ids) if name not in known], dtype=torch.int64)
-    rng = lab.coins("gallery", size)
+    rng = lab.rng("gallery", size)
     extra = rest[torch.randperm(len(rest), generator=rng)[: max(size - len(true), 0)]]
     everything = join([true, pool.subset(extra)])
     return everything.subset(torch.randperm(len(everything), generator=rng))
@@ -70,11 +70,11 @@ def as_if_released(lab: Simulator, question: Question) -> Cases:
         return result
     for domain in lab.sources:
         where = lab.domain_name(domain)
-        images = stratified(lab.others(domain), question.per_class, lab.coins("as-if", domain, question.per_class))
+        images = stratified(lab.others(domain), question.per_class, lab.rng("as-if", domain, question.per_class))
         observed = lab.exchange([images], name=f"as-if:{domain}:{question.per_class}", method=method)
         shown = shown_images(images, observed.states["client:1"])
         assert shown is not None
-        order = torch.randperm(len(images), generator=lab.coins("as-if-order", domain, question.per_class))
+        order = torch.randperm(len(images), generator=lab.rng("as-if-order", domain, question.per_class))
         gallery = images.subset(order)
         position = {name: index for index, name in enumerate(gallery.ids)}
         case = Case(
@@ -87,14 +87,14 @@ def as_if_released(lab: Simulator, question: Question) -> Cases:
 
 
 def add_one_record(lab: Simulator, question: Question) -> Cases:
-    """A client before and after one image joined, `count` cases per domain."""
+    """A client before and after one image was added, `count` cases per domain."""
     result: Cases = []
     for domain in lab.sources:
         where = lab.domain_name(domain)
         holds = lab.roles.federation.of_domain(domain)
         pool = lab.roles.held_out.of_domain(domain)
-        order = torch.randperm(len(pool), generator=lab.coins("add-one", domain))
-        gallery = pool.subset(torch.randperm(len(pool), generator=lab.coins("add-one-gallery", domain)))
+        order = torch.randperm(len(pool), generator=lab.rng("add-one", domain))
+        gallery = pool.subset(torch.randperm(len(pool), generator=lab.rng("add-one-gallery", domain)))
         position = {name: index for index, name in enumerate(gallery.ids)}
         asked = blinded(gallery)
         before = lab.view(lab.exchange([holds], name=f"add-one:{domain}:before"))

@@ -1,4 +1,4 @@
-"""Runs among re-drawn clients, so that clients are independent units and members come from the same draw as others."""
+"""Runs among resampled clients: clients are independent, and members come from the same distribution as non-members."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.threats.attack import Case, Question, Truth
 
 CANDIDATES = 150
-"""Members asked about per membership case, and as many non-members."""
+"""Number of members per membership case, and of non-members."""
 LEAST_OUTSIDE = 30
-"""Images that must be left outside a re-drawn client."""
+"""Number of images that must remain outside a resampled client."""
 CROPPED = 0.8
-"""Least share of the area that a random crop keeps, as in training (fdgsec.nn.training.plan)."""
+"""Smallest share of the area that a random crop keeps, as in training (fdgsec.nn.training.plan)."""
 
 
 def resampled_clients(lab: Simulator, question: Question) -> Cases:
-    """Re-draw clients from all images of a domain that the adversary does not hold; who was not drawn is a non-member.
+    """Resample clients from all images of a domain that the adversary does not hold; images not drawn are non-members.
 
-    Every image is a member of some clients and not of others, so that what is odd about an image or about the
-    adversary's reference favors neither answer, and clients are independent units for an interval. With a fixed
-    set of non-members they are not: bootstrapping clients alone then covered 2 to 54% instead of 95%."""
+    Every image is a member of some clients and not of others, so that peculiarities of an image or of the adversary's
+    reference favor neither answer, and clients are independent units for an interval. With a fixed set of non-members
+    they are not: a bootstrap over clients then covered 2 to 54% instead of 95%."""
     result: Cases = []
     for domain in lab.sources:
         where = lab.domain_name(domain)
@@ -37,13 +37,13 @@ def resampled_clients(lab: Simulator, question: Question) -> Cases:
             continue
         drawn: list[DomainDataset] = []
         for number in range(question.count):
-            rng = lab.coins("resampled", domain, question.records, number)
+            rng = lab.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
             drawn.append(pool.subset(order[: question.records]))
         observed = lab.exchange(drawn, name=f"resampled:{domain}:{question.records}")
         view = lab.view(observed)
         for number, data in enumerate(drawn):
-            rng = lab.coins("resampled", domain, question.records, number)
+            rng = lab.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
             outside = order[question.records :]
             asked = min(CANDIDATES, len(data), len(outside))
@@ -72,9 +72,9 @@ def halves(lab: Simulator, question: Question) -> Cases:
 def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
     """Draw the clients of one population from disjoint images; sessions release all of a client's, twice.
 
-    Were they drawn independently, the first half of one client would share images with the second halves of others
-    but never with its own, and its true partner would look farther away than chance. They come under new names, so
-    that even whoever knows the domain of every client is not told theirs."""
+    If clients were drawn independently, the first half of one would share images with the second halves of others but
+    never with its own, and its true partner would be farther away than chance. The halves have new names, so that even
+    an adversary that knows the domain of every client does not know theirs."""
     pools = [lab.others(domain) for domain in domains]
     per_pool = -(-question.count // len(pools))
     records = question.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
@@ -83,7 +83,7 @@ def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
     for number in range(question.count):
         which = number % len(pools)
-        rng = lab.coins("halves", question.scheme, *domains, number)
+        rng = lab.rng("halves", question.scheme, *domains, number)
         remaining = left[which].nonzero().flatten()
         pool = pools[which].subset(remaining)
         draw = skewed if question.scheme == "dirichlet" else uniform
@@ -91,7 +91,7 @@ def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
         left[which][remaining[chosen]] = False
         firsts.append(pool.subset(chosen if again else chosen[:records]))
         seconds.append(pool.subset(chosen if again else chosen[records:]))
-    order = torch.randperm(question.count, generator=lab.coins("halves-order", question.scheme, *domains))
+    order = torch.randperm(question.count, generator=lab.rng("halves-order", question.scheme, *domains))
     held = 2 * records if again else records
     slices: dict[str, str | int] = {"clients": question.scheme, "n_per_client": held}
     if len(domains) == 1:
@@ -122,14 +122,14 @@ def rounds(lab: Simulator, question: Question) -> Cases:
         if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         orders = [
-            torch.randperm(len(pool), generator=lab.coins("rounds", domain, question.records, number))
+            torch.randperm(len(pool), generator=lab.rng("rounds", domain, question.records, number))
             for number in range(question.count)
         ]
         drawn = [pool.subset(order[: question.records]) for order in orders]
         name, held, extraction = f"rounds:{domain}:{question.records}", drawn, dict[str, str | int]()
         if question.scheme == "crops":
-            coins = lab.coins("rounds-crops", domain, question.records)
-            held = [random_crops(data, least=CROPPED, rng=child(coins, n)) for n, data in enumerate(drawn)]
+            crops = lab.rng("rounds-crops", domain, question.records)
+            held = [random_crops(data, least=CROPPED, rng=child(crops, n)) for n, data in enumerate(drawn)]
             name, extraction = f"{name}:crops", {"extraction": "random crop"}
         observed = [lab.exchange(held, name=name, turn=turn) for turn in range(question.rounds)]
         views = tuple(lab.view(one) for one in observed)
@@ -142,7 +142,7 @@ def rounds(lab: Simulator, question: Question) -> Cases:
                 else {name for images in shown if images is not None for name in images.ids}
             )
             asked = pool.subset(order[: 2 * question.records])
-            asked = asked.subset(torch.randperm(len(asked), generator=lab.coins("rounds-order", domain, number)))
+            asked = asked.subset(torch.randperm(len(asked), generator=lab.rng("rounds-order", domain, number)))
             case = Case(
                 question="rounds", views=views, victim=client, records=len(data), domain=where,
                 slice={"domain": where, "n_per_client": question.records, **extraction}, candidates=blinded(asked),
@@ -154,7 +154,7 @@ def rounds(lab: Simulator, question: Question) -> Cases:
 
 
 def _cluster_sizes(data: DomainDataset, state: State, asked: DomainDataset) -> Tensor | None:
-    """How many images are in the cluster of each candidate, 0 of one that is not the client's; None without clusters."""
+    """The number of images in the cluster of each candidate, 0 where it is not the client's; None without clusters."""
     if CLUSTER_SIZES not in state:
         return None
     sizes = dict(zip(data.ids, state[CLUSTER_SIZES].tolist(), strict=True))
@@ -172,7 +172,7 @@ def mixtures(lab: Simulator, question: Question) -> Cases:
             continue
         draw = partial(skewed, by="domains" if together else "labels")
         drawn = [
-            pool.subset(draw(pool, question.records, lab.coins("mixtures", *domains, question.records, number)))
+            pool.subset(draw(pool, question.records, lab.rng("mixtures", *domains, question.records, number)))
             for number in range(question.count)
         ]
         view = lab.view(lab.exchange(drawn, name=f"mixtures:{domains}:{question.records}"))
@@ -195,12 +195,12 @@ def _shares(values: Tensor, count: int) -> Tensor:
 
 
 def cohorts(lab: Simulator, question: Question) -> Cases:
-    """Federations of half of a pool of single-domain clients each; asked is which of the pool took part.
+    """Federations of half of a pool of single-domain clients each; the question is which clients of the pool took part.
 
-    A candidate client is shown by other images of its own than those that it brought to the federation, unless the scheme
-    is "same images" (`groups` says whose they are), and all clients of a pool hold disjoint images: any of their domain's,
-    or (scheme "dirichlet") skewed class shares. Pools are re-drawn from the same images. With two `rounds` a case shows
-    a second session, of other images of the members of the federation that `partner` names."""
+    A candidate client is represented by images of its own that it did not bring to the federation, unless the scheme is
+    "same images" (`groups` says whose they are). All clients of a pool hold disjoint images: any of their domain, or
+    (scheme "dirichlet") with skewed class shares. Pools are resampled from the same images. With two `rounds` a case
+    shows a second session, with other images of the members of the federation that `partner` names."""
     pools = [lab.others(domain) for domain in lab.sources]
     per_pool = -(-2 * question.clients // len(pools))
     if min(len(pool) for pool in pools) < 2 * question.records * per_pool:
@@ -212,7 +212,7 @@ def cohorts(lab: Simulator, question: Question) -> Cases:
         lab.view(lab.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
         for i, c in enumerate(drawn if question.rounds > 1 else [])
     ]
-    order = torch.randperm(question.count, generator=lab.coins("cohorts-order", question.scheme, question.clients))
+    order = torch.randperm(question.count, generator=lab.rng("cohorts-order", question.scheme, question.clients))
     result: Cases = []
     for number, cohort in enumerate(drawn):
         case = Case(
@@ -230,7 +230,7 @@ def cohorts(lab: Simulator, question: Question) -> Cases:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Cohort:
-    """A pool of clients: what each `held`, `other` images of its own, those that are `shown`, and who took part."""
+    """A pool of clients: the images that each `held`, `other` images of its own, those `shown`, and who took part."""
 
     held: Sequence[DomainDataset]
     other: Sequence[DomainDataset]
@@ -238,14 +238,14 @@ class _Cohort:
     takes_part: Tensor
 
     def members(self, data: Sequence[DomainDataset]) -> list[DomainDataset]:
-        """What of `data` is of clients that took part."""
+        """The entries of `data` that belong to clients that took part."""
         return [images for images, inside in zip(data, self.takes_part.tolist(), strict=True) if inside]
 
 
 def _cohort(lab: Simulator, question: Question, pools: Sequence[DomainDataset], number: int) -> _Cohort:
     """Draw a pool of twice as many clients as take part, of each domain in turn, and half of them."""
     size, records = 2 * question.clients, question.records
-    rng = lab.coins("cohorts", question.scheme, question.clients, records, number)
+    rng = lab.rng("cohorts", question.scheme, question.clients, records, number)
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
     draw = skewed if question.scheme == "dirichlet" else uniform
     held, other = list[DomainDataset](), list[DomainDataset]()

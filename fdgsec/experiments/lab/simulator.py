@@ -1,6 +1,6 @@
-"""What every observed run needs: the target, the pools that it draws from, and one adversary's eyes.
+"""The simulator behind all observed runs: the target, the pools of images, and what one adversary sees.
 
-The laboratory (fdgsec.experiments.lab.laboratory) hands these instruments to the modules that make cases."""
+The laboratory (fdgsec.experiments.lab.laboratory) hands it to the modules that make cases."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -36,9 +36,9 @@ class Simulator:
     """One target on one federation, watched by one adversary.
 
     `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
-    `encoder` names whose statistics the styles are, and `reading` says of which of them releases are means. The run trains
-    `rounds` rounds; `initial` draws the model that a run of another seed begins with, and `unseen` are the images that a
-    trained model is measured on."""
+    `encoder` names the encoder of the styles, and `released_statistic` is the per-image statistic of which releases are
+    means. The run trains `rounds` rounds; `initial` draws the initial model of another seed, and `unseen` are the
+    images on which a trained model is measured."""
 
     method: Method
     roles: Roles
@@ -57,7 +57,7 @@ class Simulator:
     initial: Callable[[int], GlobalModel] | None = None
     unseen: DomainDataset | None = None
 
-    def coins(self, *names: str | int) -> torch.Generator:
+    def rng(self, *names: str | int) -> torch.Generator:
         """The random stream of one draw."""
         return stream(self.seed, "world", "laboratory", *names)
 
@@ -65,11 +65,11 @@ class Simulator:
         self, data: Sequence[DomainDataset], *, name: str, method: Method | None = None, turn: int = 0
     ) -> FederationRun:
         """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
-        takes part as "client:0" with its own images. Another `turn` is another round: new coins, same clients."""
+        takes part as "client:0" with its own images. Another `turn` is another round: new randomness, same clients."""
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
-        seed = self.seed if not turn else integer_seed(self.coins("turn", turn))
+        seed = self.seed if not turn else integer_seed(self.rng("turn", turn))
         return observe(
             (method or self.method).fitting(len(members)), members, seed=seed, name=name, model=self.model,
             defense_stack=self.defense_stack, guards=self.guards,
@@ -78,9 +78,10 @@ class Simulator:
     def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:
         """What the server of a federation of "client:1", "client:2", ... would see, were they to hold `data`.
 
-        For an attack's own simulations: the public method, options and defenses with other coins, on images that the
-        adversary holds. Training starts from the run's initial model, and a server that trains draws as it drew in the run: it hands
-        out the same initial generator (FedDAG). Raises UsageError for any other image."""
+        For an attack's own simulations: the public method, options and defenses with other randomness, on images that
+        the adversary holds. Training starts from the run's initial model, and a training server has the random streams
+        that it had in the run: it hands out the same initial generator (FedDAG). Raises UsageError for any other
+        image."""
         self._check_known(data)
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
         seed = integer_seed(rng)
@@ -101,19 +102,19 @@ class Simulator:
         return self._undone(View(messages=tuple(observed.transcript.messages())))
 
     def defended(self, artifact: Artifact, images: DomainDataset, rng: torch.Generator) -> Artifact:
-        """What the run's defenses, with coins of one's own, would make of what a client sends that holds `images`.
+        """Apply the run's defenses, with fresh randomness, to an artifact of a client that holds `images`.
 
-        For an attack's own simulations, as `simulated`; what is public of the defenses is undone again. Of single images
-        are the rows of an artifact that has as many as there are `images`; what clients do not share, nobody defends.
-        Raises UsageError for any other image."""
+        For an attack's own simulations, as `simulated`; publicly invertible parts of the defenses are undone again. The
+        rows of an artifact are taken as single images where there are as many as `images`. Artifacts that clients do
+        not share are returned as they are. Raises UsageError for any other image."""
         self._check_known([images])
         if artifact.kind not in self.slots:
             return artifact
         rows = _rows(artifact)
         state = {SHARED_ROWS: torch.arange(len(images))} if rows == len(images) else {}
         sender = Sender(
-            client=Client(name="client:1", data=images), method=self.method, model=self.model, statistic_source=self.defense_stack.statistic_source,
-            clock=self._clock, state=state,
+            client=Client(name="client:1", data=images), method=self.method, model=self.model,
+            statistic_source=self.defense_stack.statistic_source, clock=self._clock, state=state,
         )  # fmt: skip
         defense_stack = replace(self.defense_stack, seed=integer_seed(rng), name="simulated")
         outgoing = Outgoing(round=0, stage="share", name=self.slots[artifact.kind], artifact=artifact, sender=sender)
@@ -137,9 +138,9 @@ class Simulator:
     @cached_property
     def slots(self) -> Mapping[str, str]:
         """Under which name clients share each kind of artifact."""
-        data = self.clients[0].data  # which images is no matter, and so many are enough to share something
+        data = self.clients[0].data  # any images will do, if they are enough to share something
         some = data.subset(torch.arange(min(ENOUGH, len(data))))
-        return {artifact.kind: name for name, artifact in self._shared(some, self.coins("slots")).items()}
+        return {artifact.kind: name for name, artifact in self._shared(some, self.rng("slots")).items()}
 
     def _check_known(self, data: Sequence[DomainDataset]) -> None:
         asked = {name for images in data for name in images.ids} - self._held
@@ -154,7 +155,7 @@ class Simulator:
 
     @cached_property
     def _held(self) -> set[str]:
-        """Names that were found among the known images: a memo, defenses are passed thousands of times."""
+        """Names already found among the known images: a memo, since defenses are simulated thousands of times."""
         return set()
 
     def known_images(self) -> frozenset[str]:
@@ -166,8 +167,8 @@ class Simulator:
             held.append(self.clients[0].data)
         return frozenset(name for images in held for name in images.ids)
 
-    def told(self, case: Case) -> Case:
-        """Take out of a question what its adversary does not know."""
+    def without_unknowns(self, case: Case) -> Case:
+        """Remove from a case what its adversary does not know."""
         knows = self.adversary.knows
         return replace(
             case,
@@ -176,7 +177,7 @@ class Simulator:
         )
 
     def view(self, observed: FederationRun) -> View:
-        """What the adversary saw of a run, without what is public of the defenses and can be undone."""
+        """What the adversary saw of a run, with the publicly invertible parts of the defenses undone."""
         return self._undone(self.adversary.view(observed.transcript))
 
     def _undone(self, seen: View) -> View:
@@ -198,7 +199,7 @@ class Simulator:
         return self.domain_name(int(found[0])) if len(found) == 1 else "mixed"
 
     def statistic_of(self, images: DomainDataset) -> Tensor:
-        """The linear statistic of every image, (n, 2C), or what stands for it in the target's reading, (n, D)."""
+        """The linear statistic of every image, (n, 2C), or the released statistic in its place, (n, D)."""
         return self.released_statistic.truth(statistics(self.encoder, images, size=self.style_size))
 
     def truth_of(self, images: DomainDataset, rows: Tensor | None) -> Truth:
@@ -212,9 +213,9 @@ class Simulator:
 def blinded(candidates: DomainDataset, *, labeled: bool = False) -> DomainDataset:
     """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
 
-    A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels
-    are not copied, and `labeled` leaves the classes in (`rows` still point into the store, which an attack, being trusted
-    code, must not look around in)."""
+    A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels are
+    not copied, and `labeled` keeps the classes (`rows` still point into the store, in which an attack, being trusted
+    code, must not look further)."""
     nothing = torch.zeros(len(candidates), dtype=torch.int64)
     names = tuple(hashlib.sha256(f"candidate {name}".encode()).hexdigest()[:20] for name in candidates.ids)
     labels = candidates.labels if labeled else nothing

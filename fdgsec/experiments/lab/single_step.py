@@ -1,4 +1,4 @@
-"""Clients that take a single step, so that what they send is one batch's gradient: the most that a model update gives away."""
+"""Clients that take a single step: their update is the gradient of one batch, the most that an update reveals."""
 
 from dataclasses import replace
 
@@ -17,29 +17,30 @@ from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Case, Question, Truth
 
 
-def single_step(lab: Simulator, request: Question) -> Cases:
-    """Per domain `count` clients of `records` images each, as far as disjoint ones can be drawn, one step from one model.
+def single_step(lab: Simulator, question: Question) -> Cases:
+    """Per domain `count` clients of `records` images each, as far as they can be disjoint, one step from one model.
 
-    The client wears the run's defenses. The loss is cross-entropy alone, whatever else the target adds to it. Images are not augmented: an augmented one would be
-    what is recovered, and judged against another. Without a model there are no cases."""
+    The run's defenses apply. The loss is cross-entropy alone, whatever else the target adds to it. Images are not
+    augmented: the attack would recover the augmented image and be judged against the original. Without a model there
+    are no cases."""
     result: Cases = []
-    model = _sent(lab) if request.scheme == "last" else lab.model
+    model = _last_model_sent(lab) if question.scheme == "last" else lab.model
     if model is None:
         return result
-    plan = (lab.method.client_plan or TrainingPlan()).one_step(request.records)
+    plan = (lab.method.client_plan or TrainingPlan()).one_step(question.records)
     for domain in lab.sources:
         pool, where = lab.others(domain), lab.domain_name(domain)
-        order = torch.randperm(len(pool), generator=lab.coins("single step", domain, request.records))
-        for number, rows in enumerate(order.split(request.records)[: request.count]):
-            if len(rows) < request.records:
+        order = torch.randperm(len(pool), generator=lab.rng("single step", domain, question.records))
+        for number, rows in enumerate(order.split(question.records)[: question.count]):
+            if len(rows) < question.records:
                 continue
             data, name = pool.subset(rows), f"client:{len(result) + 1}"
-            rest = order[~torch.isin(order, rows)][: max(0, request.gallery - len(data))]
+            rest = order[~torch.isin(order, rows)][: max(0, question.gallery - len(data))]
             shown = torch.cat([rows, rest])
-            mixed = torch.randperm(len(shown), generator=lab.coins("single step gallery", domain, len(rows), number))
+            mixed = torch.randperm(len(shown), generator=lab.rng("single step gallery", domain, len(rows), number))
             case = Case(
-                question="single_step", views=(_stepped(lab, model, data, plan, name),), victim=name, records=len(data),
-                domain=where, slice={"n_per_client": len(data), "model": request.scheme or "first"},
+                question="single_step", views=(_view_of_step(lab, model, data, plan, name),), victim=name,
+                records=len(data), domain=where, slice={"n_per_client": len(data), "model": question.scheme or "first"},
                 candidates=blinded(pool.subset(shown[mixed])),
             )  # fmt: skip
             truth = Truth(
@@ -50,27 +51,27 @@ def single_step(lab: Simulator, request: Question) -> Cases:
     return result
 
 
-def _sent(lab: Simulator) -> GlobalModel | None:
-    """The global model that the run's server sent last, as far as it was written down."""
+def _last_model_sent(lab: Simulator) -> GlobalModel | None:
+    """The global model that the run's server sent last, where the transcript kept it."""
     messages = [] if lab.run is None else list(lab.run.transcript.messages())
     states = [m.artifact for m in messages if m.stage == "model" and isinstance(m.artifact, ModelState)]
     return lab.model.with_state({**lab.model.state.state, **states[-1].state}) if states and lab.model else None
 
 
-def _stepped(lab: Simulator, model: GlobalModel, data: DomainDataset, plan: TrainingPlan, name: str) -> View:
+def _view_of_step(lab: Simulator, model: GlobalModel, data: DomainDataset, plan: TrainingPlan, name: str) -> View:
     """What the adversary sees of a round in which the client called `name` takes the step."""
     clock = Clock(round=0, rounds=1, participants=(name,))
     defense_stack = replace(lab.defense_stack, seed=lab.seed, name="single step " + "/".join(data.ids))
     client, trainer = defense_stack.with_trainer(Client(name=name, data=data), lab.method, clock)
     network = model.module()
-    client.trainer(network, TrainingSet.of(data), CrossEntropy(), plan, lab.coins("single step fit", *data.ids))
+    client.trainer(network, TrainingSet.of(data), CrossEntropy(), plan, lab.rng("single step fit", *data.ids))
     update = ModelState(state={key: value.detach().cpu().clone() for key, value in network.state_dict().items()})
     asked = StepRequest(clock=clock, model=model, inbox={})
     sender = defense_stack.sender(client, lab.method, asked, {}, trainer)
     reply = defense_stack.sent("fit", Reply(artifacts={"model": update}), sender)
     wire = Wire(
-        secret=lambda message, number: stream(lab.seed, "secret", "policy", "single step", *data.ids, number),
-        guards=lab.guards, policies=lab.defense_stack.policies, keep=lambda message: True,
+        secret=lambda _upload, number: stream(lab.seed, "secret", "policy", "single step", *data.ids, number),
+        guards=lab.guards, policies=lab.defense_stack.policies, keep=lambda _message: True,
     )  # fmt: skip
     wire.send(Message(round=0, stage="model", sender=SERVER, receiver=name, artifact=model.state))
     wire.collect([Upload(round=0, stage="update", sender=name, artifacts={"model": reply.artifacts["model"]})])

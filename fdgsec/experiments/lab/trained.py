@@ -8,18 +8,18 @@ from fdgsec.threats.attack import Case, Question, Truth
 
 
 def trained(lab: Simulator, question: Question) -> Cases:
-    """Per client of the run: up to `count` of its training images among as many held-out ones of the same domains and classes.
+    """Per client of the run: up to `count` of its training images among as many held-out images.
 
-    Of each class of each domain as many are asked about on either side, so that a client whose classes are skewed does not
-    betray its members by what they show. Clients with fewer than two of each are left out."""
+    Both have the same number of images of each class of each domain, so that skewed classes do not reveal the members.
+    Clients with fewer than two of each are left out."""
     result: Cases = []
     if lab.run is None:
         return result
     for client in lab.clients:
         if client.name in lab.adversary.parties:
             continue
-        rng = lab.coins("trained", client.name, question.count)
-        inside, outside = _alike(client.data, lab.roles.held_out, question.count, rng)
+        rng = lab.rng("trained", client.name, question.count)
+        inside, outside = _members_and_others(client.data, lab.roles.held_out, question.count, rng)
         if len(inside) < 2:
             continue
         both = join([inside, outside])
@@ -38,10 +38,10 @@ def trained(lab: Simulator, question: Question) -> Cases:
     return result
 
 
-def _alike(
+def _members_and_others(
     own: DomainDataset, held: DomainDataset, count: int, rng: torch.Generator
 ) -> tuple[DomainDataset, DomainDataset]:
-    """Draw up to `count` of `own` images, as far as there are others to put beside them, and as many of `held` in each cell."""
+    """Draw up to `count` of `own` images with counterparts in `held`, and as many of `held`, per class and domain."""
     classes = len(own.class_names)
     order, others = torch.randperm(len(own), generator=rng), torch.randperm(len(held), generator=rng)
     mine, theirs = ((data.domains * classes + data.labels)[rows] for data, rows in ((own, order), (held, others)))

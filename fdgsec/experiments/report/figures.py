@@ -1,4 +1,4 @@
-"""Figures for the report: ROC curves on log axes, AUC against client size, and reconstructions beside their controls."""
+"""Figures for the report: ROC curves, AUC against client size, and reconstructions beside their controls."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from fdgsec.experiments.report.schema import Figure
 from fdgsec.metrics.roc import auc, roc_curve
 from fdgsec.threats.answers import Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, Truth
-from fdgsec.threats.judging.reconstructions import placed
+from fdgsec.threats.judging.reconstructions import in_matched_order
 
 SHOWN = 8
 """Number of images of each domain in a reconstruction grid."""
@@ -110,8 +110,8 @@ def _auc_by_size(
     caption = "The larger a client, the less its average says about one image."
     if theory or law:
         caption += (
-            " Dotted: the same shrunk test on Gaussian data of the estimated covariance; dashed: the law with the effective "
-            "dimension measured on left-out auxiliary images."
+            " Dotted: the same shrunk test on Gaussian data of the estimated covariance; dashed: the law with the "
+            "effective dimension measured on left-out auxiliary images."
         )
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 
@@ -125,7 +125,7 @@ def reconstruction_grids(answers: Answers, cases: Sequence[Case], truths: Sequen
             key = (str(answer.slice.get("prior", "")), str(answer.slice.get("rows", "")))
             domain = str(cases[answer.case].slice.get("domain", ""))
             loss = str(answer.slice.get("loss", ""))
-            strip = (answer.case, placed(answer, images))
+            strip = (answer.case, in_matched_order(answer, images))
             groups.setdefault(key, {}).setdefault(domain, {}).setdefault(loss, []).append(strip)
     return [_grid(prior, rows, domains, truths) for (prior, rows), domains in groups.items()]
 

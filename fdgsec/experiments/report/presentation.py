@@ -56,8 +56,8 @@ Line = tuple[object, object, object, object]
 class Presentation:
     """How answers of one type are shown; what is None is not shown that way.
 
-    `draw` makes figures of all answers of an attack, `tell` the lines of one answer in the table of guesses, and `pictures`
-    the images (R, 3, h, w) in [0, 1] of one answer that are written as a sheet."""
+    `draw` makes figures of all answers of an attack, `tell` the lines of one answer in the table of guesses, and
+    `pictures` gives the images (R, 3, h, w) in [0, 1] of one answer that are written as a sheet."""
 
     draw: Callable[[Answers, Sequence[Case], Sequence[Truth]], list[Figure]] | None = None
     tell: Callable[[Answer, Names], Iterable[Line]] | None = None

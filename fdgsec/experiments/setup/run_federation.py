@@ -21,7 +21,7 @@ from fdgsec.runtime.random_streams import stream
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunRequest:
-    """A federation that is to be run as `config` says: its method and clients, the first model, and their defenses."""
+    """A federation to run by `config`: its method and clients, the initial model, and the defenses."""
 
     method: Method
     members: Sequence[Client]
@@ -35,8 +35,8 @@ class RunRequest:
 class FederationRun:
     """A finished run: everything that crossed the wire, the model that is kept, and what the defenses guarantee.
 
-    `states` is what clients remember where they run in this process, else empty; `federation` is how an engine elsewhere
-    reports the run: clients, stages, failures. Runs without training keep no round (-1)."""
+    `states` is what clients remember where they run in this process, else empty; `federation` is the report of an
+    engine elsewhere: clients, stages, failures. `kept_round` is -1 without training."""
 
     transcript: Transcript
     states: Mapping[str, State] = field(default_factory=dict)
@@ -134,10 +134,10 @@ def run_rounds(
     on_failure: Callable[[Failure], None] | None = None,
     progress: Progressive | None = None,
 ) -> FederationRun:
-    """Run the rounds of `method` on `engine`, from `model`; the server applies the policies and filters of `defense_stack`.
+    """Run the rounds of `method` on `engine`, from `model`; the server applies policies and filters of `defense_stack`.
 
-    Its guards come after `guards`. `states` is where the engine's clients keep what they remember, if that is at hand. Where
-    at least the share `quorum` of the clients asked answer a step validly, the others are left out, and `on_failure` is
+    Its guards come after `guards`. `states` is what the engine's clients remember, where that is accessible. Where at
+    least the share `quorum` of the clients asked answer a step validly, the others are left out, and `on_failure` is
     called. With `checked` every reply is checked before it is used, as with a quorum below 1. Raises UsageError where a
     defense needs every client."""
     defense_stack.check_quorum(quorum)

@@ -1,7 +1,7 @@
-"""Controls judged: the shuffled attack must find nothing, and the planted information must be found.
+"""Judge controls: on exchanged artifacts the attack must find nothing, and planted information must be found.
 
-An attack whose positive control fails proves nothing by failing; one whose negative control fails proves nothing by
-winning (DESIGN 6.3)."""
+If the positive control of an attack fails, its failure on the target proves nothing; if the negative control fails,
+neither does its success."""
 
 from collections.abc import Sequence
 
@@ -42,18 +42,18 @@ def _negative(row: NullRow, comparisons: int, alpha: float) -> Control:
 def positive_control(
     planted_control: PositiveControl, answers: Answers, judge: Judge, rng: torch.Generator
 ) -> list[Control]:
-    """Measure `guess` on the plant; every row of its measurement must reach `plant.at_least`, and `plant.also` be reached.
+    """Measure `answers` to the planted cases; every row of the control's measurement must reach its goal.
 
-    A plant on which one of its measurements cannot be had fails, with the reason."""
+    So must the further goals. A control fails, with the reason, where one of its measurements is unavailable."""
     rows = judge.measure(answers, planted_control.cases, planted_control.truths, rng)
     goals = [Goal(measurement=planted_control.measurement, at_least=planted_control.at_least), *planted_control.also]
-    return [control for goal in goals for control in _reached(goal, rows)]
+    return [control for goal in goals for control in _controls_of_goal(goal, rows)]
 
 
-def _reached(goal: Goal, rows: Sequence[Measurement]) -> list[Control]:
+def _controls_of_goal(goal: Goal, rows: Sequence[Measurement]) -> list[Control]:
     found = [row for row in rows if goal.fits(row)]
     if not found:
-        reason = f"the attack gave no {goal.measurement} on its own plant"
+        reason = f"the attack gave no {goal.measurement} on its positive control"
         found = [
             Measurement(
                 name=goal.measurement, value=None, low=None, high=None, chance=None, chance_kind="none", n=0,

@@ -1,4 +1,4 @@
-"""Estimated numbers judged: statistics recovered from a release, and numbers that theory predicts."""
+"""Judge estimated numbers: statistics recovered from a release, and numbers that theory predicts."""
 
 import math
 
@@ -61,7 +61,7 @@ RECOVERY_TEST = PermutationTest(name="relative_error", scores=_recovery_scores, 
 
 
 def measure_predictions(group: Group) -> list[Measurement]:
-    """Average what was predicted for the cases of one slice: descriptive, without chance or interval."""
+    """Average the predictions for the cases of one slice: descriptive, without chance or interval."""
     answers = [entry.answer for entry in group.of(Prediction)]
     values = torch.tensor([answer.value for answer in answers], dtype=torch.float64)
     reason = finite({answers[0].name: values})

@@ -1,4 +1,4 @@
-"""Galleries judged: whether the true image can be picked out of many by what was drawn of it."""
+"""Judge by galleries: whether the true image can be picked out of many by its reconstruction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ BLOCK = 64  # images through a network, or rows of distances, at a time
 
 @dataclass(frozen=True, kw_only=True)
 class Lineup:
-    """How many reconstructions and candidates a distance ranks that costs a network pass per pair; others rank all."""
+    """How many reconstructions and candidates are ranked by a distance that costs a network pass per pair."""
 
     rows: int = 48
     candidates: int = 25

@@ -1,4 +1,4 @@
-"""Harm judged: which forgeries are refused, and what the others cost the honest clients, paired by seed."""
+"""Judge harm: which forgeries are refused, and what the others cost the honest clients, paired by seed."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def measure_harm(group: Group, rng: torch.Generator, *, repeats: int) -> list[Me
 
 
 def _endings(group: Group, harms: Sequence[Harm]) -> list[Measurement]:
-    """The shares of runs that were refused by the forger's name, that ended otherwise, and that went on with a NaN or infinity."""
+    """The shares of runs refused with the forger's name, of those that ended otherwise, and of those with a NaN."""
     counts = {
         "refused": [harm.hostile.refused for harm in harms],
         "ended": [bool(harm.hostile.ended) and not harm.hostile.refused for harm in harms],
@@ -48,7 +48,7 @@ def _endings(group: Group, harms: Sequence[Harm]) -> list[Measurement]:
 
 
 def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """What was lost, and from where to where, by the images that it was measured on."""
+    """The accuracy lost, and the accuracies of both runs, by the images that they were measured on."""
     finished = [harm for harm in harms if harm.hostile.accuracy]
     if not finished:
         ended = next((harm.hostile.ended for harm in harms if harm.hostile.ended), "")
@@ -58,8 +58,8 @@ def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repea
     for name in finished[0].hostile.accuracy:
         before = [harm.honest.accuracy[name] for harm in finished]
         after = [harm.hostile.accuracy[name] for harm in finished]
-        where, coins = {**group.slice, "on": name}, child(rng, DROP, name)
-        interval = paired_bootstrap(before, after, rng=coins, repeats=repeats, bounds=(-1.0, 1.0)) if n > 1 else None
+        where, draws = {**group.slice, "on": name}, child(rng, DROP, name)
+        interval = paired_bootstrap(before, after, rng=draws, repeats=repeats, bounds=(-1.0, 1.0)) if n > 1 else None
         made.append(
             row(
                 DROP,
@@ -72,13 +72,13 @@ def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repea
         )
         blind = replace(PLAIN, chance=finished[0].blind[name], chance_kind="exact")
         for run, values in {"honest": before, "hostile": after}.items():
-            interval = _mean(values, 1.0, child(coins, run), repeats)
+            interval = _mean(values, 1.0, child(draws, run), repeats)
             made.append(row("accuracy", {**where, "run": run}, sum(values) / n, interval, n, blind))
     return made
 
 
 def _displacements(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """Relative L2 by what was moved, a mean over the seeds in which it is a number."""
+    """The relative L2 displacement by what was moved, averaged over the seeds in which it is finite."""
     names = dict.fromkeys(name for harm in harms for name in harm.displacement)
     made = []
     for name in names:
@@ -90,7 +90,7 @@ def _displacements(group: Group, harms: Sequence[Harm], rng: torch.Generator, re
 
 
 def _shares(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """Weights and picks of the runs that have them, with and without the forgery."""
+    """The forger's weight and the shares of picked rows, in the runs that have them, with and without the forgery."""
     made = []
     for name in dict.fromkeys(name for harm in harms for name in harm.hostile.numbers):
         for run in ("honest", "hostile"):
@@ -104,7 +104,7 @@ def _shares(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: 
 
 
 def _mean(values: Sequence[float], most: float, rng: torch.Generator, repeats: int) -> Interval | None:
-    """The interval of a mean of values from 0 to `most`; none of one value, or of equal ones that nothing bounds."""
+    """The interval of a mean of values from 0 to `most`; None for a single value, or for equal unbounded ones."""
     same = max(values) - min(values) <= 1e-12 * max(1.0, abs(max(values)))
     if len(values) < 2 or (same and math.isinf(most)):
         return None

@@ -1,9 +1,9 @@
-"""Sets of images judged against the real ones: FISC's Table 9 and Figure 6c (arXiv 2410.22622, appendix B.5), per case.
+"""Judge sets of images beside real ones: FISC's Table 9 and Figure 6c (arXiv 2410.22622, appendix B.5), per case.
 
-Real are the images behind the released rows, or, where a release has none of its own, the candidates. What was made
-stands beside them at one size and, in rows `images: equal`, one n for all columns; column `real` is the floor: two
-halves of the real images. Nothing here asks whose image a picture is: the same pictures in another order, or drawn of
-somebody else's style, score the same. All rows are descriptive."""
+Real images are those behind the released rows, or the candidates where a release has no rows. Generated sets are
+compared with them at one size and, in rows `images: equal`, at one n for all columns; column `real` is the floor: two
+halves of the real images. Whose image a picture shows does not matter here: the same pictures in another order, or
+generated from another client's style, score the same. All rows are descriptive."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,10 +34,10 @@ BIASED: Mapping[str, tuple[int, str]] = {
 def measure_sets(
     groups: Sequence[Group], extractors: Sequence[str | Extractor], rng: torch.Generator, *, repeats: int = REPEATS
 ) -> list[Measurement]:
-    """Judge all sets that a guess holds; those about the same cases at the same size make one table.
+    """Judge all generated sets; those about the same cases at the same size make one table.
 
-    A set's slice gains `column`, its name; `side` in pixels; `images`, `all` or `equal`; and, where n biases the statistic,
-    `bias`. Raises ValueError for images that are not (N, 3, h, w) and for a set that is called `real`."""
+    A set's slice gains `column`, its name; `side` in pixels; `images`, `all` or `equal`; and `bias` where n biases the
+    statistic. Raises ValueError for images that are not (N, 3, h, w) and for a set that is called `real`."""
     rows: list[Measurement] = []
     for choice in extractors if groups else ():
         try:
@@ -90,9 +90,11 @@ def _table_rows(table: Sequence[Group], extractor: Extractor, rng: torch.Generat
     if problem:
         return [row for where in column.values() for row in unavailable(_names(extractor.name), where, problem)]
     return [
-        said
+        noted
         for row in rows
-        for said in _said(replace(row, slice={**named[str(row.slice["column"])], "images": row.slice["images"]}))
+        for noted in _with_log_score(
+            replace(row, slice={**named[str(row.slice["column"])], "images": row.slice["images"]})
+        )
     ]
 
 
@@ -112,8 +114,8 @@ def _real(entries: Sequence[Entry[GeneratedSets]], size: tuple[int, int]) -> Ten
     return shrunk(torch.cat(pixels), size)
 
 
-def _said(row: Measurement) -> list[Measurement]:
-    """Say how n biases a row, and add the logarithm of a score: what was printed as one below 1 cannot have been one."""
+def _with_log_score(row: Measurement) -> list[Measurement]:
+    """Note how n biases a row, and add the logarithm of an inception score, which is at least 1 by definition."""
     rows = [row]
     if row.name == SCORE:
         if row.value is not None:

@@ -1,8 +1,8 @@
 """The judge: answers and the truth in, measurements with chance and interval out.
 
 Answers are sorted into groups (`groups.grouped`): one type of answer about one population, the slice of the case merged
-with that of the answer. Each type has a rule (`rules.RULES`), and each group a random stream named after it. A statistic that
-cannot be computed gives an `unavailable` row with the reason, never a missing one."""
+with that of the answer. Each type has a rule (`rules.RULES`), and each group a random stream named after it. A
+statistic that cannot be computed gives an `unavailable` row with the reason, never a missing one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from fdgsec.threats.judging.rules import JudgingContext, Rule, rule_of
 class Judge:
     """Measures answers; `perceptual` are the image distances applied to reconstructions beside PSNR and SSIM.
 
-    `extractors` are the feature networks applied to generated sets; one whose weights are missing says so in its rows."""
+    `extractors` are the feature networks applied to generated sets; one without weights says so in its rows."""
 
     perceptual: Sequence[PerceptualDistance] = ()
     extractors: Sequence[str | Extractor] = ("mini",)
@@ -34,10 +34,10 @@ class Judge:
     def measure(
         self, answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
     ) -> list[Measurement]:
-        """Judge every group of answers in the order of their first appearance; groups that are judged jointly come last.
+        """Judge every group of answers in the order of first appearance; groups that are judged jointly come last.
 
-        Raises ValueError where an answer does not fit its case, and TypeError for a type of answer without a rule: both are
-        faults of the attack, not findings."""
+        Raises ValueError where an answer does not fit its case, and TypeError for a type of answer without a rule: both
+        are faults of the attack, not findings."""
         context = JudgingContext(
             perceptual=self.perceptual, extractors=self.extractors, repeats=self.bootstrap_repeats, lineup=self.lineup
         )

@@ -1,4 +1,4 @@
-"""Labels judged: balanced accuracy over the classes that occur, and accuracy."""
+"""Judge labels: balanced accuracy over the classes that occur, and accuracy."""
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, ex
 def measure_labels(group: Group) -> list[Measurement]:
     """Give balanced accuracy over the classes that occur, and accuracy.
 
-    A guess that does not look spreads recalls that sum to 1 at most over the K classes *present in the truth*, so blind
-    balanced accuracy is at most 1/K, not 1/classes; blind accuracy is at most the share of the commonest class."""
+    The recalls of a prediction made without the release sum to at most 1 over the K classes *present in the truth*, so
+    its balanced accuracy is at most 1/K, not 1/classes; its accuracy is at most the share of the most frequent
+    class."""
     entries, names = group.of(Labels), ["balanced_accuracy", "accuracy"]
     true, predicted = [], []
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Membership judged: the AUC over clients, the TPR at low FPR, and the AUC by the size of a member's cluster."""
+"""Judge membership: the AUC over clients, the TPR at low FPR, and the AUC by the size of a member's cluster."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from fdgsec.metrics.roc import auc, placements, roc_band, tpr_at_fpr
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Membership
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
-from fdgsec.threats.judging.permutation_tests import ELEMENTS, NullRow, tested
+from fdgsec.threats.judging.permutation_tests import ELEMENTS, NullRow, pvalue_of
 
 LOW_RATES = {"tpr_at_1pct_fpr": 0.01, "tpr_at_01pct_fpr": 0.001}
 BANDS: Sequence[tuple[str, int, int]] = (("2-3", 2, 3), ("4-8", 4, 8), ("9-20", 9, 20), ("21+", 21, 1 << 62))
@@ -97,7 +97,7 @@ def _low_rates(
 
 
 def _cluster_sizes(group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """Part the AUC by how many images share a member's cluster, where all clients' clusters are known."""
+    """Split the AUC by the number of images in a member's cluster, where all clients' clusters are known."""
     entries = group.of(Membership)
     sizes = [entry.truth.cluster_sizes for entry in entries if entry.truth.cluster_sizes is not None]
     if len(sizes) < len(entries):
@@ -117,12 +117,12 @@ def cluster_size_rows(
 ) -> list[Measurement]:
     """Measure the AUC of the members in clusters of each band against all non-members, averaged over clients.
 
-    Per client: `scores` (G,), `members` (G,) bool, and `sizes` (G,) int64, how many images are in the candidate's cluster
-    (0 for non-members). Bands without members give no row, those of a single client one without a value.
+    Per client: `scores` (G,), `members` (G,) bool, and `sizes` (G,) int64, how many images are in the candidate's
+    cluster (0 for non-members). Bands without members give no row, those of a single client one without a value.
 
-    The rows are descriptive. Which cluster a member is in depends on what it looks like, and the non-members are all of
-    theirs: without any information small clusters' members, unusual images, may score above one half and those of large ones
-    below, which the rows of all members do not."""
+    The rows are descriptive. Which cluster a member is in depends on what it looks like, while the non-members are of
+    all kinds: without any information the members of small clusters, unusual images, may score above one half and those
+    of large ones below, unlike all members together."""
     rows: list[Measurement] = []
     for name, least, most in BANDS:
         inside, outside = [], []
@@ -178,13 +178,13 @@ def membership_test(group: Group, rng: torch.Generator, permutations: int) -> Nu
             counted += usable
         return total / counted.clamp_min(1)
 
-    def null(count: int, coins: torch.Generator) -> Tensor:
+    def null(count: int, draws: torch.Generator) -> Tensor:
         rows = max(1, ELEMENTS // len(called))
         blocks = [min(rows, count - start) for start in range(0, count, rows)]
-        return torch.cat([areas(called[_orders(block, owner, coins)]) for block in blocks])
+        return torch.cat([areas(called[_orders(block, owner, draws)]) for block in blocks])
 
     observed = float(areas(called.unsqueeze(0)))
-    p_value, drawn = tested(observed, null, rng, permutations)
+    p_value, drawn = pvalue_of(observed, null, rng, permutations)
     n = sum(len(part) for part in scores)
     return NullRow(name="auc", value=observed, p_value=p_value, n=n, slice=group.slice, permutations=drawn)
 
@@ -193,7 +193,8 @@ def _images(group: Group, members: Sequence[Tensor]) -> tuple[list[Tensor], Tens
     """Number the images behind the candidates.
 
     Gives per client their numbers (G,), which of all (U,) are members, and (U,) among which of each other they may be
-    exchanged: among all, or within the client where no image was asked about twice or one is member here and not there."""
+    exchanged: among all, or within the client where no image was asked about twice or one is member here and not
+    there."""
     numbers: dict[str, int] = {}
     sets = [entry.case.candidates for entry in group.entries if entry.case.groups is None]
     ids = [tuple(candidates.ids) for candidates in sets if candidates is not None]

@@ -1,4 +1,4 @@
-"""Palettes: which colors an image has, without where; how they follow from six numbers, and how far two lie apart.
+"""Palettes: the colors of an image without their positions; palettes from channel statistics, and their distances.
 
 A palette is the quantile function of each of red, green and blue, at evenly spaced shares of the pixels. The distance
 is the earth mover's between the histograms of a channel, which in one dimension is the mean gap between quantile
@@ -23,12 +23,12 @@ NAMES = ("palette_emd", "palette_emd_gain")
 
 
 def shares(count: int = SHARES) -> Tensor:
-    """The shares of the pixels at which palettes are told, (Q,) float64: the middles of Q equal parts."""
+    """The shares of the pixels at which quantiles are taken, (Q,) float64: the centers of Q equal parts."""
     return (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
 
 def palettes_of(images: Tensor | DomainDataset, *, count: int = SHARES) -> Tensor:
-    """Take the palettes (N, 3, Q) of uint8 images (N, 3, H, W), exactly: the least value that covers each share."""
+    """Compute the palettes (N, 3, Q) of uint8 images (N, 3, H, W) exactly: the least value that covers each share."""
     found = [
         _palette(images[i] if isinstance(images, Tensor) else _picture(images, i), count) for i in range(len(images))
     ]
@@ -49,7 +49,7 @@ def _palette(picture: Tensor, count: int) -> Tensor:
 
 
 def gaussian_palettes(mean: Tensor, std: Tensor, *, count: int = SHARES) -> Tensor:
-    """Make the palettes (N, 3, Q) of Gaussian channels with these means and stds (N, 3), in [0, 1] and cut off there."""
+    """Make the palettes (N, 3, Q) of Gaussian channels with these means and stds (N, 3), clipped to [0, 1]."""
     normal = torch.special.ndtri(shares(count))
     drawn: Tensor = mean.to(torch.float64).unsqueeze(2) + std.to(torch.float64).unsqueeze(2) * normal
     return drawn.clamp(0, 1)
@@ -75,10 +75,10 @@ class _Gaps:
 def measure_palettes(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
     """Give the mean distance from the true palettes, beside that of a random image of the same domain, and the gains.
 
-    Only the gain over the guess without a release (`over` = "public median") tells that something leaked: a gain over
-    a random image proves nothing."""
+    Only the gain over the guess without a release (`over` = "public median") is evidence of a leak: a gain over a
+    random image is none."""
     entries = group.of(Palettes)
-    reason = _obstacle(entries)
+    reason = _problem(entries)
     if reason:
         return unavailable(NAMES, group.slice, reason, n=len(entries))
     parts = [_gaps(entry, child(rng, "another", number)) for number, entry in enumerate(entries)]
@@ -98,7 +98,7 @@ def measure_palettes(group: Group, rng: torch.Generator, *, repeats: int) -> lis
     return rows
 
 
-def _obstacle(entries: Sequence[Entry[Palettes]]) -> str:
+def _problem(entries: Sequence[Entry[Palettes]]) -> str:
     for entry in entries:
         images, answer = entry.truth.images, entry.answer
         if images is None:
@@ -106,7 +106,8 @@ def _obstacle(entries: Sequence[Entry[Palettes]]) -> str:
         shape = answer.palettes.shape
         if len(shape) != 3 or shape[:2] != (len(images), 3) or answer.without.shape != shape[1:]:
             raise ValueError(
-                f"palettes must be ({len(images)}, 3, Q) and without (3, Q); got {tuple(shape)} and {tuple(answer.without.shape)}."
+                f"palettes must be ({len(images)}, 3, Q) and without (3, Q); got {tuple(shape)} and "
+                f"{tuple(answer.without.shape)}."
             )
         reason = finite({"palettes": answer.palettes, "palette without": answer.without})
         if reason:

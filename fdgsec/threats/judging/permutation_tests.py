@@ -27,7 +27,8 @@ class NullRow:
     """The permutation test of one slice: the statistic `value`, its one-sided `p_value`, over `n` rows.
 
     Names: `rank_percentile` (1 where the true candidate is always first, .5 by chance), `auc`, `balanced_accuracy`,
-    `relative_error` (geometric mean; here small is suspicious), `mae` (small is suspicious too), `psnr`, `differing_runs`."""
+    `relative_error` (geometric mean; here small is suspicious), `mae` (small is suspicious too), `psnr`,
+    `differing_runs`."""
 
     name: str
     value: float
@@ -38,10 +39,10 @@ class NullRow:
 
 
 NullTest = Callable[[Group, torch.Generator, int], NullRow | None]
-"""Tests one group with so many permutations; None where the truth or a number is missing (its measurement says which)."""
+"""Tests one group with that many permutations; None where the truth or a number is missing."""
 
 Scores = Sequence[Tensor]
-"""Per block a matrix (R, R): what row i scores when its truth is that of row j; the statistic is the diagonals' mean."""
+"""Per block a matrix (R, R): the score of row i with the truth of row j; the statistic is the mean of the diagonals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +62,19 @@ class PermutationTest:
             return None
         n = sum(len(block) for block in blocks)
         observed = sum(float(block.diagonal().sum()) for block in blocks) / n
-        p_value, drawn = tested(observed, lambda count, draws: _permuted(blocks, count, draws), rng, permutations)
+        p_value, drawn = pvalue_of(observed, lambda count, draws: _permuted(blocks, count, draws), rng, permutations)
         return NullRow(
             name=self.name, value=self.value(observed), p_value=p_value, n=n, slice=group.slice, permutations=drawn
         )
 
 
-def tested(
+def pvalue_of(
     observed: float, null: Callable[[int, torch.Generator], Tensor], rng: torch.Generator, permutations: int
 ) -> tuple[float, int]:
     """Give the p-value and the number of permutations behind it.
 
-    Drawing afresh where few of the first permutations reach the statistic keeps the test valid: a p-value below a level must
-    pass twice."""
+    Drawing anew where few of the first permutations reach the statistic keeps the test valid: a p-value below a level
+    must pass twice."""
     p_value = permutation_pvalue(observed, null(permutations, child(rng, "first")))
     if p_value > SCARCE / (permutations + 1):
         return p_value, permutations

@@ -1,4 +1,4 @@
-"""Pools of per-image rows judged: whose rows were published, how many images a client holds, which colors they have."""
+"""Judge pools of per-image rows: whose rows were published, and how many images a client holds."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ SIZE = "n_per_client"
 
 
 def measure_exposure(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
-    """Give the share of a client's images that were rightly called published, averaged over clients.
+    """Give the share of a client's images that were correctly identified as published, averaged over clients.
 
-    Chance is what as many candidates, drawn blindly, would hit. Clients are resampled; Wilson's interval over their
-    images joins in, since clients hardly differ where all draw the same share."""
+    Chance is the hit rate of as many candidates drawn at random. The interval is the union of a bootstrap over clients
+    and Wilson's over their images, since clients hardly differ where all draw the same share."""
     entries, name = group.of(Exposure), "exposed_fraction"
     rates, blind, right, total = [], [], 0, 0
     for entry in entries:

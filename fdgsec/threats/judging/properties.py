@@ -89,11 +89,11 @@ def _varying(true: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _area(scores: Tensor, present: Tensor) -> tuple[float, Interval]:
-    """Average the kinds' AUCs (clients, k), and bound that by leaving out clients: the jackknife's t interval of the logit.
+    """Average the AUCs of the kinds (clients, k), with the jackknife's t interval of its logit over clients.
 
-    Two sides meet in every comparison, and the smaller one decides how well its variance is known: the degrees of freedom
-    are those of two samples as large as it is, averaged over kinds. Where no client's absence changes the average, those who
-    were not seen bound it (`unseen_bounds`)."""
+    The smaller side of a comparison limits how well the variance is known: the degrees of freedom are those of two
+    samples of its size, averaged over kinds. Where leaving out a client never changes the average, unseen clients bound
+    it (`unseen_bounds`)."""
     clients = len(scores)
     positive, negative = present.to(torch.float64).T, (~present).to(torch.float64).T
     ahead = scores.T.unsqueeze(2) - scores.T.unsqueeze(1)  # (k, clients, clients)

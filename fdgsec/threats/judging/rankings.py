@@ -1,4 +1,4 @@
-"""Rankings judged: how often the true candidate comes first, and where it comes at all."""
+"""Judge rankings: how often the true candidate comes first, and its median rank."""
 
 import math
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list
 def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
     """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
 
-    Chance is 1/N, and (N + 1)/2 for the rank, which tells a weak link from none where thirty clients give few hits."""
+    Chance is 1/N, and (N + 1)/2 for the rank, which shows weak links where thirty clients give too few hits."""
     widths = {block.distances.shape[1] for block in blocks}
     if len(widths) > 1:
         raise ValueError(f"clients of one slice must be linked to equally many; got {sorted(widths)}.")
@@ -110,7 +110,7 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator,
 
 
 def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interval:
-    """Resample clients; Wilson's interval joins in, since 0/1 values resample badly where nearly all agree."""
+    """The union of a bootstrap over clients and Wilson's interval: 0/1 values resample badly where nearly all agree."""
     score = wilson(min(float(credit.sum()), float(len(credit))), len(credit))
     if len(credit) < 2:
         return score
@@ -121,8 +121,7 @@ def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interva
 def _matched(distances: Tensor, truth: Tensor, rng: torch.Generator) -> Tensor:
     """Credit each row for getting its true column in the cheapest one-to-one assignment (the Hungarian method).
 
-    Rows and columns are put in random order first: a solver that met equal distances in the given order would find
-    the diagonal."""
+    Rows and columns are put in random order first: among equal distances the solver would prefer the diagonal."""
     credit = torch.zeros(len(truth), dtype=torch.float64)
     cost = distances.to(torch.float64)
     finite = cost[torch.isfinite(cost)]

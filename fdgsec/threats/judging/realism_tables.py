@@ -1,11 +1,11 @@
 """How real a set of images looks beside real ones: FISC's Table 9 and Figure 6c (arXiv 2410.22622, appendix B.5).
 
-Realism is not identity: a blurred copy of the victim's image scores badly, another person's sharp photograph well. These
-rows are descriptive and enter no verdict. `fid`, `kid` and `inception_score` mean the published Inception weights; any
-other extractor gives `frechet_<extractor>` and `kernel_<extractor>`.
+Realism is not identity: a blurred copy of the victim's image scores badly, another person's sharp photograph well.
+These rows are descriptive and enter no verdict. `fid`, `kid` and `inception_score` mean the published Inception
+weights; any other extractor gives `frechet_<extractor>` and `kernel_<extractor>`.
 
-Differs from the paper: a kernel distance, which needs no equal n, stands beside FID; each distance is repeated at equal n
-beside two halves of the real images. The paper's inception scores of 0.18 to 0.29 for reconstructions cannot be
+Differs from the paper: a kernel distance, which needs no equal n, stands beside FID; each distance is repeated at equal
+n beside two halves of the real images. The paper's inception scores of 0.18 to 0.29 for reconstructions cannot be
 scores as defined, which are at least 1."""
 
 from collections.abc import Mapping, Sequence
@@ -103,21 +103,21 @@ def distribution_distance(
     place: Slice = where or {}
     truth = extracted(extractor, real, batch_size=batch_size)
     found = {name: extracted(extractor, images, batch_size=batch_size) for name, images in made.items()}
-    bench = _Bench(names=tuple(_names(extractor.name)), repeats=repeats)
-    rows = bench.score(truth, {**place, "column": REAL, "images": "all"}, child(rng, REAL, "all"))
+    table = _Table(names=tuple(_names(extractor.name)), repeats=repeats)
+    rows = table.score(truth, {**place, "column": REAL, "images": "all"}, child(rng, REAL, "all"))
     for name, images in found.items():
-        rows += bench.rows(truth, images, {**place, "column": name, "images": "all"}, child(rng, name, "all"))
+        rows += table.rows(truth, images, {**place, "column": name, "images": "all"}, child(rng, name, "all"))
     size = min([len(images.features) for images in found.values()] + [len(truth.features) // 2])
     order = torch.randperm(len(truth.features), generator=child(rng, "halves"))
     half, other = _rows(truth, order[:size]), _rows(truth, order[size : 2 * size])
     for name, images in {REAL: other, **found}.items():
         drawn = _rows(images, torch.randperm(len(images.features), generator=child(rng, "draw", name))[:size])
-        rows += bench.rows(half, drawn, {**place, "column": name, "images": "equal"}, child(rng, name, "equal"))
+        rows += table.rows(half, drawn, {**place, "column": name, "images": "equal"}, child(rng, name, "equal"))
     return Realism(measurements=tuple(rows), warnings=tuple(_warnings(rows, extractor)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bench:
+class _Table:
     """Under which names things are measured (`_names`), and how often images are resampled."""
 
     names: tuple[str, ...]

@@ -1,6 +1,7 @@
-"""Reconstructions judged: how like the true image, and how much liker than what no victim's style would give.
+"""Judge reconstructions: their similarity to the true image, and the gain over controls without the victim's style.
 
-Whether the true image can be picked out by them is for judge_galleries."""
+`galleries` measures whether the true image can be picked out by them. Images in no order, as those of one batch, are
+matched to the true ones before they are compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,8 +26,8 @@ DECISIVE = ("B0", "B2", "B3")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """A similarity of images, one number per pair; `sign` is +1 where more is liker, -1 for a distance."""
+class Similarity:
+    """A similarity or distance of images, one number per pair; `sign` is +1 for similarities, -1 for distances."""
 
     name: str
     between: Callable[[Tensor, Tensor], Tensor]
@@ -36,13 +37,13 @@ class Gauge:
     embed: Callable[[Tensor], Tensor] | None = None
 
 
-def gauges(perceptual: Sequence[PerceptualDistance]) -> list[Gauge]:
+def similarities(perceptual: Sequence[PerceptualDistance]) -> list[Similarity]:
     """PSNR, SSIM and the given perceptual distances."""
     return [
-        Gauge(name="psnr", between=psnr, sign=1, unit="dB", bounds=(0.0, PSNR_CEILING)),
-        Gauge(name="ssim", between=ssim, sign=1, bounds=(-1.0, 1.0)),
+        Similarity(name="psnr", between=psnr, sign=1, unit="dB", bounds=(0.0, PSNR_CEILING)),
+        Similarity(name="ssim", between=ssim, sign=1, bounds=(-1.0, 1.0)),
         *(
-            Gauge(
+            Similarity(
                 name=distance.name,
                 between=distance,
                 sign=-1,
@@ -64,9 +65,9 @@ def measure_reconstructions(
 ) -> list[Measurement]:
     """Judge one group of reconstructions at their own size, to which true images and candidates are brought.
 
-    Pictures in no order are matched to the true ones; then each answer is one unit, and galleries are not asked, since who
-    may choose among several true images finds one near the top. Rows of descriptive answers keep their chance and
-    interval, and get no verdict."""
+    Images in no order are matched to the true ones; then each answer is one unit, and galleries are not ranked, since
+    one of several true images is easily near the top. Rows of descriptive answers keep their chance and interval, and
+    get no verdict."""
     entries = group.of(Reconstructions)
     rows = _rows(entries, group, perceptual, rng, repeats=repeats, lineup=lineup, galleries=galleries)
     if any(entry.answer.descriptive for entry in entries):
@@ -86,12 +87,12 @@ def _rows(
 ) -> list[Measurement]:
     problem = _problem(entries)
     if problem:
-        names = [gauge.name for gauge in gauges(perceptual)] + ["gallery_top1", "gallery_top5"]
+        names = [similarity.name for similarity in similarities(perceptual)] + ["gallery_top1", "gallery_top5"]
         return unavailable(names, group.slice, problem, n=len(entries))
-    entries = [replace(entry, answer=_matched(entry)) for entry in entries]
+    entries = [replace(entry, answer=_matched_answer(entry)) for entry in entries]
     rows = _likeness(entries, group.slice, perceptual, child(rng, "likeness"), repeats)
     if not entries[0].answer.ordered:
-        reason = "the pictures come in no order, so that which of the true images each is of is not known"
+        reason = "the images come in no order, so it is unknown which of the true images each is of"
         return [*rows, *unavailable(["gallery_top1", "gallery_top5"], {**group.slice, "distance": "mse"}, reason)]
     return [*rows, *gallery_rows(entries, group.slice, perceptual, child(rng, "lineup"), lineup, galleries)]
 
@@ -108,7 +109,8 @@ def _problem(entries: Sequence[Entry[Reconstructions]]) -> str:
             raise ValueError("reconstructions of one slice must all be descriptive, or none of them.")
         if set(answer.controls) != names:
             raise ValueError(
-                f"reconstructions of one slice need the same controls; got {sorted(set(answer.controls) ^ names)} in some."
+                "reconstructions of one slice need the same controls; "
+                f"got {sorted(set(answer.controls) ^ names)} in some."
             )
         for name, values in {"reconstructions": answer.images, **answer.controls}.items():
             if values.shape != answer.images.shape or len(values) != len(images):
@@ -125,31 +127,33 @@ def _likeness(
     entries: Sequence[Entry[Reconstructions]], where: Slice, perceptual: Sequence[PerceptualDistance],
     rng: torch.Generator, repeats: int,
 ) -> list[Measurement]:  # fmt: skip
-    """Per gauge: its mean beside that of B3, and the paired gain over each control, positive where something leaked."""
+    """Per similarity its mean beside that of B3, and the paired gain over each control, positive for a leak."""
     rows: list[Measurement] = []
     present = [name for name in CONTROLS if name in entries[0].answer.controls]
     true = [_true_images(entry) for entry in entries]
-    for gauge in gauges(perceptual):
+    for similarity in similarities(perceptual):
         try:
-            compare = _comparison(true, gauge)
+            compare = _comparison(true, similarity)
             values = compare([entry.answer.images for entry in entries])
             controls = {name: compare([entry.answer.controls[name] for entry in entries]) for name in present}
-        except ValueError as error:  # images too small for this gauge
-            rows += unavailable([gauge.name], where, str(error), n=len(entries))
+        except ValueError as error:  # images too small for this similarity
+            rows += unavailable([similarity.name], where, str(error), n=len(entries))
             continue
         if not entries[0].answer.ordered:
             sizes = [len(entry.answer.images) for entry in entries]
             values = per_answer(values, sizes)
             controls = {name: per_answer(theirs, sizes) for name, theirs in controls.items()}
-        rows.append(_mean_row(gauge, where, values, controls, child(rng, gauge.name), repeats))
+        rows.append(_mean_row(similarity, where, values, controls, child(rng, similarity.name), repeats))
         for name in present:
-            rows.append(_gain_row(gauge, where, values, (name, controls[name]), child(rng, gauge.name, name), repeats))
+            rows.append(
+                _gain_row(similarity, where, values, (name, controls[name]), child(rng, similarity.name, name), repeats)
+            )
     return rows
 
 
-def _matched(entry: Entry[Reconstructions]) -> Reconstructions:
+def _matched_answer(entry: Entry[Reconstructions]) -> Reconstructions:
     assert entry.truth.images is not None
-    return placed(entry.answer, entry.truth.images)
+    return in_matched_order(entry.answer, entry.truth.images)
 
 
 def _true_images(entry: Entry[Reconstructions]) -> Tensor:
@@ -157,11 +161,11 @@ def _true_images(entry: Entry[Reconstructions]) -> Tensor:
     return shrunk(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
 
 
-def _comparison(true: Sequence[Tensor], gauge: Gauge) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Compare with the true images, which are embedded once where the gauge can."""
-    if gauge.embed is None:
-        return lambda guessed: _gauged(guessed, true, gauge)
-    embed = gauge.embed
+def _comparison(true: Sequence[Tensor], similarity: Similarity) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Compare with the true images, which are embedded once where the similarity can."""
+    if similarity.embed is None:
+        return lambda guessed: _pairwise(guessed, true, similarity)
+    embed = similarity.embed
     targets = [embedded(embed, images) for images in true]
 
     def compare(guessed: Sequence[Tensor]) -> Tensor:
@@ -173,51 +177,63 @@ def _comparison(true: Sequence[Tensor], gauge: Gauge) -> Callable[[Sequence[Tens
     return compare
 
 
-def _gauged(guessed: Sequence[Tensor], true: Sequence[Tensor], gauge: Gauge) -> Tensor:
+def _pairwise(guessed: Sequence[Tensor], true: Sequence[Tensor], similarity: Similarity) -> Tensor:
     """Compare guessed with true images, pair by pair: (rows,) float64."""
     values = []
     for images, targets in zip(guessed, true, strict=True):
         for part, target in zip(images.split(BLOCK), targets.split(BLOCK), strict=True):
             with torch.inference_mode():
-                values.append(gauge.between(part.float(), target))
+                values.append(similarity.between(part.float(), target))
     return torch.cat(values).to(torch.float64).clone()
 
 
 def _mean_row(
-    gauge: Gauge, where: Slice, values: Tensor, controls: Mapping[str, Tensor], rng: torch.Generator, repeats: int
+    similarity: Similarity,
+    where: Slice,
+    values: Tensor,
+    controls: Mapping[str, Tensor],
+    rng: torch.Generator,
+    repeats: int,
 ) -> Measurement:
     blind = "B3" in controls
     scale = Scale(
         chance=float(controls["B3"].mean()) if blind else None, chance_kind="measured" if blind else "none",
-        higher_is="leak" if gauge.sign > 0 else "safe", unit=gauge.unit,
+        higher_is="leak" if similarity.sign > 0 else "safe", unit=similarity.unit,
     )  # fmt: skip
-    unbounded = constant(values) and (gauge.bounds is None or len(values) < 2)
-    interval = None if unbounded else bootstrap(values, rng=rng, repeats=repeats, bounds=gauge.bounds)
-    return row(gauge.name, where, float(values.mean()), interval, len(values), scale)
+    unbounded = constant(values) and (similarity.bounds is None or len(values) < 2)
+    interval = None if unbounded else bootstrap(values, rng=rng, repeats=repeats, bounds=similarity.bounds)
+    return row(similarity.name, where, float(values.mean()), interval, len(values), scale)
 
 
 def _gain_row(
-    gauge: Gauge, where: Slice, values: Tensor, control: tuple[str, Tensor], rng: torch.Generator, repeats: int
+    similarity: Similarity,
+    where: Slice,
+    values: Tensor,
+    control: tuple[str, Tensor],
+    rng: torch.Generator,
+    repeats: int,
 ) -> Measurement:
     name, theirs = control
-    scale = Scale(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=gauge.unit)
-    width = None if gauge.bounds is None else gauge.bounds[1] - gauge.bounds[0]
+    scale = Scale(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=similarity.unit)
+    width = None if similarity.bounds is None else similarity.bounds[1] - similarity.bounds[0]
     bounds = None if width is None else (-width, width)
-    gain = gauge.sign * (values - theirs)
+    gain = similarity.sign * (values - theirs)
     unbounded = constant(gain) and (bounds is None or len(gain) < 2)
     interval = (
         None
         if unbounded
-        else paired_bootstrap(gauge.sign * values, gauge.sign * theirs, rng=rng, repeats=repeats, bounds=bounds)
+        else paired_bootstrap(
+            similarity.sign * values, similarity.sign * theirs, rng=rng, repeats=repeats, bounds=bounds
+        )
     )
-    return row(f"{gauge.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), scale)
+    return row(f"{similarity.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), scale)
 
 
-def placed(answer: Reconstructions, images: Tensor) -> Reconstructions:
-    """Bring pictures, and by itself each control, into the order of the true `images` (R, 3, H, W) uint8 that errs least.
+def in_matched_order(answer: Reconstructions, images: Tensor) -> Reconstructions:
+    """Put images, and each control by itself, in the order of least error to the true `images` (R, 3, H, W) uint8.
 
-    Squared errors are summed over the rows. Ordered answers stay as they are. Whoever is matched gains by it, even noise:
-    hence the controls, too."""
+    Squared errors are summed over the rows. Ordered answers stay as they are. Matching improves any answer, even noise,
+    so the controls are matched too."""
     if answer.ordered:
         return answer
     true = shrunk(images, (int(answer.images.shape[2]), int(answer.images.shape[3])))
@@ -229,13 +245,13 @@ def placed(answer: Reconstructions, images: Tensor) -> Reconstructions:
 
 
 def matched_psnr(guessed: Tensor, true: Tensor) -> float:
-    """The mean PSNR of pictures (R, 3, h, w) in [0, 1] with true ones of this shape, in the best order."""
+    """The mean PSNR of images (R, 3, h, w) in [0, 1] with true ones of this shape, in the best order."""
     error = squared_distances(guessed, true).to(torch.float64) / guessed[0].numel()
     return float(-10 * error[_order(error), torch.arange(len(true))].clamp_min(1e-10).log10().mean())
 
 
 def per_answer(values: Tensor, sizes: list[int]) -> Tensor:
-    """Average each answer's values (rows,): pictures that are matched together are no independent units."""
+    """Average each answer's values (rows,): images that are matched together are not independent."""
     return torch.stack([part.mean() for part in values.split(sizes)])
 
 

@@ -46,7 +46,7 @@ from fdgsec.threats.judging.reconstructions import RECONSTRUCTION_TEST, measure_
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class JudgingContext:
-    """What measurements are made with: image distances, feature extractors, bootstrap repeats, and prepared galleries."""
+    """What measurements need: image distances, feature extractors, bootstrap repeats, and prepared galleries."""
 
     perceptual: Sequence[PerceptualDistance]
     extractors: Sequence[str | Extractor]
@@ -63,8 +63,9 @@ Measure = Callable[[Sequence[Group], torch.Generator, JudgingContext], list[Meas
 class Rule:
     """How answers of one type are judged.
 
-    `measure` gets one group at a time, or all groups of the type together (`jointly`) where their numbers can be compared
-    only if they were computed together. `null` tests whether answers depend on the truth; None where there is no such test."""
+    `measure` gets one group at a time, or all groups of the type together (`jointly`) where their numbers are
+    comparable only if computed together. `null` tests whether answers depend on the truth; None where there is no such
+    test."""
 
     measure: Measure
     null: NullTest | None = None

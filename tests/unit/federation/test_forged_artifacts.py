@@ -17,7 +17,7 @@ from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Harm
-from fdgsec.threats.paired_runs import Setting, compared, honest_run, hostile_run
+from fdgsec.threats.paired_runs import Setting, harm_of_forgery, honest_run, hostile_run
 from tests.support.hostile import Hostile, scaled
 from tests.support.toy_federation import FULL_BATCH, PixelStyles, images, members, start
 
@@ -37,7 +37,7 @@ def harm(malicious_client: MaliciousClient, *defenses: Hostile, usual: Guards | 
     where, model = setting(*defenses, usual=usual), start()
     honest = honest_run(where, seed=0, rounds=rounds, model=model, forger="client:0")
     other = hostile_run(where, seed=0, rounds=rounds, model=model, malicious_clients={"client:0": malicious_client})
-    return compared(honest, other, setting=where, forgers=["client:0"], rng=stream(0, "attack"))
+    return harm_of_forgery(honest, other, setting=where, forgers=["client:0"], rng=stream(0, "attack"))
 
 
 def sent(

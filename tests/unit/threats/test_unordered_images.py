@@ -11,7 +11,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.judging.reconstructions import matched_psnr, placed
+from fdgsec.threats.judging.reconstructions import in_matched_order, matched_psnr
 from tests.support.judged import case, judged
 
 
@@ -28,7 +28,7 @@ def test_pictures_and_controls_are_each_brought_into_the_order_that_errs_least()
     mixed, other = as_float(true)[[2, 0, 3, 1]], as_float(true)[[1, 3, 0, 2]]
     noise = torch.rand(4, 3, 12, 12, generator=rng)
 
-    found = placed(answer((mixed + noise / 10).clamp(0, 1), B1=other, B3=noise), true)
+    found = in_matched_order(answer((mixed + noise / 10).clamp(0, 1), B1=other, B3=noise), true)
 
     def error(order: tuple[int, ...]) -> float:
         return float((noise[list(order)] - as_float(true)).square().sum())
@@ -43,7 +43,7 @@ def test_ordered_pictures_stay_where_they_are():
     true = pixels(3)
     given = Reconstructions(case=0, images=as_float(true)[[2, 1, 0]], controls={})
 
-    assert placed(given, true) is given
+    assert in_matched_order(given, true) is given
 
 
 def test_the_order_of_an_unordered_answer_changes_no_number():
