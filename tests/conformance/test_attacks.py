@@ -12,7 +12,9 @@ from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.experiments.config import made
 from fdgsec.runtime.registry import ATTACKS
 from fdgsec.testing import BrokenPromiseError, check_attack
-from fdgsec.threats.attack import Answers, Case, Knowledge, Membership, PositiveControl, Question, TargetFacts
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Membership
+from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 
 SMALL: Mapping[str, dict[str, object]] = {
     "poisoning": {"seeds": 2, "forgeries": ("update x10",)},
