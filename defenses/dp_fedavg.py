@@ -162,10 +162,10 @@ class DPFedAvg:
             return uploads
         if receipt.model is None:
             raise UsageError("dp-fedavg:trust=server needs the model that clients received.")
-        mean = self._noised_mean(receipt, receipt.model, noise)
+        mean = self._noisy_mean(receipt, receipt.model, noise)
         return [replace(upload, artifacts={**upload.artifacts, SLOT: mean}) for upload in uploads]
 
-    def _noised_mean(self, receipt: Receipt, model: GlobalModel, noise: float) -> ModelState:
+    def _noisy_mean(self, receipt: Receipt, model: GlobalModel, noise: float) -> ModelState:
         first = receipt.uploads[0]
         clients = sum(
             (entry.round, entry.stage, entry.slot) == (first.round, first.stage, SLOT)

@@ -82,17 +82,18 @@ class DPSGD:
         """Raise UsageError for a method whose model depends on images other than through its trainer."""
         if isinstance(method, Stacked):
             raise UsageError(
-                f"dp-sgd has no guarantee for {_named(method.local)} on top of {_named(method.base)}: what a local "
-                "method adds may let records meet in a batch; leave --with out, or take --defense dp-fedavg."
+                f"dp-sgd has no guarantee for {_method_name(method.local)} on top of {_method_name(method.base)}: "
+                "what a local method adds may let records meet in a batch; leave --with out, or take --defense "
+                "dp-fedavg."
             )
         if not method.trains_through_trainer:
             raise UsageError(
-                f"dp-sgd has no guarantee for {_named(method)}: its records meet in a batch, or its model depends on "
-                "images beside what its trainer sees. Take fedavg, ccst, stablefdg-dp, fisc-dp, fedalign-dp or "
-                "feddag-dp, or --defense dp-fedavg."
+                f"dp-sgd has no guarantee for {_method_name(method)}: its records meet in a batch, or its model "
+                "depends on images beside what its trainer sees. Take fedavg, ccst, stablefdg-dp, fisc-dp, "
+                "fedalign-dp or feddag-dp, or --defense dp-fedavg."
             )
         if method.client_plan is None:
-            raise UsageError(f"dp-sgd needs to know the steps of a round; {_named(method)} trains by no plan.")
+            raise UsageError(f"dp-sgd needs to know the steps of a round; {_method_name(method)} trains by no plan.")
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
         """The training loop of `client`, with the noise that all rounds together need."""
@@ -104,7 +105,7 @@ class DPSGD:
                 self.epsilon, self.delta, len(client.data), method.client_plan, max(clock.rounds, 1), self.max_grad_norm
             )
         return PrivateTrainer(
-            noise_multiplier=noise, max_grad_norm=self.max_grad_norm, secret=rng, method=_named(method),
+            noise_multiplier=noise, max_grad_norm=self.max_grad_norm, secret=rng, method=_method_name(method),
             max_physical_batch=self.max_physical_batch,
         )  # fmt: skip
 
@@ -131,7 +132,7 @@ class DPSGD:
         return None
 
 
-def _named(method: object) -> str:
+def _method_name(method: object) -> str:
     return name_of("methods", type(method))
 
 

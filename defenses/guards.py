@@ -110,11 +110,11 @@ class Guards:
             if self.schema:
                 slot.compare()
                 _check_weights(slot)
-            for place, artifact in zip(entered, self._voted(slot).artifacts, strict=True):
+            for place, artifact in zip(entered, self._apply_bounds(slot).artifacts, strict=True):
                 uploads[place] = replace(uploads[place], artifacts={**uploads[place].artifacts, name: artifact})
         return uploads
 
-    def _voted(self, slot: Slot) -> Slot:
+    def _apply_bounds(self, slot: Slot) -> Slot:
         one = slot.artifacts[0]
         if isinstance(one, Scores) or (self.acts_on != "all" and (self.acts_on == "models") != isinstance(one, MODELS)):
             return slot
@@ -122,15 +122,15 @@ class Guards:
         if self.norm is not None:
             lengths = (slot.rows - slot.origin).norm(dim=1)
             near = slot.origin + (slot.rows - slot.origin).nan_to_num() * (self.norm / lengths).unsqueeze(1)
-            slot = self._held(slot, lengths, bound=self.norm, measure="L2 norm", near=near)
+            slot = self._bound_rows(slot, lengths, bound=self.norm, measure="L2 norm", near=near)
         if self.outlier is not None:
             near = winsorized(slot.rows, bound=self.outlier)
             if self.on_outlier == "clip":  # by coordinate
                 slot = slot.refilled(near)
             else:
                 measure = "robust z of its distance from the median"
-                slot = self._held(slot, distance_z(slot.rows), bound=self.outlier, measure=measure, near=near)
-        return slot if self.center == "none" else self._centered(slot)
+                slot = self._bound_rows(slot, distance_z(slot.rows), bound=self.outlier, measure=measure, near=near)
+        return slot if self.center == "none" else self._replace_by_center(slot)
 
     def _check_many(self, slot: Slot) -> None:
         """Raise UsageError for robust aggregation of a slot that holds only the clients' mean."""
@@ -141,7 +141,7 @@ class Guards:
                 "(secure-aggregation, dp-fedavg:trust=server); leave center and outlier out."
             )
 
-    def _held(self, slot: Slot, found: Tensor, *, bound: float, measure: str, near: Tensor) -> Slot:
+    def _bound_rows(self, slot: Slot, found: Tensor, *, bound: float, measure: str, near: Tensor) -> Slot:
         """The slot with rows whose `found` exceeds the `bound` refused, replaced by the median, or replaced by
         `near`."""
         over = ~(found <= bound)
@@ -157,7 +157,7 @@ class Guards:
         instead = near if self.on_outlier == "clip" else median(slot.rows).expand_as(slot.rows)
         return slot.refilled(torch.where(over.unsqueeze(1), instead, slot.rows))
 
-    def _centered(self, slot: Slot) -> Slot:
+    def _replace_by_center(self, slot: Slot) -> Slot:
         """The slot with the robust center in place of every client's artifact."""
         if isinstance(slot.artifacts[0], ROWS):
             raise UsageError(

@@ -62,19 +62,19 @@ class KAnonymous:
         Raises UnseenError where fewer than k images are behind what would be released."""
         artifact, sender = outgoing.artifact, outgoing.sender
         if isinstance(artifact, StyleStatistics | StyleDistribution):
-            self._enough(len(sender.client.data), "images", sender.name)
+            self._check_count(len(sender.client.data), "images", sender.name)
             return Protected(artifact=artifact, uses=None)
         if not isinstance(artifact, ImageStyles | Amplitudes):
             return None
         if isinstance(artifact, Amplitudes) and SHARED_ROWS not in sender.state:  # a mean spectrum
-            self._enough(len(sender.client.data), "images", sender.name)
+            self._check_count(len(sender.client.data), "images", sender.name)
             return Protected(artifact=artifact, uses=None)
         rows = _rows(artifact)
-        self._enough(len(rows), "rows", sender.name)
+        self._check_count(len(rows), "rows", sender.name)
         labels = random_groups(len(rows), self.k, rng) if self.groups == "random" else nearest_groups(rows, self.k)
         return Protected(artifact=renumbered(artifact, lambda _, value: group_means(value, labels)), uses=None)
 
-    def _enough(self, count: int, of: str, client: str) -> None:
+    def _check_count(self, count: int, of: str, client: str) -> None:
         if count < self.k:
             raise UnseenError(
                 f"k-anonymous: {client} would release {count} {of}, fewer than k = {self.k}, so that nothing may "

@@ -47,12 +47,12 @@ from fdgsec.runtime.errors import UsageError
 
 T = TypeVar("T")
 STYLES = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
-AS_ASKED = 1 + 1e-9
+SENSITIVITY_TOLERANCE = 1 + 1e-9
 """A relation is listed where its sensitivity is at most this factor times the calibrated one, to allow for rounding."""
 
-_Made = dict[tuple[object, ...], object]
+_Cache = dict[tuple[object, ...], object]
 # cache of frames and regions, dropped with the run's statistic source
-_MADE: WeakKeyDictionary[StatisticSource, _Made] = WeakKeyDictionary()
+_CACHES: WeakKeyDictionary[StatisticSource, _Cache] = WeakKeyDictionary()
 
 
 @runtime_checkable
@@ -154,14 +154,14 @@ class PrivateStyles:
         if outgoing.stage != "share" or not isinstance(artifact, STYLES):
             return None
         if self.unit == "client":
-            region = self._made(outgoing, "client", lambda: self._client_region(outgoing))
+            region = self._cached(outgoing, "client", lambda: self._client_region(outgoing))
             sensitivity = sensitivity_of_client(region, max(len(rows_of(artifact)), 1))
             return self._rows(outgoing, region, sensitivity, rng)
         if isinstance(artifact, ImageStyles | Amplitudes):
             self._check_rows(outgoing)
-            region = self._made(outgoing, "rows", lambda: row_region(outgoing.sender, outgoing.name, self._reference))
+            region = self._cached(outgoing, "rows", lambda: row_region(outgoing.sender, outgoing.name, self._reference))
             return self._rows(outgoing, region, sensitivity_of_rows(region), rng)
-        frame = self._made(outgoing, "pooled", lambda: pooled_frame(outgoing.sender, outgoing.name, self._reference))
+        frame = self._cached(outgoing, "pooled", lambda: pooled_frame(outgoing.sender, outgoing.name, self._reference))
         if self.neighbors == "add-remove":
             return self._sum_and_count(outgoing, frame, rng)
         return self._mean(outgoing, frame, rng)
@@ -170,8 +170,8 @@ class PrivateStyles:
         """The noisy mean, where the number of images is public."""
         coordinates = frame.coordinates(outgoing.sender.records)
         images = len(coordinates)
-        noise, uses = self._priced(outgoing, sensitivity_of_mean(frame.region, images))
-        mean = _noised(coordinates.mean(0), noise, rng)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, images))
+        mean = _add_noise(coordinates.mean(0), noise, rng)
         return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=images), uses=uses)
 
     def _sum_and_count(self, outgoing: Outgoing, frame: Frame, rng: torch.Generator) -> Protected:
@@ -179,8 +179,8 @@ class PrivateStyles:
         coordinates = frame.coordinates(outgoing.sender.records)
         weight = count_weight(frame.region)
         both = torch.cat([coordinates.sum(0), coordinates.new_tensor([weight * len(coordinates)])])
-        noise, uses = self._priced(outgoing, sensitivity_of_sum_and_count(frame.region))
-        released = _noised(both, noise, rng)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_sum_and_count(frame.region))
+        released = _add_noise(both, noise, rng)
         count = max(float(released[-1]) / weight, 1.0)
         made = frame.artifact(released[:-1] / count, like=outgoing.artifact, images=round(count))
         return Protected(artifact=made, uses=uses)
@@ -189,11 +189,11 @@ class PrivateStyles:
         self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: torch.Generator
     ) -> Protected:
         """Add noise to every row."""
-        noise, uses = self._priced(outgoing, sensitivity)
-        coordinates = _noised(region.inside(rows_of(outgoing.artifact)), noise, rng)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity)
+        coordinates = _add_noise(region.inside(rows_of(outgoing.artifact)), noise, rng)
         return Protected(artifact=with_rows(outgoing.artifact, region.values(coordinates)), uses=uses)
 
-    def _priced(
+    def _calibrated_noise(
         self, outgoing: Outgoing, sensitivity: Mapping[Relation, float]
     ) -> tuple[float, tuple[Use, ...] | None]:
         """The noise's standard deviation, and its cost in each relation in which epsilon holds or better."""
@@ -202,7 +202,7 @@ class PrivateStyles:
         releases = max(clock.rounds, 1) if outgoing.sender.method.shares == "every" else 1
         noise = noise_multiplier(self.epsilon, self.delta) * asked * math.sqrt(releases)
         known: dict[Relation, float] = {
-            relation: value for relation, value in sensitivity.items() if value <= asked * AS_ASKED
+            relation: value for relation, value in sensitivity.items() if value <= asked * SENSITIVITY_TOLERANCE
         }
         if not noise:
             return 0.0, None
@@ -237,12 +237,12 @@ class PrivateStyles:
             centered=self.center == "public", scaled=self.scale == "public",
         )  # fmt: skip
 
-    def _made(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
+    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
         """Compute a public value once per run, slot, image size and received model."""
         sender = outgoing.sender
         if sender.statistic_source is None:
             return make()
-        known = _MADE.setdefault(sender.statistic_source, {})
+        known = _CACHES.setdefault(sender.statistic_source, {})
         model = "" if sender.model is None else sender.model.state.sha256
         key = (self, kind, repr(sender.method), outgoing.name, sender.client.data.image_size, model)
         if key not in known:
@@ -251,7 +251,7 @@ class PrivateStyles:
         return found
 
 
-def _noised(values: Tensor, noise: float, rng: torch.Generator) -> Tensor:
+def _add_noise(values: Tensor, noise: float, rng: torch.Generator) -> Tensor:
     return values + noise * torch.randn(values.shape, generator=rng, dtype=torch.float64)
 
 

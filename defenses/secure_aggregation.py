@@ -63,11 +63,11 @@ class SecureAggregation:
 
     def policy(self) -> Policy:
         """Sum on the wire."""
-        return _Summing(least=self.least)
+        return _SumPolicy(least=self.least)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Summing:
+class _SumPolicy:
     """Sums all uploads of a stage."""
 
     least: int
@@ -89,7 +89,7 @@ class _Summing:
         weights = torch.tensor([upload.weight for upload in uploads], dtype=torch.float64)
         if float(weights.min()) < 0 or float(weights.sum()) <= 0:
             raise UsageError("secure-aggregation needs weights of at least 0 that do not sum to 0.")
-        artifacts = {slot: _summed(slot, [u.artifacts[slot] for u in uploads], weights) for slot in first.artifacts}
+        artifacts = {slot: _sum_slot(slot, [u.artifacts[slot] for u in uploads], weights) for slot in first.artifacts}
         total = Upload(
             round=first.round, stage=first.stage, sender=CLIENTS, artifacts=artifacts, weight=float(weights.sum()),
             metrics=first.metrics,
@@ -97,7 +97,7 @@ class _Summing:
         return [total]
 
 
-def _summed(slot: str, artifacts: Sequence[Artifact], weights: Tensor) -> Artifact:
+def _sum_slot(slot: str, artifacts: Sequence[Artifact], weights: Tensor) -> Artifact:
     """The sum of one slot's artifacts. Raises UsageError for artifacts that differ in kind or cannot be summed."""
     first = artifacts[0]
     shapes = [{name: value.shape for name, value in artifact.tensors().items()} for artifact in artifacts]

@@ -42,27 +42,27 @@ class Shuffle:
 
     def policy(self) -> Policy:
         """Shuffle on the wire."""
-        return _Shuffling()
+        return _ShufflePolicy()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Shuffling:
+class _ShufflePolicy:
     """Renames uploads in a random order."""
 
     def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
         """The same uploads in random order."""
         order = torch.randperm(len(uploads), generator=rng).tolist()
-        return [_renamed(uploads[number], f"{ANONYMOUS}:{place}") for place, number in enumerate(order)]
+        return [_rename_sender(uploads[number], f"{ANONYMOUS}:{place}") for place, number in enumerate(order)]
 
 
-def _renamed(upload: Upload, sender: str) -> Upload:
+def _rename_sender(upload: Upload, sender: str) -> Upload:
     artifacts: Mapping[str, Artifact] = {
-        slot: _disowned(artifact, sender) for slot, artifact in upload.artifacts.items()
+        slot: _rename_owner(artifact, sender) for slot, artifact in upload.artifacts.items()
     }
     return replace(upload, sender=sender, artifacts=artifacts)
 
 
-def _disowned(artifact: Artifact, sender: str) -> Artifact:
+def _rename_owner(artifact: Artifact, sender: str) -> Artifact:
     """Replace the owner that spectra name in every row by the new sender."""
     if not isinstance(artifact, Amplitudes):
         return artifact

@@ -69,18 +69,20 @@ class StyleNoise:
         artifact = outgoing.artifact
         if not isinstance(artifact, Noised):
             return None
-        return Protected(artifact=renumbered(artifact, lambda name, value: self._noised(name, value, rng)), uses=None)
+        return Protected(
+            artifact=renumbered(artifact, lambda name, value: self._add_noise(name, value, rng)), uses=None
+        )
 
     def undone(self, artifact: Artifact) -> Artifact:
         """Subtract the noise's mean and divide by 1 - p, as any party that knows the options can."""
-        return renumbered(artifact, self._restored) if isinstance(artifact, Derived) else artifact
+        return renumbered(artifact, self._undo) if isinstance(artifact, Derived) else artifact
 
-    def _noised(self, name: str, value: Tensor, rng: torch.Generator) -> Tensor:
-        return _legal(name, self._shrink * value.double() + self._gain * self._drawn(value, rng), self.least).to(value)
+    def _add_noise(self, name: str, value: Tensor, rng: torch.Generator) -> Tensor:
+        return _clamp(name, self._shrink * value.double() + self._gain * self._draw(value, rng), self.least).to(value)
 
-    def _restored(self, name: str, value: Tensor) -> Tensor:
+    def _undo(self, name: str, value: Tensor) -> Tensor:
         bias = self._gain * self.scale if self.distribution == "exponential" else 0.0
-        return _legal(name, (value.double() - bias) / self._shrink, self.least).to(value)
+        return _clamp(name, (value.double() - bias) / self._shrink, self.least).to(value)
 
     @property
     def _shrink(self) -> float:
@@ -90,7 +92,7 @@ class StyleNoise:
     def _gain(self) -> float:
         return 1.0 if self.mode == "fedpcl" else self.p
 
-    def _drawn(self, value: Tensor, rng: torch.Generator) -> Tensor:
+    def _draw(self, value: Tensor, rng: torch.Generator) -> Tensor:
         """Draw e, float64, in the shape of `value`; Laplace noise is the difference of two exponentials."""
         if self.distribution == "gaussian":
             return self.scale * torch.randn(value.shape, generator=rng, dtype=torch.float64)
@@ -100,6 +102,6 @@ class StyleNoise:
         return self.scale * (first - torch.empty(value.shape, dtype=torch.float64).exponential_(generator=rng))
 
 
-def _legal(name: str, value: Tensor, least: float) -> Tensor:
+def _clamp(name: str, value: Tensor, least: float) -> Tensor:
     """Means may have any sign; every other number of a style is at least `least`."""
     return value if name == "mean" else value.clamp_min(least)

@@ -17,16 +17,16 @@ from fdgsec.runtime.random_streams import stream
 from tests.support.outgoings import outgoing
 
 
-def coins(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return stream(seed, "secret", "test")
 
 
 def rows(count: int) -> ImageStyles:
-    return ImageStyles(mean=torch.randn(count, 6, generator=coins(7)), std=torch.rand(count, 6, generator=coins(8)))
+    return ImageStyles(mean=torch.randn(count, 6, generator=rng(7)), std=torch.rand(count, 6, generator=rng(8)))
 
 
 def sent(defense: KAnonymous, artifact: Artifact, **known: object) -> dict[str, Tensor]:
-    protected = defense.on_message(outgoing(artifact, **known), coins())  # type: ignore[arg-type]
+    protected = defense.on_message(outgoing(artifact, **known), rng())  # type: ignore[arg-type]
     assert protected is not None
     assert protected.uses is None
     return protected.artifact.tensors()
@@ -35,7 +35,7 @@ def sent(defense: KAnonymous, artifact: Artifact, **known: object) -> dict[str, 
 @pytest.mark.parametrize("k", [2, 3, 7])
 @pytest.mark.parametrize("count", [7, 8, 20, 41])
 def test_no_group_is_smaller_than_k(count: int, k: int):
-    drawn = torch.bincount(random_groups(count, k, coins(count)))
+    drawn = torch.bincount(random_groups(count, k, rng(count)))
     alike = torch.bincount(nearest_groups(rows(count).mean.double(), k))
 
     assert int(drawn.min()) >= k
@@ -62,7 +62,7 @@ def test_every_row_is_replaced_by_the_mean_of_its_group_in_its_own_place(groups:
 
 
 def test_groups_of_nearest_rows_are_mdav():
-    points = torch.randn(17, 3, generator=coins(5), dtype=torch.float64)
+    points = torch.randn(17, 3, generator=rng(5), dtype=torch.float64)
     points = (points - points.mean(0)) / points.std(0, correction=0)
     left, expected = list(range(17)), [set[int]()]
     while len(left) >= 2 * 4:  # a slow transcription: the farthest from the center, with its nearest
@@ -99,7 +99,7 @@ def test_a_pooled_style_leaves_as_it_is_where_enough_images_are_behind_it():
 
 
 def test_spectra_of_single_images_are_grouped_and_a_mean_spectrum_is_not():
-    values = torch.rand(6, 3, 4, 3, generator=coins())
+    values = torch.rand(6, 3, 4, 3, generator=rng())
     spectra = Amplitudes(values=values, owner=torch.zeros(6, dtype=torch.int64))
     mean = Amplitudes(values=values[:1], owner=torch.zeros(1, dtype=torch.int64))
 
@@ -146,7 +146,7 @@ def test_the_judge_still_knows_which_image_is_behind_which_row():
 
 
 def test_models_are_none_of_its_business():
-    assert KAnonymous().on_message(outgoing(ModelState(state={"w": torch.ones(3)})), coins()) is None
+    assert KAnonymous().on_message(outgoing(ModelState(state={"w": torch.ones(3)})), rng()) is None
 
 
 def test_a_group_of_one_is_refused():

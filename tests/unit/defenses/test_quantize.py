@@ -19,12 +19,12 @@ from fdgsec.runtime.random_streams import stream
 from tests.support.outgoings import outgoing
 
 
-def coins(seed: int = 0) -> torch.Generator:
+def rng(seed: int = 0) -> torch.Generator:
     return stream(seed, "secret", "test")
 
 
 def sent(defense: Quantize, artifact: Artifact, seed: int = 0) -> dict[str, torch.Tensor]:
-    protected = defense.on_message(outgoing(artifact), coins(seed))
+    protected = defense.on_message(outgoing(artifact), rng(seed))
     assert protected is not None
     assert protected.uses is None
     assert type(protected.artifact) is type(artifact)
@@ -32,9 +32,7 @@ def sent(defense: Quantize, artifact: Artifact, seed: int = 0) -> dict[str, torc
 
 
 def rows() -> ImageStyles:
-    return ImageStyles(
-        mean=4 * torch.rand(50, 40, generator=coins(7)) - 2, std=2 * torch.rand(50, 40, generator=coins(8))
-    )
+    return ImageStyles(mean=4 * torch.rand(50, 40, generator=rng(7)) - 2, std=2 * torch.rand(50, 40, generator=rng(8)))
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -107,7 +105,7 @@ def test_no_spectrum_of_an_image_is_cut_off():
 
 
 def test_models_are_none_of_its_business():
-    assert Quantize().on_message(outgoing(ModelState(state={"w": torch.ones(3)})), coins()) is None
+    assert Quantize().on_message(outgoing(ModelState(state={"w": torch.ones(3)})), rng()) is None
 
 
 @pytest.mark.parametrize("options", [{"bits": 0}, {"bits": 24}, {"low": 1.0, "high": 1.0}, {"low": -2.0, "high": -1.0}])
