@@ -63,6 +63,7 @@ class Planless:
     trains_through_trainer: bool = True
     trains_on_own_releases: bool = False
     reviews: str = "none"
+    client_plan: None = None
 
 
 def promises(

@@ -144,7 +144,9 @@ def test_rows_that_k_anonymous_has_mixed_move_by_more_than_one_row_can_and_are_r
     one, other = (grouped_and_clipped(message, first_row=value) for value in (-1e6, 1e6))
 
     assert float((one - other).norm()) > 2 * use.sensitivity["replace-one"]  # all five rows of its group: sqrt(5)
-    with pytest.raises(UsageError, match="k-anonymous before it puts a record into several; put k-anonymous behind"):
+    with pytest.raises(
+        UsageError, match="k-anonymous before it mixes a record into several rows; put k-anonymous after it"
+    ):
         DefenseStack(defenses=(KAnonymous(), PrivateStyles())).check(SINGLE)
     DefenseStack(defenses=(PrivateStyles(), KAnonymous())).check(SINGLE)
     DefenseStack(defenses=(KAnonymous(), PrivateStyles(unit="client"))).check(SINGLE)
