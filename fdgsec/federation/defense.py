@@ -1,8 +1,8 @@
 """The interfaces of a defense, and the stack of defenses that a client applies to what it sends.
 
-The stack runs inside `client_step.handle`, on the client's machine in every engine. A defense may therefore use the
-client's images, and an engine never gets an undefended artifact. Each release carries its privacy cost, for the run's
-ledger (fdgsec.privacy.ledger)."""
+The stack runs in each client's step, on the client's machine in every engine. A defense may therefore use the client's
+images, and an engine never gets an undefended artifact. Each release carries its privacy cost, for the run's ledger
+(fdgsec.privacy.ledger)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

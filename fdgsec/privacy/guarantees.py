@@ -72,7 +72,7 @@ def _check_pair(one: PlannedGuarantee, other: PlannedGuarantee) -> None:
         )
     if not one.relations & other.relations:
         raise AdjacencyError(
-            f"{one.by} holds under {_listed(one)} and {other.by} under {_listed(other)}, which do not compose; use "
+            f"{one.by} holds under {_listed(one)} and {other.by} under {_listed(other)}, which do not compose; take "
             "neighbors=zero-out, which every defense supports."
         )
 

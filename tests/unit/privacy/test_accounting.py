@@ -214,7 +214,7 @@ def test_calibrating_one_release_gives_the_analytic_multiplier(at: float):
 
 
 def test_a_budget_that_the_fixed_releases_alone_exceed_cannot_be_met():
-    with pytest.raises(UsageError, match="no noise meets epsilon 1: what does not depend on it costs 8"):
+    with pytest.raises(UsageError, match="no noise reaches epsilon 1: the releases that do not depend on it cost 8"):
         calibrated_noise(
             lambda x: [steps(x, 1.0, 1), steps(noise_multiplier(8.0, 1e-5), 1.0, 1)],
             epsilon=1.0,
