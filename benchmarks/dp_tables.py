@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from fdgsec.privacy.ledger import spoken
+from fdgsec.privacy.ledger import guarantee_line
 
 Row = Mapping[str, object]
 
@@ -28,7 +28,7 @@ def table(rows: Sequence[Row]) -> str:
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
         promises = cast(Sequence[Mapping[str, object]], row["guarantees"])
-        said += [f"{row['method']}, seed {row['seed']}: {spoken(one)}" for one in promises]
+        said += [f"{row['method']}, seed {row['seed']}: {guarantee_line(one)}" for one in promises]
     return "\n".join([*lines, "", *said])
 
 

@@ -35,7 +35,7 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import epsilon
 from fdgsec.privacy.dp_sgd import uses_of
-from fdgsec.privacy.ledger import spoken
+from fdgsec.privacy.ledger import guarantee_line
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
@@ -146,7 +146,7 @@ def trained(method: str, *defenses: str, more: tuple[str, ...] = ()):
 
 alone, _ = trained("ccst", "dp-sgd:epsilon=8")
 for guarantee in alone.guarantees:
-    print(spoken(guarantee))
+    print(guarantee_line(guarantee))
 
 # %% [markdown]
 # The first line is the guarantee: none, and the reason. The second line gives the cost of the model alone. It is not a
@@ -167,7 +167,7 @@ PRIVATE = {
 }
 private = {name: trained(name, "dp-sgd:epsilon=8", *beside, more=more) for name, (beside, more) in PRIVATE.items()}
 for name, (report, _) in private.items():
-    print(f"{name:<13} {spoken(report.guarantees[0])}")
+    print(f"{name:<13} {guarantee_line(report.guarantees[0])}")
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 3.4))
@@ -201,7 +201,7 @@ figure.tight_layout()
 # %%
 for name in ("fisc-dp", "stablefdg-dp"):
     report, _ = trained(name, "dp-sgd:noise_multiplier=2", more=(*PRIVATE[name][1], "rounds=1"))
-    print(f"{name:<13} {spoken(report.guarantees[0])}")
+    print(f"{name:<13} {guarantee_line(report.guarantees[0])}")
 
 # %% [markdown]
 # ## The cost in time

@@ -66,10 +66,10 @@ class Guarantee:
 
     def line(self) -> str:
         """One line: "run: epsilon 3.98 at delta 1e-05 per record (zero-out), over share/style, update/model"."""
-        return spoken(self.document())
+        return guarantee_line(self.document())
 
 
-def spoken(guarantee: Mapping[str, object]) -> str:
+def guarantee_line(guarantee: Mapping[str, object]) -> str:
     """Format a guarantee's document in one line: the epsilon, or the unprotected releases."""
     uncovered, covers = (list(map(str, _listed(guarantee[key]))) for key in ("uncovered", "covers"))
     if guarantee["epsilon"] is None:

@@ -9,7 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.report.text import controls_of, described, interval, number
 from fdgsec.metrics.measurement import BOUNDED, Control, Measurement
-from fdgsec.privacy.ledger import spoken
+from fdgsec.privacy.ledger import guarantee_line
 
 ERROR = 0.025
 """How often a 95% interval lies beyond chance on the leaking side where nothing leaks."""
@@ -91,7 +91,7 @@ def render(report: AttackReport) -> str:
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     return template.render(
         report=report.document(),
-        promises=[spoken(guarantee) for guarantee in report.guarantees],
+        promises=[guarantee_line(guarantee) for guarantee in report.guarantees],
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else [],
         verdicts=[_verdict(result) for result in report.attacks],
         attacks=[_attack(result) for result in report.attacks],

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.privacy.ledger import spoken
+from fdgsec.privacy.ledger import guarantee_line
 
 
 def number(value: float | None) -> str:
@@ -55,4 +55,7 @@ def promises(report: AttackReport) -> list[str]:
         options = defense["options"]
         assert isinstance(options, Mapping)
         worn.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())})")
-    return [f"defenses: {', '.join(worn)}", *(f"guarantee, {spoken(each)}" for each in reversed(report.guarantees))]
+    return [
+        f"defenses: {', '.join(worn)}",
+        *(f"guarantee, {guarantee_line(each)}" for each in reversed(report.guarantees)),
+    ]
