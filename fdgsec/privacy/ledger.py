@@ -29,7 +29,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Restated:
+class SummedRelease:
     """The cost to each client of a slot's releases in a round, against `against`, who see only their sum."""
 
     round: int
@@ -90,7 +90,7 @@ class Ledger:
     """Entries in the order of the releases."""
 
     entries: list[Entry] = field(default_factory=list)
-    restated: list[Restated] = field(default_factory=list)
+    restated: list[SummedRelease] = field(default_factory=list)
 
     def write(self, client: str, *, round: int, stage: str, kinds: Mapping[str, str], uses: Mapping[str, Uses]) -> None:
         """Add one reply: `kinds` by slot, and the uses of the slots that are defended."""
@@ -101,7 +101,7 @@ class Ledger:
 
     def restate(self, round: int, *, stage: str, slot: str, uses: Uses, against: str) -> None:
         """Add the cost of a slot's releases in a round against observers who see only their sum."""
-        self.restated.append(Restated(round=round, stage=stage, slot=slot, uses=uses, against=against))
+        self.restated.append(SummedRelease(round=round, stage=stage, slot=slot, uses=uses, against=against))
 
     def guarantees(
         self, *, delta: float, assumptions: Sequence[str] = (), own_return: bool = False
@@ -112,7 +112,7 @@ class Ledger:
         shares comes back into its own training: an update is then no safer than what was shared, and is unprotected
         where that is. Without any use of a mechanism only the run's is given, as none. Raises AdjacencyError where
         units differ or no relation is common to all uses."""
-        every: list[Entry | Restated] = [*self.entries, *self.restated]
+        every: list[Entry | SummedRelease] = [*self.entries, *self.restated]
         if any(use.unit == "client" for entry in every for use in entry.uses or ()):
             assumptions = (*assumptions, _counted(len({entry.client for entry in self.entries})))
         found = list(self._seen_singly(delta=delta, assumptions=assumptions, own_return=own_return))
