@@ -25,7 +25,7 @@ from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, refuse, uses_of
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, uses_of
 from fdgsec.runtime.errors import UsageError
 
 Gradients = Sequence[Sequence[Tensor]]
@@ -77,7 +77,7 @@ def joint_training(
     if not len(data):
         raise UsageError("a client has no training images; every client needs at least one.")
     for network in networks:
-        refuse(network, plan, [])
+        check_trainable(network, plan, [])
     bound = trainer.max_grad_norm
     use = uses_of(len(data), plan, noise_multiplier=trainer.noise_multiplier, max_grad_norm=bound)
     trainer.spend(use)

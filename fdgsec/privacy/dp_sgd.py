@@ -163,7 +163,7 @@ class PrivateTrainer:
         del rng  # every draw comes from `secret`
         if not len(data):
             raise UsageError("a client has no training images; every client needs at least one.")
-        refuse(model, plan, [*beside])
+        check_trainable(model, plan, [*beside])
         device, precision = prepared(model, plan)
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
         session = _Session(
@@ -276,7 +276,7 @@ def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:
     return total / counts.view(-1, *[1] * (gradient.ndim - 1))
 
 
-def refuse(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Parameter]) -> None:
+def check_trainable(model: nn.Module, plan: TrainingPlan, beside: Sequence[nn.Parameter]) -> None:
     """Raise PrivateTrainingError for a network or plan that DP-SGD cannot bound, and say what to set instead."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
