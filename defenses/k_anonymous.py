@@ -24,7 +24,7 @@ from fdgsec.federation.artifacts import (
 )
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Method
-from fdgsec.privacy.guarantees import Mixing
+from fdgsec.privacy.guarantees import RecordMixing
 from fdgsec.runtime.errors import UnseenError, UsageError
 
 
@@ -49,9 +49,9 @@ class KAnonymous:
         return ("k-anonymous: no (epsilon, delta): a mean over k images still tells who is among them",)
 
     @property
-    def promise(self) -> Mixing:
+    def promise(self) -> RecordMixing:
         """A record affects every row of its group."""
-        return Mixing(by="k-anonymous")
+        return RecordMixing(by="k-anonymous")
 
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are unchanged."""

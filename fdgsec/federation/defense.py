@@ -21,7 +21,7 @@ from fdgsec.federation.server_view import NeedsEveryone
 from fdgsec.federation.wire import Filter, Guard, Message, Policy
 from fdgsec.nn.training.loop import Trainer
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.guarantees import Mixing, PlannedGuarantee, check_composable
+from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing, check_composable
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
@@ -134,7 +134,7 @@ class PlansGuarantee(Protocol):
     """A defense that announces its guarantee before the run: its cost, unit and neighboring relations."""
 
     @property
-    def promise(self) -> PlannedGuarantee | Mixing | None:
+    def promise(self) -> PlannedGuarantee | RecordMixing | None:
         """Give its guarantee; None without noise, Mixing where it mixes records that later defenses cannot count."""
         ...
 

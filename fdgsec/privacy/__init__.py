@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from fdgsec.privacy.clipping import Ball, HalfDiscs, Region, ball_of, sensitivity_of_mean, sensitivity_of_rows
     from fdgsec.privacy.dp_sgd import PrivateTrainer, private_steps, sampling_rate
     from fdgsec.privacy.epsilon_bounds import AuditResult, audit_runs, multi_run_lower_bound
-    from fdgsec.privacy.guarantees import Mixing, PlannedGuarantee, check_composable
+    from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing, check_composable
     from fdgsec.privacy.ledger import Guarantee, Ledger
     from fdgsec.privacy.mechanisms import (
         Mechanism,
@@ -27,7 +27,7 @@ else:
 
 __all__ = [
     "Accountant", "AuditResult", "Ball", "BatchCouplingError", "Guarantee", "HalfDiscs", "Ledger", "Mechanism",
-    "Mixing", "PlannedGuarantee", "PrivateTrainer", "Region", "Relation", "Step", "Unit", "Use", "audit_one_run",
+    "PlannedGuarantee", "PrivateTrainer", "RecordMixing", "Region", "Relation", "Step", "Unit", "Use", "audit_one_run",
     "audit_runs", "ball_of", "calibrated_noise", "check_composable", "check_independence", "classical_multiplier",
     "delta_of", "epsilon_of", "laplace_scale", "multi_run_lower_bound", "noise_multiplier", "one_run_lower_bound",
     "private_steps", "sampling_rate", "sensitivity_of_mean", "sensitivity_of_rows",

@@ -29,13 +29,13 @@ class PlannedGuarantee:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixing:
+class RecordMixing:
     """The defense `by` mixes one record into several rows, so that no later defense can count a row as one record."""
 
     by: str
 
 
-def check_composable(said: Sequence[PlannedGuarantee | Mixing | None]) -> None:
+def check_composable(said: Sequence[PlannedGuarantee | RecordMixing | None]) -> None:
     """Raise AdjacencyError where two guarantees have no unit or no relation in common, naming both and what to choose.
 
     `said` is what the defenses plan, in the order in which they act: the first one gives a stage its guarantee, and
@@ -44,7 +44,7 @@ def check_composable(said: Sequence[PlannedGuarantee | Mixing | None]) -> None:
     paying: dict[Stage, PlannedGuarantee] = {}
     mixing = ""
     for guarantee in said:
-        if isinstance(guarantee, Mixing):
+        if isinstance(guarantee, RecordMixing):
             mixing = guarantee.by
         if not isinstance(guarantee, PlannedGuarantee):
             continue
