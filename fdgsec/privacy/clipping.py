@@ -79,7 +79,7 @@ class Ball:
     def inside(self, values: Tensor) -> Tensor:
         """Scale down rows that are too long."""
         rows = (values.to(torch.float64) - self.center) / self.scale
-        return shortened(rows, self.bound)
+        return clip_rows(rows, self.bound)
 
     def values(self, coordinates: Tensor) -> Tensor:
         """Undo center and scale."""
@@ -125,7 +125,7 @@ class HalfDiscs:
         return mean * self.std + self.mean - 0.5, (std * self.std).clamp_min(0)
 
 
-def shortened(rows: Tensor, bound: float) -> Tensor:
+def clip_rows(rows: Tensor, bound: float) -> Tensor:
     """Scale rows (..., D) down to length `bound`, in float64; shorter ones are unchanged bit by bit, none overflows."""
     largest = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     length = largest * torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True)
