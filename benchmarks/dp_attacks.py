@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -38,7 +39,7 @@ def style_membership(cell: Cell, protocol: Protocol, *, data_root: Path | None) 
     subject = SUBJECTS[cell.method]
     if not subject.target:
         return []
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "per_domain": protocol.per_domain, "image_size": protocol.image_size, "backbone": protocol.backbone,
         "norm": "group", "pretrained": protocol.pretrained, "defenses": defenses_of(cell, protocol)[1:],
     }  # fmt: skip
@@ -52,7 +53,7 @@ def style_membership(cell: Cell, protocol: Protocol, *, data_root: Path | None) 
     assignments += [f"attacks.membership.{name}={json.dumps(value)}" for name, value in effort.items()]
     report = fdgsec.attack(
         subject.target, dataset=protocol.dataset, data_root=data_root, attacks=["membership"], seed=cell.seed,
-        settings=settings, assignments=assignments,
+        **settings, assignments=assignments,
     )  # fmt: skip
     (result,) = report.attacks
     if result.status != "done":

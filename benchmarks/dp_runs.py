@@ -22,7 +22,7 @@ from benchmarks.dp_attacks import loss_membership, style_membership
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protocol_of
 from benchmarks.dp_tables import learned, table
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.config import RunConfig, defense_of, defense_text
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.guarantees import guarantee_documents
@@ -63,7 +63,7 @@ def config_of(cell: Cell, protocol: Protocol) -> RunConfig:
     return RunConfig(
         method=cell.method, options={**SUBJECTS[cell.method].options, "plan": asdict(plan)}, dataset=protocol.dataset,
         per_domain=protocol.per_domain, image_size=protocol.image_size, backbone=protocol.backbone, norm="group",
-        pretrained=protocol.pretrained, rounds=protocol.rounds, seed=cell.seed, defenses=defenses_of(cell, protocol),
+        pretrained=protocol.pretrained, rounds=protocol.rounds, seed=cell.seed, defenses=tuple(map(defense_of, defenses_of(cell, protocol))),
         delta=protocol.delta,
     )  # fmt: skip
 
@@ -95,7 +95,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
         **asdict(cell),
         "accuracy": accuracy_document(final, world.unseen(), by_domain(strangers)),
         "guarantees": guarantee_documents(wire.ledger, defense_stack, method, delta=protocol.delta),
-        "defenses": list(config.defenses),
+        "defenses": list(map(defense_text, config.defenses)),
         "cpu_seconds_per_step": sum(engine.seconds) / max(steps, 1),
         "steps_per_round": steps / max(len(engine.steps), 1),
         "train_images": sum(len(images) for images in trained_on),

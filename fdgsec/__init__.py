@@ -1,163 +1,101 @@
 """fdgsec: privacy and security analysis of federated domain generalization.
 
-From Python as from the command line: `fdgsec.attack("ccst-overall", dataset="pacs")` gives the report that
-`fdgsec attack --target ccst-overall --dataset pacs` prints. So do `attack_run`, `attack_vectors`, `train`, `sweep`, `audit`
-and `compare`; each imports what it needs when it is called."""
+Each verb of the command line is a function: `fdgsec.attack("ccst-overall", dataset="pacs")` returns the report that
+`fdgsec attack --target ccst-overall --dataset pacs` prints. Whoever adds a method, an attack or a defense finds the types here
+too. Everything is imported when it is first used."""
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from fdgsec.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fdgsec.experiments.report.schema import AttackReport
+    from fdgsec.experiments.settings import Settings
+    from fdgsec.federation.artifacts import Artifact as Artifact
+    from fdgsec.federation.defense import Defense as Defense
+    from fdgsec.federation.method import Method as Method
+    from fdgsec.metrics.measurement import Measurement as Measurement
+    from fdgsec.runtime.random_streams import stream as stream
+    from fdgsec.runtime.registry import Target as Target
+    from fdgsec.threats.attack import Attack as Attack
+    from fdgsec.threats.attack import Question as Question
+
+__all__ = [
+    "Artifact", "Attack", "Defense", "Measurement", "Method", "Question", "Target", "attack", "attack_run",
+    "attack_vectors", "audit", "bench", "claims", "compare", "stream", "sweep", "train",
+]  # fmt: skip
+
+_TYPES: Mapping[str, str] = {
+    "Artifact": "fdgsec.federation.artifacts",
+    "Attack": "fdgsec.threats.attack",
+    "Defense": "fdgsec.federation.defense",
+    "Measurement": "fdgsec.metrics.measurement",
+    "Method": "fdgsec.federation.method",
+    "Question": "fdgsec.threats.attack",
+    "Target": "fdgsec.runtime.registry",
+    "stream": "fdgsec.runtime.random_streams",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _TYPES:
+        raise AttributeError(f"module 'fdgsec' has no attribute {name!r}")
+    return getattr(import_module(_TYPES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def attack(
-    target: str = "ccst-overall",
+    target: "str | Target | Method" = "ccst-overall",
     *,
     dataset: str = "shapes",
-    data_root: Path | None = None,
-    out: Path | None = None,
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
     profile: str = "quick",
     preset: str | None = None,
-    attacks: Sequence[str] = (),
+    attacks: "Sequence[str | Attack]" = (),
     adversary: str = "server",
+    defenses: "Sequence[str | Defense]" = (),
     seed: int = 0,
     fresh: bool = False,
-    settings: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
+    **settings: "Unpack[Settings]",
 ) -> "AttackReport":
-    """Run (or reuse) a target, run every applicable attack, and give the report.
+    """Run (or reuse) a target, run every applicable attack, and return the report.
 
-    `settings` are further fields of `fdgsec.experiments.config.RunConfig` (per_domain, encoder, rounds, ...), `assignments` the
-    command line's --set items ("method.k=2"). With `out` the run directory is written, else nothing is.
+    Attacks and defenses are named ("private-styles:epsilon=8") or given as objects (`PrivateStyles(epsilon=8)`). `settings`
+    are those of `fdgsec.experiments.settings.Settings` (per_domain, encoder, rounds, ...), `assignments` the command line's
+    --set items ("method.k=2"). With `out` the run directory is written, otherwise nothing is.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.verb import attack as experiment
     from fdgsec.experiments.config import attack_settings
     from fdgsec.runtime.progress import NoProgress
 
     given = {
-        "dataset": dataset, "attacks": tuple(attacks), "adversary": adversary, "seed": seed, **(settings or {}),
-    }  # fmt: skip
+        "dataset": dataset,
+        "attacks": attacks,
+        "adversary": adversary,
+        "defenses": defenses,
+        "seed": seed,
+        **settings,
+    }
     config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
-    return experiment(config, data_root=data_root, out=out, fresh=fresh, progress=NoProgress())
-
-
-def train(
-    method: str = "fedavg",
-    *,
-    dataset: str = "shapes",
-    data_root: Path | None = None,
-    out: Path | None = None,
-    preset: str | None = None,
-    rounds: int | None = None,
-    seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    assignments: Sequence[str] = (),
-) -> "AttackReport":
-    """Train a method and give the report with its accuracy on the unseen domain; arguments as in `attack`."""
-    from fdgsec.experiments.config import resolve_settings
-    from fdgsec.experiments.train import train as experiment
-    from fdgsec.runtime.progress import NoProgress
-
-    given = {"dataset": dataset, "rounds": rounds, "seed": seed, **(settings or {})}
-    defaults = {"method": method, "target": method, "rounds": 10, "profile": "full"}
-    config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults)
-    return experiment(config, data_root=data_root, out=out, progress=NoProgress())
-
-
-def sweep(
-    target: str = "ccst-overall",
-    *,
-    defenses: Sequence[str] = ("style-noise",),
-    option: str = "scale",
-    values: Sequence[float],
-    accuracy_at: Sequence[float] | None = (),
-    dataset: str = "shapes",
-    data_root: Path | None = None,
-    out: Path | None = None,
-    profile: str = "quick",
-    attacks: Sequence[str] | None = None,
-    protocol: str = "quick",
-    seeds: int = 3,
-    seed: int = 0,
-    workers: int = 1,
-    limit: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-    assignments: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Attack a target at all `values` of an `option` of the last defense, train it at `accuracy_at`, and give sweep.json.
-
-    `accuracy_at` None means all values. With `out` points, tables and figures are written there, and the same call goes on
-    where it stopped; else nothing is kept. The rest is as in `attack`, docs/sweep.md says what comes out."""
-    from tempfile import TemporaryDirectory
-    from typing import cast, get_args
-
-    from fdgsec.experiments.config import Profile
-    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest
-    from fdgsec.experiments.sweep.verb import sweep as experiment
-    from fdgsec.runtime.errors import unknown_name
-    from fdgsec.runtime.progress import NoProgress
-
-    if profile not in get_args(Profile):
-        raise unknown_name("profile", profile, get_args(Profile))
-    request = SweepRequest(
-        target=target, dataset=dataset, defenses=tuple(defenses), option=option, values=tuple(map(float, values)),
-        accuracy_at=None if accuracy_at is None else tuple(map(float, accuracy_at)),
-        attacks=ATTACKS if attacks is None else tuple(attacks), protocol=protocol, seeds=seeds, seed=seed,
-        profile=cast(Profile, profile), workers=workers, given=settings or {}, assignments=tuple(assignments),
-    )  # fmt: skip
-    with TemporaryDirectory() as nowhere:
-        return experiment(
-            request, data_root=data_root, out=Path(nowhere) if out is None else out, progress=NoProgress(), limit=limit
-        )
-
-
-def audit(
-    target: str = "ccst-overall",
-    *,
-    defenses: Sequence[str] = ("private-styles",),
-    dataset: str = "shapes",
-    data_root: Path | None = None,
-    out: Path | None = None,
-    runs: int = 2000,
-    repeats: int = 1,
-    confidence: float = 0.95,
-    canaries: int = 1024,
-    guesses: int | None = None,
-    canary: Literal["gradient", "mislabeled"] = "gradient",
-    rounds: int | None = None,
-    seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
-    assignments: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Attack the guarantee of one of `defenses` and give audit.json: `found["exceeded"]` says that the claim has failed.
-
-    With `out` the document is written there, else nothing is. The rest is as in `attack`; docs/audit.md says what a bound is."""
-    from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
-    from fdgsec.experiments.audit.verb import audit as experiment
-    from fdgsec.runtime.progress import NoProgress
-
-    plan = AuditPlan(
-        runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary
-    )
-    given = {
-        "dataset": dataset, "defenses": tuple(defenses), "rounds": rounds, "seed": seed, **(settings or {}),
-    }  # fmt: skip
-    config = audit_settings(target, given, plan, assignments=assignments)
-    return experiment(config, plan, data_root=data_root, out=out, progress=NoProgress())
+    return experiment(config, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
 
 
 def attack_run(
-    run: Path,
+    run: str | Path,
     *,
     target: str | None = None,
-    data_root: Path | None = None,
-    out: Path | None = None,
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
     profile: str = "quick",
-    attacks: Sequence[str] = (),
+    attacks: "Sequence[str | Attack]" = (),
     adversary: str = "server",
     seed: int | None = None,
     fresh: bool = False,
@@ -165,50 +103,217 @@ def attack_run(
 ) -> "AttackReport":
     """Attack what a finished run recorded, as `fdgsec attack --run`; `target` and `seed` default to the run's own.
 
-    `report.environment["notes"]` says what could not be made again. Raises the errors of `fdgsec.runtime.errors`."""
+    `report.environment["notes"]` says what could not be repeated. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
     from fdgsec.runtime.progress import NoProgress
 
     request = RecordedRequest(
-        run=Path(run), target=target, adversary=adversary, attacks=tuple(attacks), profile=profile, seed=seed,
-        assignments=tuple(assignments),
+        run=Path(run), target=target, adversary=adversary, attacks=attacks, profile=profile, seed=seed,
+        assignments=assignments,
     )  # fmt: skip
-    return attack_recorded(request, data_root=data_root, out=out, fresh=fresh, progress=NoProgress())
+    return attack_recorded(request, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
 
 
 def attack_vectors(
-    artifacts: Path,
+    artifacts: str | Path,
     *,
     encoder: str,
-    truth: Path | None = None,
+    truth: str | Path | None = None,
     dataset: str | None = None,
-    data_root: Path | None = None,
+    target_domain: str | None = None,
+    data_root: str | Path | None = None,
     per_domain: int | None = None,
     image_size: int | None = None,
-    out: Path | None = None,
+    allow_partial: bool = False,
+    out: str | Path | None = None,
     profile: str = "quick",
-    attacks: Sequence[str] = (),
+    attacks: "Sequence[str | Attack]" = (),
     adversary: str = "server",
     seed: int = 0,
     assignments: Sequence[str] = (),
 ) -> "AttackReport":
-    """Attack vectors of one's own, as `fdgsec attack --artifacts`; `dataset` are the adversary's public images.
+    """Attack vectors of your own, as `fdgsec attack --artifacts`; `dataset` names the adversary's public images.
 
-    Guesses are written with the report, under `out`. Raises the errors of `fdgsec.runtime.errors`."""
+    With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.verb import VectorsRequest
     from fdgsec.experiments.attack_vectors.verb import attack_vectors as experiment
     from fdgsec.runtime.progress import NoProgress
 
     request = VectorsRequest(
-        artifacts=Path(artifacts), encoder=encoder, truth=truth, dataset=dataset, per_domain=per_domain,
-        image_size=image_size, attacks=tuple(attacks), adversary=adversary, profile=profile, seed=seed,
-        assignments=tuple(assignments),
+        artifacts=Path(artifacts), encoder=encoder, truth=_path(truth), dataset=dataset, unseen=target_domain,
+        per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
+        profile=profile, seed=seed, assignments=assignments,
     )  # fmt: skip
-    return experiment(request, data_root=data_root, out=out, progress=NoProgress())
+    return experiment(request, data_root=_path(data_root), out=_path(out), progress=NoProgress())
 
 
-def compare(first: Path, second: Path) -> dict[str, Any]:
+def train(
+    method: "str | Method" = "fedavg",
+    *,
+    dataset: str = "shapes",
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
+    preset: str | None = None,
+    defenses: "Sequence[str | Defense]" = (),
+    seed: int = 0,
+    assignments: Sequence[str] = (),
+    **settings: "Unpack[Settings]",
+) -> "AttackReport":
+    """Train a method and return the report with its accuracy on the unseen domain; arguments as in `attack`."""
+    from fdgsec.experiments.config import train_settings
+    from fdgsec.experiments.train import train as experiment
+    from fdgsec.runtime.progress import NoProgress
+
+    given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
+    config = train_settings(method, given, preset=preset, assignments=assignments)
+    return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+
+
+def bench(
+    protocol: str = "quick",
+    *,
+    ablation: str = "",
+    methods: Sequence[str] = (),
+    dataset: str = "pacs",
+    domains: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    baseline: str = "",
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
+    workers: int = 1,
+    limit: int | None = None,
+    assignments: Sequence[str] = (),
+    **settings: "Unpack[Settings]",
+) -> dict[str, Any]:
+    """Train the cells of a protocol's (or an ablation's) table and return bench.json, as `fdgsec bench`.
+
+    Empty `methods`, `domains`, `seeds` and `baseline` are the protocol's. With `out` the table is written there, and the same
+    call goes on where it stopped; otherwise nothing is kept."""
+    from tempfile import TemporaryDirectory
+
+    from fdgsec.experiments.bench.verb import BenchRequest
+    from fdgsec.experiments.bench.verb import bench as experiment
+    from fdgsec.runtime.progress import NoProgress
+
+    request = BenchRequest(
+        protocol=protocol, ablation=ablation, dataset=dataset, arms=tuple(methods), domains=tuple(domains),
+        seeds=tuple(seeds), baseline=baseline, given=settings, assignments=tuple(assignments),
+    )  # fmt: skip
+    with TemporaryDirectory() as nowhere:
+        return experiment(
+            request, data_root=_path(data_root), out=Path(out or nowhere), progress=NoProgress(), limit=limit,
+            workers=workers,
+        )  # fmt: skip
+
+
+def sweep(
+    target: str = "ccst-overall",
+    *,
+    defenses: "Sequence[str | Defense]" = ("style-noise",),
+    option: str = "scale",
+    values: Sequence[float],
+    accuracy_at: Sequence[float] | None = (),
+    dataset: str = "shapes",
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
+    profile: str = "quick",
+    attacks: "Sequence[str | Attack] | None" = None,
+    protocol: str = "quick",
+    seeds: int = 3,
+    seed: int = 0,
+    workers: int = 1,
+    limit: int | None = None,
+    assignments: Sequence[str] = (),
+    **settings: "Unpack[Settings]",
+) -> dict[str, Any]:
+    """Attack a target at all `values` of an `option` of the last defense, train it at `accuracy_at`, and return sweep.json.
+
+    `accuracy_at` None means all values. With `out` points, tables and figures are written there, and the same call goes on
+    where it stopped; otherwise nothing is kept. The rest is as in `attack`; docs/sweep.md describes the result."""
+    from tempfile import TemporaryDirectory
+
+    from fdgsec.experiments.config import defense_of
+    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest
+    from fdgsec.experiments.sweep.verb import sweep as experiment
+    from fdgsec.runtime.progress import NoProgress
+
+    request = SweepRequest(
+        target=target, dataset=dataset, defenses=tuple(map(defense_of, defenses)), option=option, values=tuple(map(float, values)),
+        accuracy_at=None if accuracy_at is None else tuple(map(float, accuracy_at)),
+        attacks=ATTACKS if attacks is None else tuple(attacks), protocol=protocol, seeds=seeds, seed=seed,
+        profile=profile, workers=workers, given=settings, assignments=tuple(assignments),
+    )  # fmt: skip
+    with TemporaryDirectory() as nowhere:
+        return experiment(
+            request, data_root=_path(data_root), out=Path(out or nowhere), progress=NoProgress(), limit=limit
+        )
+
+
+def audit(
+    target: str = "ccst-overall",
+    *,
+    defenses: "Sequence[str | Defense]" = ("private-styles",),
+    dataset: str = "shapes",
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
+    runs: int = 2000,
+    repeats: int = 1,
+    confidence: float = 0.95,
+    canaries: int = 1024,
+    guesses: int | None = None,
+    canary: Literal["gradient", "mislabeled"] = "gradient",
+    seed: int = 0,
+    assignments: Sequence[str] = (),
+    **settings: "Unpack[Settings]",
+) -> dict[str, Any]:
+    """Attack the guarantee of one of `defenses` and return audit.json; `found["exceeded"]` says that the claim has failed.
+
+    With `out` the document is written there, otherwise nothing is. The rest is as in `attack`; docs/audit.md describes bounds."""
+    from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
+    from fdgsec.experiments.audit.verb import audit as experiment
+    from fdgsec.runtime.progress import NoProgress
+
+    plan = AuditPlan(
+        runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary
+    )
+    given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
+    config = audit_settings(target, given, plan, assignments=assignments)
+    return experiment(config, plan, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+
+
+def claims(
+    dataset: str = "pacs",
+    *,
+    only: Sequence[str] = (),
+    data_root: str | Path | None = None,
+    out: str | Path | None = None,
+    profile: str = "quick",
+    seed: int = 0,
+    fresh: bool = False,
+    **settings: "Unpack[Settings]",
+) -> dict[str, Any]:
+    """Measure the papers' privacy claims (all, or `only` those named) and return claims.json, as `fdgsec claims`.
+
+    With `out` the table and a report per run are written there; otherwise nothing is kept."""
+    from tempfile import TemporaryDirectory
+
+    from fdgsec.experiments.claims.verb import ClaimsRequest
+    from fdgsec.experiments.claims.verb import claims as experiment
+    from fdgsec.runtime.progress import NoProgress
+
+    request = ClaimsRequest(dataset=dataset, profile=profile, seed=seed, only=only, given=settings)
+    with TemporaryDirectory() as nowhere:
+        return experiment(
+            request, data_root=_path(data_root), out=Path(out or nowhere), fresh=fresh, progress=NoProgress()
+        )
+
+
+def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
     """Put two finished runs side by side, as `fdgsec compare --json`: what differs, and whether they may be compared."""
     from fdgsec.experiments.compare import compare as experiment
 
     return experiment(Path(first), Path(second))
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

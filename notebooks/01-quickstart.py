@@ -53,7 +53,7 @@ for row, name in enumerate(images.domain_names):
 # server sends all of them to every client. This is the whole transcript.
 
 # %%
-overall = fdgsec.attack("ccst-overall", dataset=DATASET, attacks=["differencing", "membership"], settings=SETTINGS)
+overall = fdgsec.attack("ccst-overall", dataset=DATASET, attacks=["differencing", "membership"], **SETTINGS)
 for row in overall.artifacts:
     print(f"{row['sender']:>9} -> {row['receiver']:<9} {row['kind']:<16} {row['bytes']:>6} bytes")
 
@@ -97,7 +97,7 @@ show(overall, "membership", "auc", "theory_auc")
 
 # %%
 attacks = ["reidentification", "label-inference", "domain-inference"]
-single = fdgsec.attack("ccst-single", dataset=DATASET, attacks=attacks, settings=SETTINGS)
+single = fdgsec.attack("ccst-single", dataset=DATASET, attacks=attacks, **SETTINGS)
 show(single, "reidentification", "top1")
 show(single, "label-inference", "balanced_accuracy")
 show(single, "domain-inference", "balanced_accuracy")
@@ -124,7 +124,7 @@ for report in (overall, single):
 
 # %%
 client = fdgsec.attack(
-    "ccst-overall", dataset=DATASET, adversary="client", attacks=["differencing", "membership"], settings=SETTINGS
+    "ccst-overall", dataset=DATASET, adversary="client", attacks=["differencing", "membership"], **SETTINGS
 )
 for result in client.attacks:
     print(f"{result.name:<14} {result.status}  {result.reason}")

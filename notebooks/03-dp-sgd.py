@@ -140,7 +140,7 @@ def trained(method: str, *defenses: str, more: tuple[str, ...] = ()):
     """Train for two rounds on shapes; give the report and the CPU seconds."""
     started = time.process_time()
     assignments = [*PLAN, *more]
-    report = fdgsec.train(method, rounds=2, settings={**SMALL, "defenses": defenses}, assignments=assignments)
+    report = fdgsec.train(method, rounds=2, defenses=defenses, **SMALL, assignments=assignments)
     return report, time.process_time() - started
 
 
@@ -238,9 +238,7 @@ longer = ["method.plan.batch_size=32", 'method.plan.optimizer="adam"', "method.p
           "method.plan.epochs=3", "method.plan.crop=none"]  # fmt: skip
 figure, axis = plt.subplots(figsize=(5, 3.2))
 for place, defenses in enumerate([(), ("dp-sgd:epsilon=8",)]):
-    report = fdgsec.train(
-        "fedavg", rounds=3, assignments=longer, settings={**SMALL, "per_domain": 140, "defenses": defenses}
-    )
+    report = fdgsec.train("fedavg", rounds=3, assignments=longer, defenses=defenses, **{**SMALL, "per_domain": 140})
     for offset, (domain, row) in enumerate(report.accuracy["per_domain"].items()):
         bounds = [[row["value"] - row["low"]], [row["high"] - row["value"]]]
         axis.errorbar(place + 0.1 * (offset - 1), row["value"], yerr=bounds, fmt="o", color=f"C{offset}", capsize=3,

@@ -50,6 +50,7 @@ def command(
     """Audit a defense's guarantee: a lower bound on its epsilon. Ends with 1 where the claim has failed."""
     from fdgsec.cli.tables import print_audit
     from fdgsec.experiments.audit.verb import AuditPlan, audit, audit_settings
+    from fdgsec.runtime.registry import name_of
 
     plan = AuditPlan(
         runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses,
@@ -66,7 +67,9 @@ def command(
         plan,
         assignments=set_ or (),
     )  # fmt: skip
-    folder = out or Path("runs") / f"audit-{target}-{dataset}-{config.defenses[0].partition(':')[0]}-seed{seed}"
+    folder = (
+        out or Path("runs") / f"audit-{target}-{dataset}-{name_of('defenses', type(config.defenses[0]))}-seed{seed}"
+    )
     with progress_bars() as progress:
         found = audit(config, plan, data_root=data_root, out=folder, progress=progress)
     if as_json:

@@ -2,12 +2,11 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.progress import progress_bars
 
 Only = Annotated[list[str] | None, typer.Option("--claim", help="Only this claim (`fdgsec list claims`); repeatable.")]
@@ -31,12 +30,9 @@ def command(
     """Measure what the papers claim about privacy, and say of each claim whether it stands."""
     from fdgsec.cli.tables import print_claims
     from fdgsec.experiments.claims.verb import ClaimsRequest, claims
-    from fdgsec.experiments.config import Profile
 
-    if profile not in get_args(Profile):
-        raise unknown_name("profile", profile, get_args(Profile))
     request = ClaimsRequest(
-        dataset=dataset, profile=cast(Profile, profile), seed=seed, only=tuple(claim or ()),
+        dataset=dataset, profile=profile, seed=seed, only=tuple(claim or ()),
         given={
             "encoder": encoder, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
             "device": device,

@@ -1,12 +1,11 @@
 """`fdgsec sweep`: privacy against accuracy over an option of a defense."""
 
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated
 
 import typer
 
 from fdgsec.cli import options as o
-from fdgsec.runtime.errors import unknown_name
 from fdgsec.runtime.progress import progress_bars
 
 Target = Annotated[str, typer.Option("--target", help="What to attack (`fdgsec list targets`).")]
@@ -55,17 +54,15 @@ def command(
 ) -> int:
     """Attack and train a target at many values of a defense's option: the privacy-accuracy trade-off, with figures."""
     from fdgsec.cli.tables import print_sweep
-    from fdgsec.experiments.config import Profile
+    from fdgsec.experiments.config import defense_of
     from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
 
-    if profile not in get_args(Profile):
-        raise unknown_name("profile", profile, get_args(Profile))
     option, values = parsed_over(over)
     asked = None if accuracy_at is None else () if accuracy_at == "none" else parsed_values(accuracy_at)
     request = SweepRequest(
-        target=target, dataset=dataset, defenses=tuple(defense or ("style-noise",)), option=option, values=values,
+        target=target, dataset=dataset, defenses=tuple(map(defense_of, defense or ("style-noise",))), option=option, values=values,
         accuracy_at=asked, attacks=tuple(attack or ATTACKS), protocol=protocol, seeds=seeds, seed=seed,
-        profile=cast(Profile, profile), workers=workers, assignments=tuple(set_ or ()),
+        profile=profile, workers=workers, assignments=tuple(set_ or ()),
         given={
             "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained, "partition": partition,
             "clients": clients, "rounds": rounds, "target_domain": target_domain, "per_domain": per_domain,

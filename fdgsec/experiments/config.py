@@ -11,9 +11,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from fdgsec.federation.defense import Defense
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError, unknown_name
-from fdgsec.runtime.registry import Target, names, resolve, target_named
+from fdgsec.runtime.registry import Target, name_of, resolve, target_named, targets
+from fdgsec.threats.attack import Attack
 
 T = TypeVar("T")
 Profile = Literal["quick", "full"]
@@ -64,7 +66,7 @@ class RunConfig:
     attacks: tuple[str, ...] = ()
     attack_options: Mapping[str, Any] = field(default_factory=dict)
     adversary: Literal["server", "client", "outsider"] = "server"
-    defenses: tuple[str, ...] = ()
+    defenses: tuple[Defense, ...] = ()
     delta: float = 1e-5
     keep: Keep = "artifacts"
     device: str = "auto"
@@ -74,9 +76,15 @@ class RunConfig:
         """The method as reports name it: ccst, or ccst+mixstyle."""
         return f"{self.method}+{self.local}" if self.local else self.method
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], *, where: str) -> "RunConfig":
+        """Make the settings from plain data, defenses from text or objects. Raises UsageError, naming `where`."""
+        return build(cls, {**settings, "defenses": tuple(map(defense_of, settings.get("defenses", ())))}, where=where)
+
     def document(self) -> dict[str, Any]:
-        """Plain data, as written into the run directory."""
-        return dataclasses.asdict(self)
+        """Plain data, as written into the run directory; defenses as text."""
+        told = {spec.name: getattr(self, spec.name) for spec in dataclasses.fields(self)}
+        return {**told, "defenses": tuple(map(defense_text, self.defenses))}
 
     @property
     def sha256(self) -> str:
@@ -108,6 +116,43 @@ def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = parse_value(text)
     return result
+
+
+def defense_of(given: str | Defense) -> Defense:
+    """Make a defense from "NAME:option=value,..."; an object is one already. Raises UsageError."""
+    if not isinstance(given, str):
+        return given
+    name, _, rest = given.partition(":")
+    options: dict[str, Any] = {}
+    for item in filter(None, rest.split(",")):
+        option, equals, value = item.partition("=")
+        if not equals or not option:
+            raise UsageError(f"--defense expects NAME:option=value,...; got {item!r} in {given!r}.")
+        options[option.strip()] = parse_value(value.strip())
+    defense: Defense = made("defenses", name, options, where=f"defense {name}")
+    return defense
+
+
+def defense_text(defense: Defense) -> str:
+    """Write a defense as "NAME:option=value,...", with the options that are not at their defaults."""
+    stated = ",".join(f"{name}={plain(value)}" for name, value in changed(defense).items())
+    return ":".join(filter(None, (name_of("defenses", defense), stated)))
+
+
+def changed(instance: Any) -> dict[str, Any]:  # any dataclass
+    """The options of a method, an attack or a defense that are not at their defaults, as plain data."""
+    found = {}
+    for spec in dataclasses.fields(instance):
+        value = getattr(instance, spec.name)
+        usual = spec.default_factory() if spec.default_factory is not dataclasses.MISSING else spec.default
+        if spec.init and value != usual:
+            found[spec.name] = changed(value) if dataclasses.is_dataclass(value) else value
+    return found
+
+
+def plain(value: Any) -> str:  # any option's value
+    """Write a value as `parse_value` reads it: true, none, 0.1."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def presets() -> list[str]:
@@ -217,19 +262,45 @@ def resolve_settings(
         )
     extra = parse_assignments(assignments)
     options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
-    chosen = merged(loaded.get("attacks", {}), extra.pop("attacks", {}))
     stated = {key: value for key, value in given.items() if value is not None}
+    named, objects = named_attacks(stated.get("attacks", ()))
+    stated |= {"attacks": named} if named else {}
+    chosen = merged(loaded.get("attacks", {}), objects, extra.pop("attacks", {}))
     on_top = merged(loaded.get("with", {}), extra.pop("with", {}))
     tables = {"options": options, "local_options": on_top, "preset": preset or "", "attack_options": chosen}
     run = merged(defaults, loaded.get("run", {}), stated, extra.pop("run", {}), extra, tables)
     for shared in ("encoder", "style_size"):  # the adversary's encoder and image size are the method's own
         if shared in options and given.get(shared) is None:
             run[shared] = options[shared]
-    for text in run.get("defenses", ()):
-        name = str(text).partition(":")[0]
-        if name not in names("defenses"):
-            raise unknown_name("defense", name, names("defenses"))
-    return build(RunConfig, run, where="run")
+    return RunConfig.of(run, where="run")
+
+
+def named_attacks(given: Sequence[str | Attack]) -> tuple[tuple[str, ...], dict[str, dict[str, Any]]]:
+    """Split attacks into their names, and by name all options of those that were given as objects."""
+    options = {each.name: dataclasses.asdict(each) for each in given if not isinstance(each, str)}  # type: ignore[call-overload]
+    return tuple(each if isinstance(each, str) else each.name for each in given), options
+
+
+def train_settings(
+    method: str | Method, given: Mapping[str, Any], *, preset: str | None = None, assignments: Sequence[str] = ()
+) -> RunConfig:
+    """Settings of the verb `train`, for a method by name or as an object."""
+    name, options, shared = _parts(method)
+    return resolve_settings(
+        {**given, **shared}, preset=preset, assignments=assignments,
+        defaults={"method": name, "rounds": 10, "profile": "full"}, method=options,
+    )  # fmt: skip
+
+
+def _parts(method: str | Method) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The name of a method; of an object also what it changes, and its encoder and style size, which are the run's."""
+    if isinstance(method, str):
+        return method, {}, {}
+    fields = {spec.name for spec in dataclasses.fields(method)}  # type: ignore[arg-type]
+    shared: dict[str, Any] = {
+        option: getattr(method, option) for option in ("encoder", "style_size") if option in fields
+    }
+    return name_of("methods", method), changed(method), shared
 
 
 def made(group: str, given: object, options: Mapping[str, Any], *, where: str) -> Any:
@@ -251,8 +322,23 @@ def target_method(target: Target) -> Method:
     return method
 
 
+def _target_parts(target: str | Target | Method) -> tuple[str, Target, dict[str, Any]]:
+    """The name of a target, the target, and the encoder and style size of one that is a method's object.
+
+    Raises UsageError for an unknown name, and for a Target that is registered under none."""
+    if isinstance(target, str):
+        return target, target_named(target), {}
+    if isinstance(target, Target):
+        known = [name for name, each in targets().items() if each == target]
+        if not known:
+            raise UsageError(f"{target} has no name; register it in fdgsec.targets, or give the method as an object.")
+        return known[0], target, {}
+    method, options, shared = _parts(target)
+    return method, Target(method=method, options=options, summary=""), shared
+
+
 def attack_settings(
-    target: str,
+    target: str | Target | Method,
     given: Mapping[str, Any],
     *,
     profile: str = "quick",
@@ -263,18 +349,19 @@ def attack_settings(
 
     Raises UsageError for an unknown target or profile, for official splits (members, non-members and auxiliary images
     must be drawn alike), or for a target that releases nothing without training."""
-    named = target_named(target)
+    name, named, shared = _target_parts(target)
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
-    defaults = {**load_preset(profile)["run"], "method": named.method, "target": target, "profile": profile}
+    defaults = {**load_preset(profile)["run"], "method": named.method, "target": name, "profile": profile}
     method = target_method(named)
     if method.shared_mean is not None and method.shared_mean.encoder is not None:
         defaults["encoder"] = method.shared_mean.encoder
-    config = resolve_settings(given, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
+    told = {**given, **shared}
+    config = resolve_settings(told, preset=preset, assignments=assignments, defaults=defaults, method=named.options)
     if given.get("rounds") is None and preset is not None:
         config = dataclasses.replace(config, rounds=0)
     if config.splits != "own":
         raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
     if method.needs_training and not config.rounds:
-        raise UsageError(f"{target} releases nothing before it trains; give --rounds 1 or more.")
+        raise UsageError(f"{name} releases nothing before it trains; give --rounds 1 or more.")
     return config

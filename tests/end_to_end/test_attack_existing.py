@@ -49,7 +49,7 @@ def without_seconds(document: Any) -> Any:
 @pytest.mark.parametrize("target", ["ccst-single", "ccst-overall"])
 def test_a_run_that_left_roles_aside_is_attacked_to_the_same_numbers(target: str, tmp_path: Path):
     first = fdgsec.attack(
-        target, settings={"per_domain": 120, "image_size": 16, "encoder": "pixels"}, attacks=FAST, assignments=OPTIONS,
+        target, per_domain=120, image_size=16, encoder="pixels", attacks=FAST, assignments=OPTIONS,
         out=tmp_path / "run",
     )  # fmt: skip
 
@@ -99,8 +99,8 @@ def test_a_training_run_is_attacked_from_the_command_line(
 
 
 def test_a_training_run_may_leave_roles_aside_for_a_later_attack(tmp_path: Path):
-    small = {"per_domain": 60, "image_size": 16, "encoder": "pixels", "roles": "aside"}
-    trained = fdgsec.train("ccst", rounds=1, settings=small, assignments=["method.style=single"], out=tmp_path / "run")
+    small: dict[str, Any] = {"per_domain": 60, "image_size": 16, "encoder": "pixels", "roles": "aside"}
+    trained = fdgsec.train("ccst", rounds=1, **small, assignments=["method.style=single"], out=tmp_path / "run")
 
     again = fdgsec.attack_run(tmp_path / "run", attacks=["reidentification"])
 

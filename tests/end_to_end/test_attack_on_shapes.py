@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import cache as remembered
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ import fdgsec
 from fdgsec.cli import main
 from fdgsec.experiments.report.schema import AttackReport
 
-SMALL = {"per_domain": 84, "image_size": 32}
+SMALL: dict[str, Any] = {"per_domain": 84, "image_size": 32}
 FAST = ["differencing", "membership", "linkage", "domain-inference", "reidentification", "label-inference"]
 OPTIONS = [
     "attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10", "attacks.label-inference.folds=2",
@@ -28,9 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def attacked(target: str, out: Path | None, *, fresh: bool = False, adversary: str = "server") -> AttackReport:
-    return fdgsec.attack(
-        target, attacks=FAST, settings=SMALL, assignments=OPTIONS, out=out, fresh=fresh, adversary=adversary
-    )
+    return fdgsec.attack(target, attacks=FAST, **SMALL, assignments=OPTIONS, out=out, fresh=fresh, adversary=adversary)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +161,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys
 
 
 def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: Path):
-    report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", settings={**SMALL, "per_domain": 28})
+    report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", **{**SMALL, "per_domain": 28})
 
     assert report.accuracy is not None
     assert report.accuracy["unseen_domain"] == "sketch"
@@ -176,7 +175,7 @@ def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: P
 def test_style_inversion_runs_with_all_its_controls(cache: Path):
     options = ['attacks.style-inversion.losses=["mse"]', "attacks.style-inversion.size=32"]
     options.append('attacks.style-inversion.priors=["intra", "inter"]')
-    report = fdgsec.attack("ccst-single", attacks=["style-inversion"], settings={"per_domain": 84}, assignments=options)
+    report = fdgsec.attack("ccst-single", attacks=["style-inversion"], per_domain=84, assignments=options)
 
     attack = report.attacks[0]
     names = {(row.name, str(row.slice.get("over", ""))) for row in attack.measurements}

@@ -24,8 +24,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def attacked(target: str, attacks: list[str], defense: str, *, adversary: str = "server") -> AttackReport:
-    settings = {"per_domain": 84, "image_size": 32, "defenses": (defense,) if defense else ()}
-    return fdgsec.attack(target, attacks=attacks, settings=settings, assignments=OPTIONS, adversary=adversary)
+    return fdgsec.attack(
+        target,
+        attacks=attacks,
+        defenses=[defense] if defense else [],
+        per_domain=84,
+        image_size=32,
+        assignments=OPTIONS,
+        adversary=adversary,
+    )
 
 
 def result(report: AttackReport, name: str) -> AttackResult:

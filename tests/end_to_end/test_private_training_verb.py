@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,13 +18,16 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "feddag-dp": ("method.warm_up=0",),
 }
 STYLES = {"ccst": "share/style", "stablefdg-dp": "share/distribution", "fisc-dp": "share/style", "fedalign-dp": "share/statistics"}  # fmt: skip
-SMALL = {"per_domain": 21, "image_size": 32, "norm": "group", "validation_domain": "cartoon"}  # leaves two clients
+SMALL: dict[str, Any] = {
+    "per_domain": 21,
+    "image_size": 32,
+    "norm": "group",
+    "validation_domain": "cartoon",
+}  # leaves two clients
 
 
 def promised(method: str, *defenses: str) -> Sequence[Mapping[str, object]]:
-    report = fdgsec.train(
-        method, rounds=1, settings={**SMALL, "defenses": defenses}, assignments=[*PLAN, *OPTIONS[method]]
-    )
+    report = fdgsec.train(method, rounds=1, defenses=defenses, **SMALL, assignments=[*PLAN, *OPTIONS[method]])
     return report.guarantees
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,11 +25,9 @@ def data_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def attacked(target: str, data_root: Path, *attacks: str) -> AttackReport:
-    settings = {"per_domain": 200, "image_size": 64}
+    settings: dict[str, Any] = {"per_domain": 200, "image_size": 64}
     options = ["attacks.membership.sizes=[20, 80]", "attacks.membership.clients=20"]
-    return fdgsec.attack(
-        target, dataset="pacs", data_root=data_root, attacks=attacks, settings=settings, assignments=options
-    )
+    return fdgsec.attack(target, dataset="pacs", data_root=data_root, attacks=attacks, **settings, assignments=options)
 
 
 def rows(report: AttackReport, attack: str, name: str) -> list[Measurement]:

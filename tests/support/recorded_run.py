@@ -13,13 +13,13 @@ from fdgsec.experiments.attack_run.verb import RecordedRequest, settings_for
 from fdgsec.experiments.config import RunConfig
 from fdgsec.runtime.progress import NoProgress
 
-SMALL = {"per_domain": 210, "image_size": 16, "encoder": "pixels"}
+SMALL: dict[str, Any] = {"per_domain": 210, "image_size": 16, "encoder": "pixels"}
 
 
 def ran(out: Path, method: str = "ccst", *, rounds: int = 0, options: tuple[str, ...] = (), **settings: Any) -> Path:
     """A run of `fdgsec train`: by default an exchange of single styles, without training."""
     style = ("method.style=single",) if method == "ccst" and not options else options
-    fdgsec.train(method, rounds=rounds, assignments=style, settings={**SMALL, **settings}, out=out)
+    fdgsec.train(method, rounds=rounds, assignments=style, **{**SMALL, **settings}, out=out)
     return out
 
 

@@ -1,4 +1,4 @@
-"""`fdgsec.sweep` and `fdgsec.audit` from Python: what the command line does, imported when they are called."""
+"""The functions of `fdgsec`: what the command line does, imported when they are called."""
 
 import json
 import subprocess
@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 
 import fdgsec
+from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.cli.app import main
+from fdgsec.defenses.shuffle import Shuffle
+from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.sweep import verb
 from fdgsec.experiments.sweep.verb import Point
+from fdgsec.methods.ccst import CCST
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.registry import target_named
 from tests.support.swept import attack as measured
 from tests.support.swept import guarantee, private, row
 
-SMALL = {"per_domain": 20, "image_size": 16}
+SMALL: dict[str, Any] = {"per_domain": 20, "image_size": 16}
+CLAIM = "feddag-models"  # of the full profile: the table says that it was not run
 OPTIONS = ["--per-domain", "20", "--image-size", "16"]
 
 
@@ -40,11 +46,113 @@ def test_importing_fdgsec_loads_none_of_what_its_verbs_need():
     assert told.stdout.strip() == "[]"
 
 
+PUBLIC = {
+    "attack", "attack_run", "attack_vectors", "train", "bench", "sweep", "audit", "claims", "compare",
+    "Method", "Attack", "Defense", "Artifact", "Target", "Question", "Measurement", "stream",
+}  # fmt: skip
+
+
+def test_the_package_shows_its_public_names_and_nothing_else_before_and_after_a_call():
+    code = (
+        "import fdgsec; shown = lambda: [name for name in dir(fdgsec) if not name.startswith('_')]; before = shown(); "
+        "fdgsec.train('fedavg', rounds=0, per_domain=14, image_size=16); print(before == shown(), *before)"
+    )
+
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+
+    assert told[0] == "True"
+    assert set(told[1:]) == PUBLIC == set(fdgsec.__all__)
+
+
+def test_what_extenders_need_are_the_types_of_the_product():
+    assert [getattr(fdgsec, name).__module__ for name in ("Method", "Attack", "Defense", "Artifact", "stream")] == [
+        "fdgsec.federation.method", "fdgsec.threats.attack", "fdgsec.federation.defense", "fdgsec.federation.artifacts",
+        "fdgsec.runtime.random_streams",
+    ]  # fmt: skip
+    with pytest.raises(AttributeError, match="no attribute 'Metod'"):
+        fdgsec.Metod  # type: ignore[attr-defined]  # noqa: B018
+
+
+TYPED = """
+import fdgsec
+from fdgsec.defenses.quantize import Quantize
+
+report = fdgsec.attack("ccst-single", defenses=[Quantize(bits=4), "shuffle"], per_domain=20, out="run")
+reveal_type(report)
+reveal_type(fdgsec.stream(0, "world"))
+defense: fdgsec.Defense = Quantize()
+fdgsec.attack(per_domian=20)
+fdgsec.train(partition="domains")
+"""
+
+
+@pytest.mark.slow  # mypy reads the whole package
+def test_type_checkers_see_what_the_functions_take_and_return(tmp_path: Path):
+    (tmp_path / "user.py").write_text(TYPED)
+
+    told = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-incremental", str(tmp_path / "user.py")], capture_output=True, text=True,
+        check=False,
+    ).stdout  # fmt: skip
+
+    assert 'user.py:6: note: Revealed type is "fdgsec.experiments.report.schema.AttackReport"' in told
+    assert 'user.py:7: note: Revealed type is "torch._C.Generator"' in told
+    assert 'user.py:9: error: Unexpected keyword argument "per_domian" for "attack"; did you mean "per_domain"?' in told
+    assert 'user.py:10: error: Argument "partition" to "train" has incompatible type' in told
+    assert told.count("error: ") == 2
+
+
+def test_a_defense_as_an_object_is_the_one_that_its_text_names(tmp_path: Path):
+    for name, defenses in (
+        ("text", ["style-noise:scale=0.5,p=0.1", "shuffle"]),
+        ("object", [StyleNoise(scale=0.5), Shuffle()]),
+    ):
+        fdgsec.attack("ccst-single", defenses=defenses, attacks=["linkage"], out=str(tmp_path / name), **SMALL)
+
+    first, second = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("text", "object"))
+    assert first == second
+    assert first["defenses"] == ["style-noise:scale=0.5", "shuffle"]
+    assert json.loads((tmp_path / "object" / "report.json").read_text())["reused"] is True
+
+
+def test_an_attack_as_an_object_runs_with_its_options(tmp_path: Path):
+    fdgsec.attack("ccst-single", attacks=[Linkage(clients=6)], out=tmp_path / "run", **SMALL)
+
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["attacks"] == ["linkage"]
+    assert settings["attack_options"]["linkage"]["clients"] == 6
+
+
+def test_a_method_as_an_object_trains_as_the_one_that_its_options_name():
+    small = {"rounds": 0, **SMALL}
+
+    named = fdgsec.train("ccst", assignments=["method.style=single", "method.k=2"], **small)
+    given = fdgsec.train(CCST(style="single", k=2), **small)
+
+    assert given.transcript_sha256 == named.transcript_sha256
+
+
+def test_a_target_as_an_object_is_attacked_as_the_one_that_it_is():
+    named = fdgsec.attack("ccst-single", attacks=["linkage"], **SMALL)
+
+    for target in (target_named("ccst-single"), CCST(style="single")):
+        assert fdgsec.attack(target, attacks=["linkage"], **SMALL).transcript_sha256 == named.transcript_sha256
+
+
+def test_a_table_and_claims_come_as_the_documents_that_the_verbs_write(tmp_path: Path):
+    table = fdgsec.bench("quick", dataset="shapes", methods=["fedavg"], seeds=[0], limit=0, out=tmp_path / "bench")
+    found = fdgsec.claims("shapes", only=[CLAIM], out=tmp_path / "claims", **SMALL)
+
+    assert table == json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert found == json.loads((tmp_path / "claims" / "claims.json").read_text())
+    assert [row["id"] for row in found["claims"]] == [CLAIM]
+
+
 def test_a_sweep_gives_the_document_that_the_verb_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(verb, "compute", finished)
 
     found = fdgsec.sweep(
-        "ccst-overall", defenses=["style-noise:p=0.1"], values=[0.5, 5], out=tmp_path / "python", settings=SMALL
+        "ccst-overall", defenses=["style-noise:p=0.1"], values=[0.5, 5], out=tmp_path / "python", **SMALL
     )
     main(
         ["sweep", "--target", "ccst-overall", "--defense", "style-noise:p=0.1", "--over", "scale=0.5,5", "--accuracy-at",
@@ -62,7 +170,7 @@ def test_a_sweep_without_a_folder_leaves_nothing_behind(tmp_path: Path, monkeypa
     monkeypatch.setattr(verb, "compute", finished)
     monkeypatch.chdir(tmp_path)
 
-    found = fdgsec.sweep(values=[1.0], settings=SMALL, limit=1)
+    found = fdgsec.sweep(values=[1.0], **SMALL, limit=1)
 
     assert (found["finished"], found["planned"]) == (1, 2)
     assert not list(tmp_path.iterdir())
@@ -73,7 +181,7 @@ def test_an_audit_gives_the_document_that_the_verb_writes(tmp_path: Path):
     settings = {**SMALL, "encoder": "pixels", "norm": "group"}
 
     found = fdgsec.audit(
-        "ccst-single", defenses=["private-styles:epsilon=8"], runs=40, repeats=2, settings=settings, out=tmp_path / "a"
+        "ccst-single", defenses=["private-styles:epsilon=8"], runs=40, repeats=2, **settings, out=tmp_path / "a"
     )
     main(
         ["audit", "--target", "ccst-single", "--defense", "private-styles:epsilon=8", "--out", str(tmp_path / "b"),
@@ -88,7 +196,7 @@ def test_an_audit_gives_the_document_that_the_verb_writes(tmp_path: Path):
 def test_targets_that_release_nothing_untrained_are_audited_after_a_round():
     settings = {**SMALL, "norm": "group"}
 
-    found = fdgsec.audit("fedavg", defenses=["dp-fedavg:epsilon=4"], runs=10, settings=settings)
+    found = fdgsec.audit("fedavg", defenses=["dp-fedavg:epsilon=4"], runs=10, **settings)
 
     assert (found["rounds"], found["unit"], found["covers"]) == (1, "client", ["update/model"])
 

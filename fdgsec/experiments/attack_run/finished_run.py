@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import World, load_world, method_of, model_of
 from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.federation.artifacts import ModelState, decode
@@ -63,7 +63,7 @@ def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Fin
     if not (run / "config.json").is_file() or not (run / MODEL).is_file():
         raise UsageError(f"{run} holds no trained run (config.json, {MODEL}); `fdgsec train --out {run}` writes one.")
     try:
-        config = build(RunConfig, json.loads((run / "config.json").read_text()), where=f"{run}/config.json")
+        config = RunConfig.of(json.loads((run / "config.json").read_text()), where=f"{run}/config.json")
     except ValueError as error:
         raise DataError(f"{run}/config.json cannot be read: {error}") from error
     method = method_of(config)

@@ -18,7 +18,7 @@ from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import THRESHOLD, Roles, duplicate_groups
 from fdgsec.experiments.attack_vectors.read import OWN
-from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import World, attacked_clients, load_world, method_of, model_of, roles_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import ModelState
@@ -101,7 +101,7 @@ def read_record(run: Path) -> Record:
 
 def settings_of(run: Path) -> RunConfig:
     """The settings in a run's folder. Raises DataError where they cannot be read, UsageError where they are none of ours."""
-    return build(RunConfig, _document(run / "config.json"), where=f"{run}/config.json")
+    return RunConfig.of(_document(run / "config.json"), where=f"{run}/config.json")
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_o
 from fdgsec.experiments.attack.verb import follows_model, last_sent, opened, write_report
 from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, make_again, read_record
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, remade, unkept
-from fdgsec.experiments.config import Profile, RunConfig, build, parse_assignments, target_method
+from fdgsec.experiments.config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -22,6 +22,7 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import Target, resolve, target_named, targets
 from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.attack import Attack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class RecordedRequest:
     run: Path
     target: str | None = None
     adversary: str = "server"
-    attacks: Sequence[str] = ()
+    attacks: Sequence[str | Attack] = ()
     profile: str = "quick"
     seed: int | None = None
     assignments: Sequence[str] = field(default_factory=tuple)
@@ -85,13 +86,14 @@ def settings_for(record: Record, request: RecordedRequest) -> RunConfig:
     name = _target(record, request.target)
     shared = target_method(target_named(name)).shared_mean
     encoder = None if shared is None else shared.encoder
+    names, options = named_attacks(request.attacks)
     chosen = {
-        "target": name, "profile": request.profile, "adversary": request.adversary, "attacks": tuple(request.attacks),
-        "attack_options": _attack_options(request.assignments), "encoder": encoder or ran.encoder,
+        "target": name, "profile": request.profile, "adversary": request.adversary, "attacks": names,
+        "attack_options": merged(options, _attack_options(request.assignments)), "encoder": encoder or ran.encoder,
         "device": request.device or ran.device,
         "style_size": ran.style_size if "style_size" in options_of(ran.method) else None,
     }  # fmt: skip
-    return build(RunConfig, {**ran.document(), **chosen}, where="run")
+    return RunConfig.of({**ran.document(), **chosen}, where="run")
 
 
 def _attack_options(assignments: Sequence[str]) -> Mapping[str, Any]:

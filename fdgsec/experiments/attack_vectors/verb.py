@@ -35,7 +35,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.attack import Answers, Case, TargetFacts, Truth
+from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 
 FITS = 1e-3
@@ -56,7 +56,7 @@ class VectorsRequest:
     per_domain: int | None = None
     image_size: int | None = None
     allow_partial: bool = False
-    attacks: Sequence[str] = ()
+    attacks: Sequence[str | Attack] = ()
     adversary: str = "server"
     profile: str = "quick"
     seed: int = 0
@@ -119,7 +119,7 @@ def _settings(request: VectorsRequest) -> RunConfig:
     if request.adversary == "client":
         raise UsageError("--adversary client has images of its own, and vectors come without; use server or outsider.")
     given: Mapping[str, Any] = {
-        "attacks": tuple(request.attacks), "adversary": request.adversary, "seed": request.seed,
+        "attacks": request.attacks, "adversary": request.adversary, "seed": request.seed,
         "dataset": request.dataset or "none", "encoder": request.encoder,
     }  # fmt: skip
     config = attack_settings("ccst-single", given, profile=request.profile, assignments=request.assignments)

@@ -18,8 +18,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighbors import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
-from fdgsec.experiments.config import RunConfig, attack_settings, target_method
-from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of, defenses_of
+from fdgsec.experiments.config import RunConfig, attack_settings, defense_text, target_method
+from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.world import attacked_method, clients_of, load_world, method_of, model_of, with_validation
 from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
 from fdgsec.federation.dp_sgd_joint import StepsJointly
@@ -138,10 +138,10 @@ def paying(config: RunConfig) -> int:
     """Which of the run's defenses, by its place, gives the guarantee that is audited; the first, where none says so.
 
     Raises UsageError for none, for two with a guarantee each, and for what acts behind the client."""
-    defenses = defenses_of(config)
+    defenses = config.defenses
     if not defenses:
         raise UsageError("an audit needs a defense (--defense NAME:k=v).")
-    wires = [text for text, one in zip(config.defenses, defenses, strict=True) if isinstance(one, HasPolicy)]
+    wires = [defense_text(one) for one in defenses if isinstance(one, HasPolicy)]
     if wires and len(defenses) > 1:
         raise UsageError(
             f"{wires[0]} acts on the wire, on all clients together; an audit sees what one client sends: leave it out."
@@ -152,7 +152,7 @@ def paying(config: RunConfig) -> int:
         if isinstance(one, PlansGuarantee) and isinstance(one.promise, PlannedGuarantee)
     ]
     if len(promising) > 1:
-        named = " and ".join(config.defenses[number] for number in promising)
+        named = " and ".join(defense_text(defenses[number]) for number in promising)
         raise UsageError(
             f"an audit looks at one guarantee at a time, and {named} give one each; audit each by itself (the run's ledger "
             "composes what they promise)."
@@ -281,7 +281,7 @@ def _claimed(
 
 
 def _no_guarantee(config: RunConfig) -> UsageError:
-    name = " then ".join(config.defenses)
+    name = " then ".join(map(defense_text, config.defenses))
     trained = (
         "" if config.rounds or attacked_method(config).needs_training else "; what is trained needs --rounds 1 or more"
     )

@@ -64,7 +64,7 @@ def bench(
     progress: Progressive,
     limit: int | None = None,
     workers: int = 1,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run what is missing of the table (at most `limit` cells, `workers` at once), write results, csv, Markdown and LaTeX.
 
     Gives the summary. Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another kind."""
@@ -162,7 +162,7 @@ def _write_tables(
     planned: Sequence[tuple[Cell, RunConfig]],
     done: Mapping[str, Mapping[str, Any]],
     out: Path,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     rows = [done[cell.key] for cell, _ in planned if cell.key in done]
     found = summary(table, request.dataset, rows, planned=len(planned), changed=request.changed())
     write_atomic(out / "bench.json", json.dumps(found, indent=1) + "\n")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fdgsec.experiments.attack.verb import attack
 from fdgsec.experiments.claims.catalogue import Claim, ledger
@@ -28,7 +28,7 @@ class ClaimsRequest:
     """Which claims on which data."""
 
     dataset: str
-    profile: Literal["quick", "full"] = "quick"
+    profile: str = "quick"
     seed: int = 0
     only: Sequence[str] = ()
     given: Mapping[str, Any] = field(default_factory=dict)

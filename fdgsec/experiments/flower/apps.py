@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fdgsec.data.catalog import load_dataset
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.config import RunConfig, defense_of
 from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import RoundSettings, run_rounds
@@ -160,7 +160,7 @@ def member_of(settings: str, context: Context) -> Member:
 @lru_cache(maxsize=16)
 def _member(settings: str, post: Post) -> Member:
     purpose, config = settings_read(settings)
-    lacking = [text for text in post.required if text not in config.defenses]
+    lacking = [text for text in post.required if defense_of(text) not in config.defenses]
     if lacking:
         raise UsageError(f"client:{post.partition} takes part in no run without --defense {lacking[0]}.")
     method = method_of(config)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest
 from fdgsec.experiments.setup.world import blueprint_of
 from fdgsec.experiments.train import MODEL
@@ -72,7 +72,7 @@ class Job:
             told = json.loads((folder / ORDER).read_text())
         except (OSError, ValueError) as error:
             raise UsageError(f"{folder / ORDER} cannot be read: {error}.") from error
-        return cls(**{**told, "config": build(RunConfig, told["config"], where=f"{folder / ORDER}: config")})
+        return cls(**{**told, "config": RunConfig.of(told["config"], where=f"{folder / ORDER}: config")})
 
 
 def settings_read(text: str) -> tuple[Purpose, RunConfig]:
@@ -84,7 +84,7 @@ def settings_read(text: str) -> tuple[Purpose, RunConfig]:
         raise UsageError(f"the settings of this run cannot be read: {error}.") from error
     if purpose not in ("train", "attack") or not isinstance(config, dict):
         raise UsageError(f"the settings of this run name the purpose {purpose!r}; train and attack are known.")
-    return purpose, build(RunConfig, config, where="run")
+    return purpose, RunConfig.of(config, where="run")
 
 
 @dataclass(eq=False)

@@ -4,41 +4,18 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig, build, parse_value
+from fdgsec.experiments.config import RunConfig, build
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.defense import Defense, DefenseStack, StatisticSource
 from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics
-from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.registry import resolve
-
-
-def named_options(text: str) -> tuple[str, dict[str, Any]]:
-    """Read "NAME:k=v,k=v" as a name and options. Raises UsageError for an option without a value."""
-    name, _, rest = text.partition(":")
-    options: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        option, equals, value = item.partition("=")
-        if not equals or not option:
-            raise UsageError(f"--defense expects NAME:option=value,...; got {item!r} in {text!r}.")
-        options[option.strip()] = parse_value(value.strip())
-    return name, options
-
-
-def defenses_of(config: RunConfig) -> tuple[Defense, ...]:
-    """Build the run's defenses in order. Raises UsageError for an unknown name or option."""
-    made = []
-    for text in config.defenses:
-        name, options = named_options(text)
-        made.append(build(resolve("defenses", name), options, where=f"defense {name}"))
-    return tuple(made)
+from fdgsec.runtime.registry import name_of, resolve
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,7 +57,7 @@ def defense_stack_of(config: RunConfig, method: Method) -> DefenseStack:
     """What every client of the run wears. Raises UsageError where a defense does not work with the method."""
     usual = build(resolve("defenses", "guards"), {}, where="guards")
     defense_stack = DefenseStack(
-        defenses=defenses_of(config),
+        defenses=config.defenses,
         seed=config.seed,
         statistic_source=statistic_source_of(config, method),
         usual=usual,
@@ -92,8 +69,11 @@ def defense_stack_of(config: RunConfig, method: Method) -> DefenseStack:
 def defense_documents(config: RunConfig) -> list[Mapping[str, object]]:
     """The run's defenses with all their options, as reports list them."""
     return [
-        {"name": text.partition(":")[0], "options": {name: _plain(value) for name, value in _options(defense).items()}}
-        for text, defense in zip(config.defenses, defenses_of(config), strict=True)
+        {
+            "name": name_of("defenses", type(defense)),
+            "options": {name: _plain(value) for name, value in _options(defense).items()},
+        }
+        for defense in config.defenses
     ]
 
 

@@ -15,19 +15,21 @@ import torch
 
 from fdgsec.experiments.attack.verb import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
-from fdgsec.experiments.config import RunConfig, attack_settings, merged, parse_value
-from fdgsec.experiments.setup.defenses import defense_stack_of, named_options
+from fdgsec.experiments.config import RunConfig, attack_settings, build, changed, defense_text, merged
+from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.world import load_world, method_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, stored
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
 from fdgsec.experiments.train import train
+from fdgsec.federation.defense import Defense
 from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.processes import computed
 from fdgsec.runtime.progress import NoProgress, Progressive
-from fdgsec.runtime.registry import resolve, target_named
+from fdgsec.runtime.registry import name_of, target_named
+from fdgsec.threats.attack import Attack
 
 RESULTS = "points.json"
 ATTACKS = ("linkage", "membership", "label-inference")
@@ -43,15 +45,15 @@ class SweepRequest:
 
     target: str
     dataset: str
-    defenses: tuple[str, ...]
+    defenses: tuple[Defense, ...]
     option: str
     values: tuple[float, ...]
     accuracy_at: tuple[float, ...] | None = None
-    attacks: tuple[str, ...] = ATTACKS
+    attacks: tuple[str | Attack, ...] = ATTACKS
     protocol: str = "quick"
     seeds: int = 3
     seed: int = 0
-    profile: Literal["quick", "full"] = "quick"
+    profile: str = "quick"
     workers: int = 1
     given: Mapping[str, Any] = field(default_factory=dict)
     assignments: tuple[str, ...] = ()
@@ -66,18 +68,19 @@ class SweepRequest:
         strange = set(self.accuracy_at or ()) - set(self.values)
         if strange:
             raise UsageError(f"accuracy was asked for at {min(strange):g}, which is not one of the values.")
-        for text in self.defenses:
-            named_options(text)
 
-    def worn(self, value: float | None) -> tuple[str, ...]:
-        """The defenses with the option set to `value`; None: no defense at all."""
+    def defenses_at(self, value: float | None) -> tuple[Defense, ...]:
+        """The defenses with the option set to `value`; None: no defense at all. Raises UsageError for an unknown option."""
         if value is None:
             return ()
-        name, options = named_options(self.defenses[-1])
-        if get_type_hints(resolve("defenses", name)).get(self.option) is int and value.is_integer():
+        *before, last = self.defenses
+        kind = type(last)
+        if get_type_hints(kind).get(self.option) is int and value.is_integer():
             value = int(value)
-        stated = ",".join(f"{key}={_plain(each)}" for key, each in {**options, self.option: value}.items())
-        return (*self.defenses[:-1], f"{name}:{stated}")
+        return (
+            *before,
+            build(kind, {**changed(last), self.option: value}, where=f"defense {name_of('defenses', kind)}"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +156,7 @@ def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
     points = []
     for value in (None, *request.values):
         given = {**request.given, "dataset": request.dataset, "seed": request.seed,
-                 "attacks": request.attacks, "defenses": request.worn(value)}  # fmt: skip
+                 "attacks": request.attacks, "defenses": request.defenses_at(value)}  # fmt: skip
         config = attack_settings(request.target, given, profile=request.profile, assignments=request.assignments)
         defense_stack_of(config, method_of(config))  # whether these defenses, with this value, work with the method
         points.append(Point(kind="privacy", value=value, config=config))
@@ -164,7 +167,9 @@ def plan(request: SweepRequest, *, data_root: Path | None) -> list[Point]:
     for seed in range(request.seed, request.seed + request.seeds):
         for value in (None, *asked):
             config = _trained(request, table, unseen, seed)
-            points.append(Point(kind="accuracy", value=value, config=replace(config, defenses=request.worn(value))))
+            points.append(
+                Point(kind="accuracy", value=value, config=replace(config, defenses=request.defenses_at(value)))
+            )
     return points
 
 
@@ -193,7 +198,7 @@ def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
     assert isinstance(attacks, list)
     return {
         "kind": point.kind, "value": point.value, "seed": point.config.seed, "settings": point.config.sha256,
-        "defenses": list(point.config.defenses), "guarantees": report["guarantees"], "accuracy": report["accuracy"],
+        "defenses": list(map(defense_text, point.config.defenses)), "guarantees": report["guarantees"], "accuracy": report["accuracy"],
         "attacks": [{key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks],
         "seconds": report["seconds"], "environment": environment(),
     }  # fmt: skip
@@ -203,11 +208,7 @@ def _document(request: SweepRequest, planned: Sequence[Point], done: Mapping[str
     """What all tables and figures are drawn from."""
     found = [done[point.key] for point in planned if point.key in done]
     return {
-        "schema": SCHEMA, "target": request.target, "dataset": request.dataset, "defenses": list(request.defenses),
+        "schema": SCHEMA, "target": request.target, "dataset": request.dataset, "defenses": list(map(defense_text, request.defenses)),
         "option": request.option, "protocol": request.protocol, "profile": request.profile, "planned": len(planned), "finished": len(found),
         **summary(found),
     }  # fmt: skip
-
-
-def _plain(value: object) -> str:
-    return str(parse_value(str(value))) if isinstance(value, float | int) else str(value)

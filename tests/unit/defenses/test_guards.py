@@ -149,7 +149,7 @@ def test_each_check_is_off_where_it_is_switched_off(guards: Guards, forge: Forge
 
 def test_every_run_of_a_verb_is_guarded_unless_guards_are_named():
     usual = defense_stack_of(RunConfig(method="fedavg"), FedAvg())
-    named = defense_stack_of(RunConfig(method="fedavg", defenses=("guards:schema=false,finite=false",)), FedAvg())
+    named = defense_stack_of(RunConfig(method="fedavg", defenses=(Guards(schema=False, finite=False),)), FedAvg())
 
     assert [guard.__self__ for guard in usual.guards] == [Guards()]  # type: ignore[attr-defined]
     assert usual.filters == (Guards(),)

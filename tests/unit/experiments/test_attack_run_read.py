@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,8 +55,8 @@ def test_halves_of_the_validation_images_are_even_in_every_domain(run: Path):
 def test_images_with_a_copy_among_the_training_images_are_nobodys_non_members(tmp_path: Path):
     data = pictures(tmp_path / "data", domains=("x", "y", "z"), each=110, twice=30)
     run = tmp_path / "run"
-    settings = {"image_size": 16, "encoder": "pixels", "target_domain": "z"}
-    fdgsec.train("ccst", dataset="folder", data_root=data, rounds=0, settings=settings, out=run,
+    settings: dict[str, Any] = {"image_size": 16, "encoder": "pixels", "target_domain": "z"}
+    fdgsec.train("ccst", dataset="folder", data_root=data, rounds=0, **settings, out=run,
                  assignments=["method.k=1"])  # fmt: skip
 
     made = again(run, data_root=data, adversary="client")
@@ -75,8 +76,8 @@ def test_images_with_a_copy_among_the_training_images_are_nobodys_non_members(tm
 
 
 def test_a_run_that_left_roles_aside_is_parted_as_it_was(own_cache: Path, tmp_path: Path):
-    settings = {"per_domain": 84, "image_size": 16, "encoder": "pixels"}
-    report = fdgsec.attack("ccst-single", settings=settings, attacks=["generator-leakage"], out=tmp_path / "run")
+    settings: dict[str, Any] = {"per_domain": 84, "image_size": 16, "encoder": "pixels"}
+    report = fdgsec.attack("ccst-single", **settings, attacks=["generator-leakage"], out=tmp_path / "run")
 
     made = again(tmp_path / "run")
 
@@ -98,9 +99,9 @@ def test_too_few_images_aside_are_said_to_be_too_few(tmp_path: Path):
 
 def test_official_splits_do_not_part_members_from_others_by_chance(tmp_path: Path):
     data = write(tmp_path / "data", dassl_vlcs())
-    settings = {"image_size": 16, "encoder": "pixels", "allow_partial": True, "splits": "official"}
+    settings: dict[str, Any] = {"image_size": 16, "encoder": "pixels", "allow_partial": True, "splits": "official"}
     settings |= {"target_domain": "SUN09"}
-    fdgsec.train("ccst", dataset="vlcs", data_root=data, rounds=0, settings=settings, out=tmp_path / "run")
+    fdgsec.train("ccst", dataset="vlcs", data_root=data, rounds=0, **settings, out=tmp_path / "run")
 
     made = again(tmp_path / "run", data_root=data, adversary="client")
 

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 from fdgsec.cli.app import main
+from fdgsec.defenses.k_anonymous import KAnonymous
+from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.defenses.quantize import Quantize
+from fdgsec.defenses.style_noise import StyleNoise
+from fdgsec.experiments.config import defense_text
 from fdgsec.experiments.sweep import verb
 from fdgsec.experiments.sweep.points import stored
 from fdgsec.experiments.sweep.verb import (
@@ -28,7 +33,7 @@ from tests.support.swept import row
 
 SMALL = {"per_domain": 20, "image_size": 16}
 REQUEST = SweepRequest(
-    target="ccst-overall", dataset="shapes", defenses=("style-noise:p=0.1",), option="scale", values=(0.5, 0.05),
+    target="ccst-overall", dataset="shapes", defenses=(StyleNoise(),), option="scale", values=(0.5, 0.05),
     accuracy_at=(0.5,), seeds=2, given=SMALL,
 )  # fmt: skip
 
@@ -66,7 +71,6 @@ def test_accuracies_are_asked_for_like_values():
         ({"values": (math.nan,), "accuracy_at": ()}, "nan is none"),
         ({"accuracy_at": (7.0,)}, "accuracy was asked for at 7,"),
         ({"seeds": 0}, "1 or more"),
-        ({"defenses": ("style-noise:p",)}, "NAME:option=value"),
     ],
 )
 def test_a_request_that_makes_no_sense_says_why(changes: dict[str, Any], message: str):
@@ -74,13 +78,13 @@ def test_a_request_that_makes_no_sense_says_why(changes: dict[str, Any], message
         replace(REQUEST, **changes)
 
 
-def test_the_last_defense_wears_the_value_and_none_is_no_defense():
-    request = replace(REQUEST, defenses=("quantize:bits=8", "style-noise:p=0.1"))
+def test_the_last_defense_takes_the_value_and_none_is_no_defense():
+    request = replace(REQUEST, defenses=(Quantize(bits=4), StyleNoise(p=0.2)))
 
-    assert request.worn(0.5) == ("quantize:bits=8", "style-noise:p=0.1,scale=0.5")
-    assert request.worn(math.inf) == ("quantize:bits=8", "style-noise:p=0.1,scale=inf")
-    assert request.worn(None) == ()
-    assert replace(REQUEST, defenses=("k-anonymous",), option="k").worn(5.0) == ("k-anonymous:k=5",)
+    assert request.defenses_at(0.5) == (Quantize(bits=4), StyleNoise(p=0.2, scale=0.5))
+    assert request.defenses_at(math.inf) == (Quantize(bits=4), StyleNoise(p=0.2, scale=math.inf))
+    assert request.defenses_at(None) == ()
+    assert replace(REQUEST, defenses=(KAnonymous(),), option="k").defenses_at(3.0) == (KAnonymous(k=3),)
 
 
 def test_privacy_comes_first_then_accuracy_seed_by_seed_each_with_a_point_without_defense():
@@ -100,9 +104,8 @@ def test_privacy_comes_first_then_accuracy_seed_by_seed_each_with_a_point_withou
     ("changes", "message"),
     [
         ({"option": "size"}, "size"),
-        ({"defenses": ("style-nose",)}, "style-noise"),
         ({"option": "p", "values": (0.5, 1.5), "accuracy_at": ()}, "p in"),
-        ({"target": "fisc", "defenses": ("private-styles",), "option": "epsilon"}, "per record"),
+        ({"target": "fisc", "defenses": (PrivateStyles(),), "option": "epsilon"}, "per record"),
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_is_computed(changes: dict[str, Any], message: str):
@@ -116,7 +119,7 @@ def finished(_: Path | None, point: Point) -> dict[str, Any]:
     rows = [row("top1", 1 / (1 + 10 * value)), row("auc", 0.9, chance=0.5)]
     return {
         "kind": point.kind, "value": point.value, "seed": point.config.seed, "settings": point.config.sha256,
-        "defenses": list(point.config.defenses), "guarantees": [{"part": "run", "epsilon": None}],
+        "defenses": list(map(defense_text, point.config.defenses)), "guarantees": [{"part": "run", "epsilon": None}],
         "accuracy": {"value": 0.6 - value / 10 + point.config.seed / 100},
         "attacks": [measured("linkage", rows)], "seconds": 1.0, "environment": {"code_sha256": "a"},
     }  # fmt: skip
@@ -179,7 +182,7 @@ def test_points_of_another_schema_are_refused(tmp_path: Path):
 
 
 def test_an_infinite_value_is_written_as_json_and_read_again(computed: list[str], tmp_path: Path):
-    request = replace(REQUEST, defenses=("private-styles",), option="epsilon", values=(8.0, math.inf), accuracy_at=())
+    request = replace(REQUEST, defenses=(PrivateStyles(),), option="epsilon", values=(8.0, math.inf), accuracy_at=())
 
     found = sweep(request, data_root=None, out=tmp_path, progress=NoProgress())
     again = sweep(request, data_root=None, out=tmp_path, progress=NoProgress())
@@ -210,7 +213,7 @@ def test_all_formats_hold_the_same_numbers(computed: list[str], tmp_path: Path):
 @pytest.mark.slow  # two processes that import everything anew
 def test_workers_find_what_one_process_finds(tmp_path: Path):
     request = SweepRequest(
-        target="ccst-overall", dataset="shapes", defenses=("style-noise",), option="scale", values=(5.0,), accuracy_at=(),
+        target="ccst-overall", dataset="shapes", defenses=(StyleNoise(),), option="scale", values=(5.0,), accuracy_at=(),
         attacks=("linkage",), given={"per_domain": 49, "image_size": 16}, assignments=("attacks.linkage.clients=4",),
     )  # fmt: skip
 

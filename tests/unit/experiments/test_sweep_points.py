@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fdgsec.defenses.style_noise import StyleNoise
 from fdgsec.experiments.sweep import verb
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, slim, slimmed, store, stored
@@ -113,7 +114,7 @@ def test_nothing_is_left_out_where_the_followed_rows_cannot_be_told(changed: str
 
 
 REQUEST = SweepRequest(
-    target="ccst-overall", dataset="shapes", defenses=("style-noise:p=0.1",), option="scale", values=(0.01, 0.1, 1.0),
+    target="ccst-overall", dataset="shapes", defenses=(StyleNoise(),), option="scale", values=(0.01, 0.1, 1.0),
     accuracy_at=(), given={"per_domain": 20, "image_size": 16},
 )  # fmt: skip
 

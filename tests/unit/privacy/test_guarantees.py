@@ -72,12 +72,12 @@ def test_two_that_do_not_compose_are_named_with_what_to_choose(defenses: Sequenc
 
 @pytest.mark.parametrize("styles", ["unit=client", "neighbors=add-remove"])
 def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str):
-    settings = {
-        "defenses": ("dp-sgd:epsilon=8", f"private-styles:{styles}"), "norm": "group", "per_domain": 8, "image_size": 32,
-    }  # fmt: skip
+    defenses = ["dp-sgd:epsilon=8", f"private-styles:{styles}"]
 
     with pytest.raises(AdjacencyError, match=f"dp-sgd .*private-styles.*{styles}.* do not compose"):
-        fdgsec.train("ccst", rounds=10**6, settings=settings)  # would take a year
+        fdgsec.train(
+            "ccst", rounds=10**6, defenses=defenses, norm="group", per_domain=8, image_size=32
+        )  # would take a year
 
 
 @pytest.mark.parametrize(
