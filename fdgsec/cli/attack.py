@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -35,40 +35,33 @@ Dataset = Annotated[
 ]  # fmt: skip
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="Decides every draw; with --run the attack's alone.", show_default="0, or the run's"),
+    typer.Option("--seed", help="Random seed; with --run that of the attacks alone.", show_default="0, or the run's"),
 ]
 Attacks = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack; repeatable.")]
 AdversaryName = Annotated[str, typer.Option("--adversary", help="server, client or outsider.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, and stop.")]
 
 
+@o.takes(
+    "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "heterogeneity", "rounds",
+    "target_domain", "per_domain", "image_size", "device",
+)  # fmt: skip
 def command(
+    *,
     target: Target = None,
     run: Run = None,
     artifacts: Artifacts = None,
     truth: TruthFile = None,
     dataset: Dataset = None,
     data_root: o.DataRoot = None,
-    encoder: o.Encoder = None,
-    style_size: o.StyleSize = None,
-    backbone: o.Backbone = None,
-    norm: o.Norm = None,
-    pretrained: o.Pretrained = None,
+    given: Mapping[str, Any],
     preset: o.Preset = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    heterogeneity: o.Heterogeneity = None,
-    rounds: o.Rounds = None,
-    target_domain: o.TargetDomain = None,
-    per_domain: o.PerDomain = None,
-    image_size: o.ImageSize = None,
     seed: Seed = None,
-    device: o.Device = None,
     profile: o.ProfileName = "quick",
     attack: Attacks = None,
     adversary: AdversaryName = "server",
     defense: o.Defenses = None,
-    set_: o.Settings = None,
+    set_: o.Assignments = None,
     allow_partial: o.AllowPartial = False,
     fresh: o.Fresh = False,
     dry_run: DryRun = False,
@@ -93,40 +86,20 @@ def command(
         attacks=tuple(attack or ()), adversary=adversary, profile=profile, seed=seed, assignments=tuple(set_ or ()),
         data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json,
     )  # fmt: skip
-    data: dict[str, object] = {
-        "dataset": dataset, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
-    }  # fmt: skip
-    method: dict[str, object] = {
-        "style_size": style_size, "backbone": backbone, "norm": norm, "pretrained": pretrained, "partition": partition,
-        "clients": clients, "heterogeneity": heterogeneity, "rounds": rounds,
-    }  # fmt: skip
+    said = {"target": target, "preset": preset, "defense": defense}
     if run is not None:
-        settled = {
-            **data,
-            **method,
-            "encoder": encoder,
-            "preset": preset,
-            "defense": defense,
-            "truth": truth,
-            "artifacts": artifacts,
-        }
-        _refuse("--run", {**settled, "allow_partial": allow_partial or None}, "the run's own settings hold")
-        return _on_run(run, chosen, target=target, device=device)
+        settled = {**given, **said, "target": None, "device": None, "dataset": dataset, "truth": truth}
+        settled |= {"artifacts": artifacts, "allow_partial": allow_partial or None}
+        _refuse("--run", settled, "the run's own settings hold")
+        return _on_run(run, chosen, target=target, device=given["device"])
     if artifacts is not None:
-        _refuse(
-            "--artifacts",
-            {**method, "target": target, "preset": preset, "defense": defense, "device": device, "dry_run": dry_run or None},
-            "there is no method to run",
-        )  # fmt: skip
-        images = _Images(
-            dataset=dataset, unseen=target_domain, per_domain=per_domain, size=image_size, allow_partial=allow_partial
-        )
-        return _on_vectors(artifacts, chosen, encoder=encoder, truth=truth, images=images)
+        of_images = {name: None for name in ("encoder", "target_domain", "per_domain", "image_size")}
+        _refuse("--artifacts", {**given, **said, **of_images, "dry_run": dry_run or None}, "there is no method to run")
+        return _on_vectors(artifacts, chosen, given, truth=truth, dataset=dataset, allow_partial=allow_partial)
     if truth is not None:
         raise UsageError("--truth is about vectors of your own; give them with --artifacts.")
     settings = {
-        **data, **method, "encoder": encoder, "device": device, "dataset": dataset or "shapes",
-        "defenses": tuple(defense or ()), "allow_partial": allow_partial,
+        **given, "dataset": dataset or "shapes", "defenses": defense or (), "allow_partial": allow_partial,
     }  # fmt: skip
     return _on_target(target or "ccst-overall", chosen, settings, preset=preset, reach=reach)
 
@@ -150,17 +123,6 @@ class _Chosen:
         """Where the report goes: --out, or a name of its own under runs/."""
         seed = f"-seed{self.seed or 0}" if seeded else ""
         return self.out or Path("runs") / f"{what}-{self.profile}-{self.adversary}{seed}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Images:
-    """The adversary's public images beside one's own vectors."""
-
-    dataset: str | None
-    unseen: str | None
-    per_domain: int | None
-    size: int | None
-    allow_partial: bool
 
 
 def _on_target(
@@ -203,16 +165,25 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
     return _done(report, folder, as_json=chosen.as_json)
 
 
-def _on_vectors(file: Path, chosen: _Chosen, *, encoder: str | None, truth: Path | None, images: _Images) -> int:
+def _on_vectors(
+    file: Path,
+    chosen: _Chosen,
+    given: Mapping[str, Any],
+    *,
+    truth: Path | None,
+    dataset: str | None,
+    allow_partial: bool,
+) -> int:
     from fdgsec.cli.tables import console
     from fdgsec.experiments.attack_vectors.verb import VectorsRequest, attack_vectors
 
-    if encoder is None:
+    if given["encoder"] is None:
         raise UsageError("--artifacts needs --encoder, the one that made the vectors (`fdgsec list encoders`).")
     request = VectorsRequest(
-        artifacts=file, encoder=encoder, truth=truth, dataset=images.dataset, unseen=images.unseen,
-        per_domain=images.per_domain, image_size=images.size, allow_partial=images.allow_partial, attacks=chosen.attacks,
-        adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0, assignments=chosen.assignments,
+        artifacts=file, encoder=given["encoder"], truth=truth, dataset=dataset, unseen=given["target_domain"],
+        per_domain=given["per_domain"], image_size=given["image_size"], allow_partial=allow_partial,
+        attacks=chosen.attacks, adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0,
+        assignments=chosen.assignments,
     )  # fmt: skip
     folder = chosen.folder(f"attack-on-{file.stem}")
     with progress_bars() as progress:

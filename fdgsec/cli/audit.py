@@ -1,8 +1,9 @@
 """`fdgsec audit`: attack a defense's guarantee through the code that gives it."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -20,7 +21,12 @@ Guesses = Annotated[
 Kind = Annotated[str, typer.Option("--canary", help="gradient or mislabeled (dp-sgd).")]
 
 
+@o.takes(
+    "encoder", "style_size", "backbone", "norm", "pretrained", "partition", "clients", "rounds", "target_domain",
+    "per_domain", "image_size",
+)  # fmt: skip
 def command(
+    *,
     target: Target = "ccst-overall",
     dataset: o.Dataset = "shapes",
     defense: o.Defenses = None,
@@ -31,19 +37,9 @@ def command(
     guesses: Guesses = None,
     canary: Kind = "gradient",
     data_root: o.DataRoot = None,
-    encoder: o.Encoder = None,
-    style_size: o.StyleSize = None,
-    backbone: o.Backbone = None,
-    norm: o.Norm = None,
-    pretrained: o.Pretrained = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    rounds: o.Rounds = None,
-    target_domain: o.TargetDomain = None,
-    per_domain: o.PerDomain = None,
-    image_size: o.ImageSize = None,
+    given: Mapping[str, Any],
     seed: o.Seed = 0,
-    set_: o.Settings = None,
+    set_: o.Assignments = None,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
@@ -58,12 +54,7 @@ def command(
     )  # fmt: skip
     config = audit_settings(
         target,
-        {
-            "dataset": dataset, "encoder": encoder, "style_size": style_size, "backbone": backbone, "norm": norm,
-            "pretrained": pretrained, "partition": partition, "clients": clients, "rounds": rounds,
-            "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size, "seed": seed,
-            "defenses": tuple(defense or ("private-styles",)),
-        },
+        {**given, "dataset": dataset, "seed": seed, "defenses": defense or ("private-styles",)},
         plan,
         assignments=set_ or (),
     )  # fmt: skip

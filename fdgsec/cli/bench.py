@@ -1,8 +1,9 @@
 """`fdgsec bench`: the papers' tables and ablations."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,7 +29,9 @@ Baseline = Annotated[
 ]
 
 
+@o.takes("encoder", "backbone", "pretrained", "rounds", "clients", "per_domain", "per_class", "image_size", "device")
 def command(
+    *,
     methods: Methods = None,
     dataset: o.Dataset = "pacs",
     protocol: ProtocolName = "quick",
@@ -39,16 +42,8 @@ def command(
     workers: Workers = 1,
     baseline: Baseline = "",
     data_root: o.DataRoot = None,
-    encoder: o.Encoder = None,
-    backbone: o.Backbone = None,
-    pretrained: o.Pretrained = None,
-    rounds: o.Rounds = None,
-    clients: o.Clients = None,
-    per_domain: o.PerDomain = None,
-    per_class: o.PerClass = None,
-    image_size: o.ImageSize = None,
-    device: o.Device = None,
-    set_: o.Settings = None,
+    given: Mapping[str, Any],
+    set_: o.Assignments = None,
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
@@ -56,15 +51,12 @@ def command(
     from fdgsec.experiments.bench.tables import markdown
     from fdgsec.experiments.bench.verb import BenchRequest, bench
 
-    if rounds == 0:
+    if given["rounds"] == 0:
         raise UsageError("a table of accuracies needs --rounds 1 or more.")
     request = BenchRequest(
         protocol=protocol, ablation=ablation, dataset=dataset, arms=_listed(methods), domains=_listed(domains),
         seeds=tuple(range(seeds or 0)), baseline=baseline, assignments=tuple(set_ or ()),
-        given={
-            "encoder": encoder, "backbone": backbone, "pretrained": pretrained, "rounds": rounds, "clients": clients,
-            "per_domain": per_domain, "per_class": per_class, "image_size": image_size, "device": device,
-        },
+        given=given,
     )  # fmt: skip
     folder = out or Path("runs") / f"bench-{ablation or protocol}-{dataset}"
     with progress_bars() as progress:

@@ -1,8 +1,9 @@
 """`fdgsec claims`: every privacy claim of the five papers, with a measured verdict."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,15 +13,13 @@ from fdgsec.runtime.progress import progress_bars
 Only = Annotated[list[str] | None, typer.Option("--claim", help="Only this claim (`fdgsec list claims`); repeatable.")]
 
 
+@o.takes("encoder", "target_domain", "per_domain", "image_size", "device")
 def command(
+    *,
     dataset: o.Dataset = "pacs",
     data_root: o.DataRoot = None,
-    encoder: o.Encoder = None,
-    target_domain: o.TargetDomain = None,
-    per_domain: o.PerDomain = None,
-    image_size: o.ImageSize = None,
+    given: Mapping[str, Any],
     seed: o.Seed = 0,
-    device: o.Device = None,
     profile: o.ProfileName = "quick",
     claim: Only = None,
     fresh: o.Fresh = False,
@@ -31,13 +30,7 @@ def command(
     from fdgsec.cli.tables import print_claims
     from fdgsec.experiments.claims.verb import ClaimsRequest, claims
 
-    request = ClaimsRequest(
-        dataset=dataset, profile=profile, seed=seed, only=tuple(claim or ()),
-        given={
-            "encoder": encoder, "target_domain": target_domain, "per_domain": per_domain, "image_size": image_size,
-            "device": device,
-        },
-    )  # fmt: skip
+    request = ClaimsRequest(dataset=dataset, profile=profile, seed=seed, only=tuple(claim or ()), given=given)
     folder = out or Path("runs") / f"claims-{dataset}-{profile}-seed{seed}"
     with progress_bars() as progress:
         found = claims(request, data_root=data_root, out=folder, fresh=fresh, progress=progress)

@@ -1,50 +1,61 @@
-"""The options that several verbs share."""
+"""The options that several verbs share: those of `fdgsec.experiments.settings`, and where to read, write and run."""
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+
+from fdgsec.experiments.settings import Option, Settings
+
+Command = Callable[..., int]
+
+
+def takes(*names: str) -> Callable[[Command], Command]:
+    """Give a command an option for each of these settings, in the place of its parameter `given`, their values by name.
+
+    The value of an option that was not given is None."""
+    hints = get_type_hints(Settings, include_extras=True)
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=_option(name, *get_args(hints[name])))
+        for name in names
+    ]
+
+    def decorated(command: Command) -> Command:
+        own = list(signature(command).parameters.values())
+        place = [parameter.name for parameter in own].index("given")
+        parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in (*own[:place], *options, *own[place + 1 :])]
+
+        @wraps(command)
+        def called(**values: Any) -> int:
+            return command(given={name: values.pop(name) for name in names}, **values)
+
+        called.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return decorated
+
+
+def _option(name: str, kind: Any, about: Option) -> Any:
+    typed = str if get_origin(kind) is Literal else kind  # RunConfig refuses other words, as it does in presets
+    flag = about.flag or f"--{name.replace('_', '-')}"
+    return Annotated[typed | None, typer.Option(flag, help=about.help, min=about.least)]
+
 
 Dataset = Annotated[str, typer.Option("--dataset", help="A dataset by name (`fdgsec list datasets`).")]
 DataRoot = Annotated[
     Path | None, typer.Option("--data-root", help="Folder or .zip; else $FDGSEC_DATA, else the cache.")
 ]
-Encoder = Annotated[str | None, typer.Option("--encoder", help="A style encoder by name (`fdgsec list encoders`).")]
-Backbone = Annotated[str | None, typer.Option("--backbone", help="Classifier by torchvision name, or tiny.")]
-Norm = Annotated[str | None, typer.Option("--norm", help="batch or group.")]
-Pretrained = Annotated[
-    bool | None, typer.Option("--pretrained/--no-pretrained", help="Start from stored ImageNet weights.")
-]
 Preset = Annotated[
     str | None, typer.Option("--preset", help="A bundled preset (`fdgsec list presets`) or a TOML file.")
 ]
-Partition = Annotated[str | None, typer.Option("--partition", help="domain, single-domain, dirichlet or lambda.")]
-Splits = Annotated[
-    str | None, typer.Option("--splits", help="own (the seed draws validation images) or official (the dataset's).")
-]
-Clients = Annotated[int | None, typer.Option("--clients", help="How many clients; default: the partition's own.")]
-Heterogeneity = Annotated[float | None, typer.Option("--heterogeneity", help="Dirichlet's alpha, or lambda.")]
-Rounds = Annotated[int | None, typer.Option("--rounds", min=0, help="Rounds to train; 0 exchanges artifacts only.")]
-TargetDomain = Annotated[
-    str | None,
-    typer.Option("--target-domain", help="The unseen domain, several as A+B, or @SPLIT; default: the dataset's."),
-]
-ValidationDomain = Annotated[
-    str | None, typer.Option("--validation-domain", help="A second unseen domain (leave two domains out).")
-]
-PerDomain = Annotated[int | None, typer.Option("--per-domain", min=1, help="At most so many images of each domain.")]
-PerClass = Annotated[
-    int | None, typer.Option("--per-class", min=1, help="At most so many images of each class in each domain.")
-]
-StyleSize = Annotated[
-    int | None, typer.Option("--style-size", min=16, help="Side at which images are encoded; default: as they are.")
-]
-ImageSize = Annotated[int | None, typer.Option("--image-size", min=16, help="Side in pixels; default: the dataset's.")]
-Device = Annotated[str | None, typer.Option("--device", help="Where networks train: auto, cpu or cuda.")]
-Seed = Annotated[int, typer.Option("--seed", help="Decides every draw.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 ProfileName = Annotated[str, typer.Option("--profile", help="quick (minutes, capped) or full.")]
 Defenses = Annotated[list[str] | None, typer.Option("--defense", help="NAME:k=v,...; repeatable, in order.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", help="name.option=value, e.g. method.k=2; repeatable.")]
+Assignments = Annotated[list[str] | None, typer.Option("--set", help="name.option=value, e.g. method.k=2; repeatable.")]
 AllowPartial = Annotated[bool, typer.Option("--allow-partial", help="Go on with an incomplete dataset.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder for the run; replaced only if fdgsec wrote it.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Reuse no run and no cache.")]

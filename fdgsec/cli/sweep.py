@@ -1,7 +1,8 @@
 """`fdgsec sweep`: privacy against accuracy over an option of a defense."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +24,12 @@ Workers = Annotated[int, typer.Option("--workers", min=1, help="Points computed 
 Limit = Annotated[int | None, typer.Option("--limit", min=0, help="At most so many points now; the rest another time.")]
 
 
+@o.takes(
+    "encoder", "backbone", "norm", "pretrained", "partition", "clients", "rounds", "target_domain", "per_domain",
+    "image_size", "device",
+)  # fmt: skip
 def command(
+    *,
     target: Target = "ccst-overall",
     dataset: o.Dataset = "shapes",
     over: Over = "scale=log:0.01:100:9",
@@ -33,20 +39,10 @@ def command(
     protocol: ProtocolName = "quick",
     seeds: Seeds = 3,
     data_root: o.DataRoot = None,
-    encoder: o.Encoder = None,
-    backbone: o.Backbone = None,
-    norm: o.Norm = None,
-    pretrained: o.Pretrained = None,
-    partition: o.Partition = None,
-    clients: o.Clients = None,
-    rounds: o.Rounds = None,
-    target_domain: o.TargetDomain = None,
-    per_domain: o.PerDomain = None,
-    image_size: o.ImageSize = None,
+    given: Mapping[str, Any],
     seed: o.Seed = 0,
-    device: o.Device = None,
     profile: o.ProfileName = "quick",
-    set_: o.Settings = None,
+    set_: o.Assignments = None,
     workers: Workers = 1,
     limit: Limit = None,
     out: o.Out = None,
@@ -63,11 +59,7 @@ def command(
         target=target, dataset=dataset, defenses=tuple(map(defense_of, defense or ("style-noise",))), option=option, values=values,
         accuracy_at=asked, attacks=tuple(attack or ATTACKS), protocol=protocol, seeds=seeds, seed=seed,
         profile=profile, workers=workers, assignments=tuple(set_ or ()),
-        given={
-            "encoder": encoder, "backbone": backbone, "norm": norm, "pretrained": pretrained, "partition": partition,
-            "clients": clients, "rounds": rounds, "target_domain": target_domain, "per_domain": per_domain,
-            "image_size": image_size, "device": device,
-        },
+        given=given,
     )  # fmt: skip
     folder = out or Path("runs") / f"sweep-{target}-{dataset}-{option}-seed{seed}"
     with progress_bars() as progress:

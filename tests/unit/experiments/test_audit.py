@@ -10,7 +10,7 @@ import torch
 from fdgsec.cli.app import main
 from fdgsec.experiments.audit.neighbors import worlds_of
 from fdgsec.experiments.audit.verb import AuditPlan, message_of, site_of
-from fdgsec.experiments.config import RunConfig, attack_settings
+from fdgsec.experiments.config import RunConfig, attack_settings, defense_of, defense_text
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
@@ -172,7 +172,7 @@ def test_what_promises_nothing_cannot_be_audited(
     code = audit(tmp_path, target, defense)
 
     assert code == 2
-    assert f"{defense} promises no (epsilon, delta)" in capsys.readouterr().err
+    assert f"{defense_text(defense_of(defense))} promises no (epsilon, delta)" in capsys.readouterr().err
     assert not (tmp_path / "audit.json").exists()
 
 

@@ -1,6 +1,10 @@
 """Tables are computed over months: a setting that comes later must not orphan what is stored by the hash of the others."""
 
+from types import NoneType
+from typing import get_args, get_type_hints
+
 from fdgsec.experiments.config import LATER, RunConfig, build
+from fdgsec.experiments.settings import Settings
 
 BEFORE = "b5e903c4394f04c43f0ff5cb4e72d7aaf7fc4256709b942c104cf6794e259062"
 """What the settings below hashed to before `roles` was one of them."""
@@ -24,3 +28,10 @@ def test_settings_of_a_run_before_can_be_read():
     told = {name: value for name, value in RunConfig(method="fedavg").document().items() if name not in LATER}
 
     assert build(RunConfig, told, where="run") == RunConfig(method="fedavg")
+
+
+def test_every_setting_that_verbs_take_is_one_of_a_run_and_of_the_same_type():
+    stored = get_type_hints(RunConfig)
+
+    for name, kind in get_type_hints(Settings).items():
+        assert kind == stored[name] or set(get_args(stored[name])) == {kind, NoneType}, name
