@@ -161,7 +161,7 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys
 
 
 def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: Path):
-    report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", **{**SMALL, "per_domain": 28})
+    report = fdgsec.train("ccst", rounds=1, out=tmp_path / "run", **dict(SMALL, per_domain=28))
 
     assert report.accuracy is not None
     assert report.accuracy["unseen_domain"] == "sketch"
