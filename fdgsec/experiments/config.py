@@ -151,7 +151,9 @@ def changed(instance: Any) -> dict[str, Any]:  # any dataclass
 
 
 def plain(value: Any) -> str:  # any option's value
-    """Write a value as `parse_value` reads it: true, none, 0.1."""
+    """Write a value as `parse_value` reads it: true, none, 4, 0.1."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -22,8 +22,8 @@ from fdgsec.runtime.errors import UsageError
         (Shuffle(), "shuffle"),
         (Quantize(), "quantize"),
         (Quantize(bits=4, rounding="stochastic"), "quantize:bits=4,rounding=stochastic"),
-        (PrivateStyles(epsilon=math.inf, clip=2.0), "private-styles:epsilon=inf,clip=2.0"),
-        (Guards(schema=False, outlier=3.0), "guards:schema=false,outlier=3.0"),
+        (PrivateStyles(epsilon=math.inf, clip=2.0), "private-styles:epsilon=inf,clip=2"),
+        (Guards(schema=False, outlier=3.0), "guards:schema=false,outlier=3"),
         (DPFedAvg(delta=1e-6), "dp-fedavg:delta=1e-06"),
     ],
 )
