@@ -76,7 +76,7 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
                 )
                 for row in shown
             ]
-            title = f"{result.name} by {result.adversary.get('name')}; controls: {controls_of(result)}; {result.seconds:.1f} s"
+            title = f"{result.name} by {result.adversary.get('name')}; {controls_of(result)}; {result.seconds:.1f} s"
             print_table(title, ("measurement", "slice", "value", "95% interval", "chance", "n", "verdict"), rows)
             if len(shown) < len(result.measurements):
                 terminal.print(f"({len(result.measurements) - len(shown)} more rows in the report)\n", highlight=False)

@@ -132,7 +132,7 @@ def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adve
     if not attack.reads & kinds:
         return f"reads {', '.join(sorted(attack.reads))}; {target} releases {', '.join(sorted(kinds))}"
     if isinstance(attack, Forges) and not any(party.startswith("client:") for party in adversary.parties):
-        return f"a client forges what it sends; the adversary {adversary.name} is none: give --adversary client"
+        return f"not applicable: {attack.name} needs a malicious client (--adversary client)"
     lacking = attack.needs - set(adversary.knows)
     if lacking:
         return f"needs {', '.join(sorted(lacking))}; the adversary {adversary.name} does not know that"

@@ -76,7 +76,7 @@ def _attack(result: AttackResult) -> dict[str, object]:
         }
         for figure in result.figures
     ]
-    controls = [_control("planted", c) for c in result.positive] + [_control("shuffled", c) for c in result.negative]
+    controls = [_control("positive", c) for c in result.positive] + [_control("negative", c) for c in result.negative]
     facts: Mapping[str, object] = {
         "name": result.name, "adversary": result.adversary, "status": result.status, "reason": result.reason,
         "seconds": result.seconds, "figures": figures, "rows": [_row(row) for row in result.measurements],

@@ -40,22 +40,21 @@ HEADLINES = (
 
 
 def controls_of(result: AttackResult) -> str:
-    """How many controls passed, e.g. "1/1 won, 9/9 silent"."""
-    won = sum(control.passed for control in result.positive)
-    silent = sum(control.passed for control in result.negative)
-    return f"{won}/{len(result.positive)} planted won, {silent}/{len(result.negative)} shuffled silent"
+    """How many controls passed, e.g. "positive controls 1/1 passed, negative controls 9/9 passed"."""
+    sides = (("positive", result.positive), ("negative", result.negative))
+    return ", ".join(f"{side} controls {sum(one.passed for one in found)}/{len(found)} passed" for side, found in sides)
 
 
 def promises(report: AttackReport) -> list[str]:
     """The defenses that were on with their options, and what they guarantee; nothing where none was."""
     if not report.defenses:
         return []
-    worn = []
+    stated = []
     for defense in report.defenses:
         options = defense["options"]
         assert isinstance(options, Mapping)
-        worn.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())})")
+        stated.append(f"{defense['name']}({', '.join(f'{key}={value}' for key, value in options.items())})")
     return [
-        f"defenses: {', '.join(worn)}",
+        f"defenses: {', '.join(stated)}",
         *(f"guarantee, {guarantee_line(each)}" for each in reversed(report.guarantees)),
     ]
