@@ -1,8 +1,8 @@
 """fdgsec: privacy and security analysis of federated domain generalization.
 
 Each verb of the command line is a function: `fdgsec.attack("ccst-overall", dataset="pacs")` returns the report that
-`fdgsec attack --target ccst-overall --dataset pacs` prints. Whoever adds a method, an attack or a defense finds the types here
-too. Everything is imported when it is first used."""
+`fdgsec attack --target ccst-overall --dataset pacs` prints. Whoever adds a method, an attack or a defense finds the
+types here too. Everything is imported when it is first used."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -187,8 +187,8 @@ def bench(
 ) -> dict[str, Any]:
     """Train the cells of a protocol's (or an ablation's) table and return bench.json, as `fdgsec bench`.
 
-    Empty `methods`, `domains`, `seeds` and `baseline` are the protocol's. With `out` the table is written there, and the same
-    call goes on where it stopped; otherwise nothing is kept."""
+    Empty `methods`, `domains`, `seeds` and `baseline` are the protocol's. With `out` the table is written there, and
+    the same call goes on where it stopped; otherwise nothing is kept."""
     from tempfile import TemporaryDirectory
 
     from fdgsec.experiments.bench.verb import BenchRequest
@@ -226,10 +226,11 @@ def sweep(
     assignments: Sequence[str] = (),
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
-    """Attack a target at all `values` of an `option` of the last defense, train it at `accuracy_at`, and return sweep.json.
+    """Attack a target at all `values` of an `option` of the last defense, train it at `accuracy_at`, and return
+    sweep.json.
 
-    `accuracy_at` None means all values. With `out` points, tables and figures are written there, and the same call goes on
-    where it stopped; otherwise nothing is kept. The rest is as in `attack`; docs/sweep.md describes the result."""
+    `accuracy_at` None means all values. With `out` points, tables and figures are written there, and the same call goes
+    on where it stopped; otherwise nothing is kept. The rest is as in `attack`; docs/sweep.md describes the result."""
     from tempfile import TemporaryDirectory
 
     from fdgsec.experiments.config import defense_of
@@ -266,9 +267,11 @@ def audit(
     assignments: Sequence[str] = (),
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
-    """Attack the guarantee of one of `defenses` and return audit.json; `found["exceeded"]` says that the claim has failed.
+    """Attack the guarantee of one of `defenses` and return audit.json; `found["exceeded"]` says that the claim has
+    failed.
 
-    With `out` the document is written there, otherwise nothing is. The rest is as in `attack`; docs/audit.md describes bounds."""
+    With `out` the document is written there, otherwise nothing is. The rest is as in `attack`; docs/audit.md describes
+    bounds."""
     from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
     from fdgsec.experiments.audit.verb import audit as experiment
     from fdgsec.runtime.progress import NoProgress
@@ -309,7 +312,8 @@ def claims(
 
 
 def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
-    """Put two finished runs side by side, as `fdgsec compare --json`: what differs, and whether they may be compared."""
+    """Put two finished runs side by side, as `fdgsec compare --json`: what differs, and whether they may be
+    compared."""
     from fdgsec.experiments.compare import compare as experiment
 
     return experiment(Path(first), Path(second))

@@ -1,4 +1,5 @@
-"""The command line: its verbs, each loaded when it is called; every error a user can meet becomes one line and an exit code."""
+"""The command line: its verbs, each loaded when it is called; every error a user can meet becomes one line and an exit
+code."""
 
 import sys
 from collections.abc import Mapping, Sequence

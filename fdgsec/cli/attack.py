@@ -74,7 +74,8 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and chance."""
+    """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and
+    chance."""
     from fdgsec.experiments.flower.engine_choice import EngineChoice
 
     reach = EngineChoice(

@@ -23,7 +23,8 @@ class _Run:
 
     @classmethod
     def read(cls, run: Path) -> "_Run":
-        """Read a folder, or its report.json. Raises UsageError where there is none, DataError where it is none of ours."""
+        """Read a folder, or its report.json. Raises UsageError where there is none, DataError where it is none of
+        ours."""
         path = run if run.is_file() else run / "report.json"
         if not path.is_file():
             raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
@@ -80,7 +81,8 @@ def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def compare(first: Path, second: Path) -> Row:
-    """Give both runs' identities, what makes them unlike, settings that differ, accuracies and measurements side by side.
+    """Give both runs' identities, what makes them unlike, settings that differ, accuracies and measurements side by
+    side.
 
     A difference is second minus first; `overlap` says whether the 95% intervals do, None where one has none."""
     one, other = _Run.read(first), _Run.read(second)

@@ -29,11 +29,11 @@ LATER: Mapping[str, object] = {"roles": "none"}
 class RunConfig:
     """Everything that decides a run's numbers; `None` means "the dataset's or the method's own default".
 
-    `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt` whether
-    the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those per class
-    and domain; `splits` says whether the seed or the dataset's official splits set validation images aside, `roles` whether
-    `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `rounds` 0 exchanges artifacts and
-    trains nothing."""
+    `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt`
+    whether the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those
+    per class and domain; `splits` says whether the seed or the dataset's official splits set validation images aside,
+    `roles` whether `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `rounds` 0
+    exchanges artifacts and trains nothing."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -253,7 +253,8 @@ def resolve_settings(
     defaults: Mapping[str, Any],
     method: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Lay defaults, preset, what was `given` (None: not given) and --set assignments over each other, later ones winning.
+    """Lay defaults, preset, what was `given` (None: not given) and --set assignments over each other, later ones
+    winning.
 
     `method` holds the options that a target fixes. Raises UsageError for anything that is not a setting."""
     loaded = load_preset(preset) if preset else {}
@@ -347,7 +348,8 @@ def attack_settings(
     preset: str | None = None,
     assignments: Sequence[str] = (),
 ) -> RunConfig:
-    """Settings of the verb `attack`: the profile's table first; a preset's rounds are for `train` and do not apply here.
+    """Settings of the verb `attack`: the profile's table first; a preset's rounds are for `train` and do not apply
+    here.
 
     Raises UsageError for an unknown target or profile, for official splits (members, non-members and auxiliary images
     must be drawn alike), or for a target that releases nothing without training."""

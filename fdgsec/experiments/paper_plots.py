@@ -170,7 +170,8 @@ PLOTS: Mapping[str, Callable[[Finished], Canvas]] = {
 def plane(
     origin: Mapping[str, Tensor], first: Mapping[str, Tensor], second: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[tuple[float, float]]]:
-    """Span a plane by two states seen from `origin`: orthonormal directions by name, and where the two states lie in it."""
+    """Span a plane by two states seen from `origin`: orthonormal directions by name, and where the two states lie in
+    it."""
     names = [name for name, value in origin.items() if value.is_floating_point()]
     a = {name: (first[name] - origin[name]).double() for name in names}
     b = {name: (second[name] - origin[name]).double() for name in names}

@@ -1,4 +1,5 @@
-"""The settings that verbs share, declared once: name, type and help; the command line's options and Python's keywords are these."""
+"""The settings that verbs share, declared once: name, type and help; the command line's options and Python's keywords
+are these."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypedDict

@@ -1,4 +1,4 @@
-"""The verb `train`: run a method's rounds and measure accuracy on the domain that nobody has."""
+"""The verb `train`: run a method's rounds and measure accuracy on the unseen domain."""
 
 import json
 import time
@@ -41,8 +41,8 @@ def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[s
 
     These are a tenth of its images, drawn by the seed; with `splits = "official"` those that the dataset's own splits
     name, if there are any. Gives the clients and, for the report, by domain images that no client trains on: its
-    validation images, or its official test images where it has some. With `roles = "aside"` clients hold the federation's
-    role alone. Raises UsageError where no official split is known, or roles would cut through one."""
+    validation images, or its official test images where it has some. With `roles = "aside"` clients hold the
+    federation's role alone. Raises UsageError where no official split is known, or roles would cut through one."""
     own = config.splits == "own"
     images = world.seen() if own else _listed(world)
     if config.roles == "aside":
@@ -148,7 +148,8 @@ def report_of(
     accuracy: dict[str, object] | None,
     started: float,
 ) -> AttackReport:
-    """What a training run reports: nothing attacked, everything that it sent; `started` is when, on the monotonic clock."""
+    """What a training run reports: nothing attacked, everything that it sent; `started` is when, on the monotonic
+    clock."""
     artifacts, traffic = artifact_rows(trained.transcript.rows)
     return AttackReport(
         target=config.target or config.method_name, method=config.method_name, preset=config.preset, dataset=dataset,
@@ -160,7 +161,8 @@ def report_of(
 
 
 def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, out: Path) -> None:
-    """Write a training run's folder: report, settings, model, curve, transcript, and how a federation elsewhere went."""
+    """Write a training run's folder: report, settings, model, curve, transcript, and how a federation elsewhere
+    went."""
     with new_folder(out) as draft:
         (draft / "report.json").write_text(report.json())
         (draft / "report.html").write_text(render(report))

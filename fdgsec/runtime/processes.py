@@ -42,8 +42,8 @@ Result = TypeVar("Result")
 def computed(work: Callable[[Task], Result], tasks: Sequence[Task], *, workers: int) -> Iterator[tuple[Task, Result]]:
     """Yield each task with what `work` makes of it: one after the other, or from `workers` processes as they finish.
 
-    Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or a
-    `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
+    Processes share out this one's threads; `work` and its tasks travel to them, so `work` is a function of a module or
+    a `partial` of one. After a failure nothing new is begun; what was under way is yielded, then the error is raised.
     Raises UsageError where a process is killed."""
     if workers == 1:
         yield from ((task, work(task)) for task in tasks)

@@ -1,4 +1,5 @@
-"""One attack after the other before one adversary's bench: asked, run, judged, controlled; or the reason why not."""
+"""Runs attacks one after the other: questions, answers, judging and controls, or the reason why an attack is
+skipped."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ class LaboratoryQuestions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackSetting:
-    """Everything that the attacks of one report are put before; `seed` is that of the adversary's and the judge's coins."""
+    """What the attacks of one report share; `seed` is that of the adversary's and the judge's random draws."""
 
     target: str
     seed: int
@@ -69,7 +70,8 @@ class AttackSetting:
     def of(
         cls, attack_context: AttackContext, *, questions: Questions | None = None, seed: int | None = None
     ) -> "AttackSetting":
-        """The bench of a scene, with its laboratory's answers and its run's seed unless others are given."""
+        """The setting of an attack context, with its laboratory's answers and its run's seed unless others are
+        given."""
         return cls(
             target=attack_context.config.target, seed=attack_context.config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge, questions=questions or LaboratoryQuestions(attack_context=attack_context),
@@ -78,7 +80,8 @@ class AttackSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An attack's result before the report-wide correction of its negative controls, and what it said about which cases."""
+    """An attack's result before the report-wide correction of its negative controls, and what it said about which
+    cases."""
 
     result: AttackResult
     nulls: Sequence[NullRow] = ()
@@ -182,7 +185,7 @@ def _described_request(question: Question) -> str:
 
 
 def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: float) -> Outcome:
-    """Answer, measure, draw, and run both controls; each with coins of its own."""
+    """Answer, measure, draw, and run both controls; each with a random stream of its own."""
     cases, truths, knowledge, judge, seed = asked.cases, asked.truths, setting.knowledge, setting.judge, setting.seed
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
@@ -191,7 +194,7 @@ def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: f
     figures = figures_of(answers, cases, truths)
     null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
-    bare = replace(knowledge, defended=None)  # nobody defends what is planted
+    bare = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(bare, stream(seed, "attack", attack.name, "plant"))
     won = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
     positive = positive_control(control, won, judge, stream(seed, "world", "planted", attack.name))

@@ -78,7 +78,7 @@ def attack(
 ) -> AttackReport:
     """Attack `config.target` and hand over the report; with `out` also write the run directory.
 
-    With a `federation` that run is conducted there too, and what its server saw is attacked.
+    With a `federation` that run takes place there too, and what its server saw is attacked.
     Raises UsageError, DataError and MissingResourceError before anything is written."""
     started = time.monotonic()
     if out is not None:
@@ -133,7 +133,8 @@ def write_report(
     transcript: Transcript,
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write report.json, report.html, measurements.csv, figures, settings, transcript and further `files`, or nothing."""
+    """Write report.json, report.html, measurements.csv, figures, settings, transcript and further `files`, or
+    nothing."""
     document, page, table = report.json(), render(report), report.csv()
     with new_folder(out) as draft:
         (draft / "report.json").write_text(document)
@@ -152,7 +153,7 @@ def write_report(
 def opened(
     config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
 ) -> StyleView:
-    """The eyes for styles, with the statistics of all images ready."""
+    """The style view of the run, with the statistics of all images ready."""
     style_view = StyleView.of(config, world.dataset, method, model)
     warm(
         style_view.encoder, world.dataset, reuse=not fresh, size=style_view.style_size,

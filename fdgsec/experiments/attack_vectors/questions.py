@@ -1,4 +1,5 @@
-"""What attacks ask, answered from vectors that somebody handed over: no run can be made again, and nobody holds more images."""
+"""What attacks ask, answered from vectors that somebody handed over: no run can be made again, and nobody holds more
+images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,8 +28,8 @@ READERS_OF_POOLED = ("membership", "style-inversion")
 class VectorQuestions:
     """What was `sent`, by client, and the `images` that attacks are asked about, in an order that says nothing.
 
-    `places` (n,) says where in `images` each image of the truth is. `first` remembers what an attack was answered: there is
-    one answer of each kind, whatever sizes are asked for."""
+    `places` (n,) says where in `images` each image of the truth is. `first` remembers what an attack was answered:
+    there is one answer of each kind, whatever sizes are asked for."""
 
     sent: Mapping[str, Sent]
     truth: Listed | None
@@ -40,7 +41,8 @@ class VectorQuestions:
     def of(
         cls, sent: Mapping[str, Sent], truth: Listed | None, public: DomainDataset | None, *, seed: int
     ) -> "VectorQuestions":
-        """Ask about the images of the truth, else about public ones. Raises UsageError where rows and images do not match."""
+        """Ask about the images of the truth, else about public ones. Raises UsageError where rows and images do not
+        match."""
         asked = public if truth is None else truth.images
         if asked is None:
             return cls(sent=sent, truth=None, images=None, places=torch.empty(0, dtype=torch.int64))

@@ -2,8 +2,8 @@
 
 Vectors come as an artifact (.safetensors), or as plain numbers, one row per image: mean of every channel, then std of
 every channel (.csv with or without a header, .npy). The truth is a CSV with a line per image: `image`, its path from
-where the CSV lies, and as far as known `label`, `domain` and `member`. Members (all lines, where nothing else is said) are the
-images behind the rows, in the order of the rows; others are images that might have been."""
+where the CSV lies, and as far as known `label`, `domain` and `member`. Members (all lines, where nothing else is said)
+are the images behind the rows, in the order of the rows; others are images that might have been."""
 
 import csv
 import io
@@ -30,7 +30,8 @@ COLUMNS = ("image", "label", "domain", "member")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sent:
-    """What one client sent: rows of single images, which are `rows` (R,) of the file, or a style `pooled` over images."""
+    """What one client sent: rows of single images, which are `rows` (R,) of the file, or a style `pooled` over
+    images."""
 
     artifact: Artifact
     rows: Tensor

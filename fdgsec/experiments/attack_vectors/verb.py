@@ -1,8 +1,8 @@
 """The verb `attack --artifacts`: attack one's own vectors, with what is known about them as the truth, or without any.
 
-There is no method to run again, so attacks are asked about the vectors as they are, and what they want beside that is left
-out with the reason. Public images (`--dataset`) are what the adversary learns from, and without a truth they are also the
-candidates."""
+There is no method to run again, so attacks are asked about the vectors as they are, and what they want beside that is
+left out with the reason. Public images (`--dataset`) are what the adversary learns from, and without a truth they are
+also the candidates."""
 
 import time
 from collections.abc import Mapping, Sequence

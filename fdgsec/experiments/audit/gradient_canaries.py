@@ -1,8 +1,9 @@
-"""What gradient canaries are trained by: images with a lit pixel each, networks of one linear layer, and the steps of a method.
+"""What gradient canaries are trained by: images with a lit pixel each, networks of one linear layer, and the steps of a
+method.
 
 A lit pixel's gradient is the slope, in a weight to itself, wherever training is: what a step does to that weight is the
-noisy sum seen through the canary's eyes. A method that steps several networks together (fdgsec.federation.dp_sgd_joint) is audited by
-as many such networks: a canary then has a weight in each."""
+noisy sum seen in the direction of the canary. A method that steps several networks together
+(fdgsec.federation.dp_sgd_joint) is audited by as many such networks: a canary then has a weight in each."""
 
 import math
 from collections.abc import Sequence
@@ -49,8 +50,8 @@ def moves(
     """Train on canaries by the client's own trainer, and give how far each step moved their weights, each (1, inputs).
 
     Of n networks that step together the moves are added up over sqrt(n): each is clipped to bound / sqrt(n) and has the
-    noise of the whole bound, so that signal and noise are then as of one network. From network to network canaries change
-    sides: noise that is the same in two cancels."""
+    noise of the whole bound, so that signal and noise are then as of one network. From network to network canaries
+    change sides: noise that is the same in two cancels."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [one_layer(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]

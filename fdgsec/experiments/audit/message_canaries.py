@@ -86,7 +86,7 @@ class PlantedRecordStatistic:
 
     @property
     def released_statistic(self) -> ReleasedStatistic:
-        """The lens's own."""
+        """The statistic's own."""
         return self.record_statistic.released_statistic
 
     def records(self, images: DomainDataset) -> Tensor:
@@ -99,21 +99,21 @@ class PlantedRecordStatistic:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlantedStatisticSource:
-    """Gives the planted lens in place of a client's own."""
+    """Gives the planted statistic in place of a client's own."""
 
     statistic_source: StatisticSource
     client: DomainDataset
     statistic: Tensor
 
     def __call__(self, images: DomainDataset, model: GlobalModel | None) -> RecordStatistic:
-        """Give the lens of what a client holds and received."""
+        """Give the statistic of what a client holds and received."""
         return PlantedRecordStatistic(
             record_statistic=self.statistic_source(images, model), client=self.client, statistic=self.statistic
         )
 
 
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
-    """An image whose mean in the first channel is far off; only what the lens says of it is planted."""
+    """An image whose mean in the first channel is far off; only its statistic is planted."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data

@@ -1,9 +1,10 @@
-"""Two neighboring clients of which an audit has many messages made: one holds a canary, the other something in its place.
+"""Two neighboring clients of which an audit has many messages made: one holds a canary, the other something in its
+place.
 
-The message is made as a client makes it (the method's own step on real images) and leaves through the shield that every
-client wears. Only the canary is planted: far outside the clip along one direction, neutral in all others, so that a clip
-which is missing shows as well as noise that is too small. From round to round it changes sides: noise that is drawn once
-and used twice cancels out of what an observer adds up."""
+The message is made as a client makes it (the method's own step on real images) and leaves through each client's defense
+stack. Only the canary is planted: far outside the clip along one direction, neutral in all others, so that a clip which
+is missing shows as well as noise that is too small. From round to round it changes sides: noise that is drawn once and
+used twice cancels out of what an observer adds up."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,12 +20,14 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 CERTAIN = 1e3
-"""The logit of a model that is sure of one class: a right label costs nothing, a wrong one more than any bound on losses."""
+"""The logit of a model that is sure of one class: a right label costs nothing, a wrong one more than any bound on
+losses."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
-    """One client under audit: a few real images, the model it received, its shield, and the rounds that it takes part in."""
+    """One client under audit: a few real images, the model it received, its defense stack, and the rounds that it takes
+    part in."""
 
     method: Method
     client: Client
@@ -49,7 +52,7 @@ class Release:
     sender: Sender
 
     def sent(self, defense_stack: DefenseStack) -> tuple[Artifact, Uses]:
-        """Let it pass the shield; give what leaves, and what that cost."""
+        """Let it pass the defense stack; give what leaves, and what that cost."""
         reply = defense_stack.sent(self.step, Reply(artifacts={self.slot: self.artifact}), self.sender)
         return reply.artifacts[self.slot], reply.uses[self.slot]
 

@@ -5,9 +5,9 @@ far longer than the bound, each with a weight to itself (fdgsec.experiments.audi
 *Mislabeled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
 how far each loss fell.
 
-Beside the run stands a second one without any canary: noise that is drawn alike in both cancels out of their difference.
-Guesses are made from the run and from the difference, and each bound holds with half the error allowed. Half of the guesses
-are "in" and half "out"; where steps sample, all are "in"."""
+Beside the run stands a second one without any canary: noise that is drawn alike in both cancels out of their
+difference. Guesses are made from the run and from the difference, and each bound holds with half the error allowed.
+Half of the guesses are "in" and half "out"; where steps sample, all are "in"."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,7 +39,8 @@ from fdgsec.runtime.random_streams import stream
 class Observed:
     """What one run showed: of each step (k,) what speaks for each canary, (k, m), and what is known of the step.
 
-    In a step with rate q a canary that is in adds 1 with probability q; noise has the standard deviation `spreads` (k,)."""
+    In a step with rate q a canary that is in adds 1 with probability q; noise has the standard deviation `spreads`
+    (k,)."""
 
     evidence: Tensor
     rates: Tensor
@@ -47,7 +48,8 @@ class Observed:
     uses: Sequence[Uses]
 
     def scores(self, beside: "Observed | None" = None) -> Tensor:
-        """Add up each canary's log likelihood ratio, (m,), of this run or of its difference from the one `beside` it."""
+        """Add up each canary's log likelihood ratio, (m,), of this run or of its difference from the one `beside`
+        it."""
         seen, spreads = self.evidence, self.spreads
         if beside is not None:
             seen, spreads = seen - beside.evidence, spreads * math.sqrt(2)
@@ -67,7 +69,7 @@ class Canaries(Protocol):
     def __len__(self) -> int: ...
 
     def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
-        """Train behind `shield` with those that are `included`, (m,) bool; the others add nothing."""
+        """Train behind `defense_stack` with those that are `included`, (m,) bool; the others add nothing."""
         ...
 
 
@@ -81,7 +83,8 @@ def audited(
     seed: int,
     repeat: int,
 ) -> AuditResult:
-    """Run with and without canaries, guess, and give the better bound. Raises UsageError where no claim can fail by it."""
+    """Run with and without canaries, guess, and give the better bound. Raises UsageError where no claim can fail by
+    it."""
     if guarantee.relation == "replace-one":
         raise UsageError(
             "canaries that are in or out audit zero-out or add-remove; this guarantee is under replace-one."

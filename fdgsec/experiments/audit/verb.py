@@ -1,8 +1,8 @@
 """The verb `audit`: attack a guarantee through the code that gives it, and say how large its epsilon must at least be.
 
-Messages (styles, models, scores) are made thousands of times with a canary and without, each time with noise of its own;
-private training runs once with many canaries. Either way a lower bound on epsilon comes out that holds with the stated
-confidence. Above the claim it proves a fault; under it, it proves nothing."""
+Messages (styles, models, scores) are made thousands of times with a canary and without, each time with noise of its
+own; private training runs once with many canaries. Either way a lower bound on epsilon comes out that holds with the
+stated confidence. Above the claim it proves a fault; under it, it proves nothing."""
 
 import json
 import math
@@ -37,7 +37,8 @@ from fdgsec.runtime.registry import target_named
 
 SCHEMA = 1
 PER_DOMAIN = 120
-"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabeled ones."""
+"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabeled
+ones."""
 IMAGES = 16
 """How many images the audited client has: noise and sensitivity of a mean both go with 1/n, so that few are as good."""
 ALPHA = 0.05
@@ -99,7 +100,8 @@ class StatesDelta(Protocol):
 def audit_settings(
     target: str, given: Mapping[str, Any], plan: AuditPlan, *, assignments: Sequence[str] = ()
 ) -> RunConfig:
-    """What an audit runs on, unless `given` says otherwise: few images, one round where only trained messages leave, the CPU.
+    """What an audit runs on, unless `given` says otherwise: few images, one round where only trained messages leave,
+    the CPU.
 
     Raises what `attack_settings` raises."""
     told = {name: value for name, value in given.items() if value is not None}
@@ -115,8 +117,8 @@ def audit_settings(
 def audit(
     config: RunConfig, plan: AuditPlan, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> dict[str, Any]:
-    """Audit the defense of `config` that promises something, behind and before the others that it names; give the document,
-    and write it to `out` as audit.json.
+    """Audit the defense of `config` that promises something, behind and before the others that it names; give the
+    document, and write it to `out` as audit.json.
 
     Raises UsageError for a defense without a guarantee for anything that one client sends, and what `attack` raises."""
     started = time.monotonic()
@@ -161,7 +163,8 @@ def paying(config: RunConfig) -> int:
 
 
 def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progress: Progressive) -> Site:
-    """Set up the first client of the run with a few of its images, the model that it receives, and its shield."""
+    """Set up the first client of the run with a few of its images, the model that it receives, and its defense
+    stack."""
     method = method_of(config)
     defense_stack = replace(
         defense_stack_of(config, method), name=f"audit/{config.sha256}"
@@ -188,7 +191,8 @@ def _some(data: DomainDataset, images: int, seed: int) -> DomainDataset:
 
 
 def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, Canary, list[Release], list[Use]]:
-    """Find the first kind of message that the defense gives a guarantee for: its claim, canary, releases and their cost.
+    """Find the first kind of message that the defense gives a guarantee for: its claim, canary, releases and their
+    cost.
 
     Raises UsageError where there is none."""
     for releases in releases_of(site):

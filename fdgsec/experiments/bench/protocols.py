@@ -1,6 +1,8 @@
-"""The papers' tables as data: which arms run, on which clients, with which training, and what the paper prints for them.
+"""The papers' tables as data: which arms run, on which clients, with which training, and what the paper prints for
+them.
 
-Each protocol is one TOML file of `fdgsec/protocols`; an ablation is a protocol whose arms are variants of one method."""
+Each protocol is one TOML file of `fdgsec/protocols`; an ablation is a protocol whose arms are variants of one
+method."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -54,13 +56,14 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One table: `run`, `plan` and `options` hold for every arm, `published` the paper's percentages by dataset, arm and domain.
+    """One table: `run`, `plan` and `options` hold for every arm, `published` the paper's percentages by dataset, arm
+    and domain.
 
-    `plan` are training options ([method.plan]), `options` other options that every method has. An arm's preset gives way to
-    these, these to what `datasets` says of all arms, that to the arm's own, and this to what `datasets` says of the arm.
-    `pairs` are the LTDO splits by dataset; without them every domain is left out in turn. `metric` is what the columns
-    show, and `baseline` names the arm that the others are compared with. `like` names a protocol whose settings, but not its
-    arms and its numbers, hold here too."""
+    `plan` are training options ([method.plan]), `options` other options that every method has. An arm's preset gives
+    way to these, these to what `datasets` says of all arms, that to the arm's own, and this to what `datasets` says of
+    the arm. `pairs` are the LTDO splits by dataset; without them every domain is left out in turn. `metric` is what the
+    columns show, and `baseline` names the arm that the others are compared with. `like` names a protocol whose
+    settings, but not its arms and its numbers, hold here too."""
 
     title: str
     source: str = ""

@@ -65,9 +65,10 @@ def summary(
 ) -> dict[str, Any]:
     """The table as plain data: per arm and domain the mean score, the paper's, and the difference to the baseline.
 
-    Scores are fractions, `paper` the paper's own percentages; "accuracy" holds the protocol's metric, whatever it is, and
-    for an arm that adapts its accuracy after that. "average" is over the domains, of seeds that have them all; the paper's
-    stands beside it where its columns are these domains. `changed` says what the user set otherwise than the protocol."""
+    Scores are fractions, `paper` the paper's own percentages; "accuracy" holds the protocol's metric, whatever it is,
+    and for an arm that adapts its accuracy after that. "average" is over the domains, of seeds that have them all; the
+    paper's stands beside it where its columns are these domains. `changed` says what the user set otherwise than the
+    protocol."""
     arms = list(dict.fromkeys(str(row["arm"]) for row in rows))
     domains = list(dict.fromkeys(str(row["domain"]) for row in rows))
     measured = {(row["arm"], row["domain"], row["seed"]): score_of(row, table.metric) for row in rows}

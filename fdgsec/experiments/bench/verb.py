@@ -65,9 +65,11 @@ def bench(
     limit: int | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Run what is missing of the table (at most `limit` cells, `workers` at once), write results, csv, Markdown and LaTeX.
+    """Run what is missing of the table (at most `limit` cells, `workers` at once), write results, csv, Markdown and
+    LaTeX.
 
-    Gives the summary. Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another kind."""
+    Gives the summary. Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another
+    kind."""
     table = request.table()
     planned = plan(request, table, data_root=data_root)
     done = stored(out / RESULTS)

@@ -1,8 +1,8 @@
 """The verb `claims`: what the papers say about privacy, each claim beside what the decisive attack measures.
 
-The ledger is data (fdgsec/ledger/claims.toml): whose claim, in our words, which attack on which target decides it and by
-which rows. How rows become a verdict is fixed in fdgsec.experiments.claims.verdicts. Claims that need the same run share it; a finished
-run's report is kept beside the table and read again where settings, data and code are the same."""
+The ledger is data (fdgsec/ledger/claims.toml): whose claim, in our words, which attack on which target decides it and
+by which rows. How rows become a verdict is fixed in fdgsec.experiments.claims.verdicts. Claims that need the same run
+share it; a finished run's report is kept beside the table and read again where settings, data and code are the same."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,10 +1,11 @@
 """From measurements to verdicts: when a claim that something is private counts as refuted, supported or undecided.
 
-Fixed here, before anything is measured (DESIGN 6.6). A claim names *criteria*; an attack has succeeded in one population
-(a domain, say) where **all** of them exceed chance plus a margin there, which is an intersection-union test: its p-value
-is the largest. A claim is *refuted* where that happens in some population, after Bonferroni over the claim's populations
-and Holm over the ledger's claims. It is *supported* where in every population some criterion's upper bound stays under
-chance plus margin and the attack's positive control was passed. Everything else is *undecided*."""
+Fixed here, before anything is measured (DESIGN 6.6). A claim names *criteria*; an attack has succeeded in one
+population (a domain, say) where **all** of them exceed chance plus a margin there, which is an intersection-union test:
+its p-value is the largest. A claim is *refuted* where that happens in some population, after Bonferroni over the
+claim's populations and Holm over the ledger's claims. It is *supported* where in every population some criterion's
+upper bound stays under chance plus margin and the attack's positive control was passed. Everything else is
+*undecided*."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,10 +23,11 @@ HALF_WIDTHS = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """A kind of row: its name, and what its slice must say ({"rows": "as_if_released"}); other keys tell populations apart.
+    """A kind of row: its name, and what its slice must say ({"rows": "as_if_released"}); other keys tell populations
+    apart.
 
-    "" stands for a key that the slice must not have. `margin` is added to chance ("twice": chance once more); None takes the
-    rule of `margin_of`."""
+    "" stands for a key that the slice must not have. `margin` is added to chance ("twice": chance once more); None
+    takes the rule of `margin_of`."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
@@ -52,7 +54,8 @@ def margin_of(measurement: str) -> float | Literal["twice"]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One criterion in one population: the row, its p-value of "no more than chance plus margin", and whether it is under."""
+    """One criterion in one population: the row, its p-value of "no more than chance plus margin", and whether it is
+    under."""
 
     row: Mapping[str, Any]
     p_value: float
@@ -88,8 +91,8 @@ class Finding:
 def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None:
     """Weigh one row; None where it cannot be had, is descriptive, or speaks of too few records.
 
-    The p-value is a normal law's with the interval's half-width on the side of chance as 1.96 standard errors. Where lower
-    is a leak (an error), row and threshold are turned over."""
+    The p-value is a normal law's with the interval's half-width on the side of chance as 1.96 standard errors. Where
+    lower is a leak (an error), row and threshold are turned over."""
     value, low, high, chance = (row.get(key) for key in ("value", "low", "high", "chance"))
     if value is None or low is None or high is None or chance is None or row["n"] < LEAST:
         return None

@@ -1,4 +1,5 @@
-"""The two apps that Flower runs: `server` conducts a job, `client` takes part in one. Both live where fdgsec is installed."""
+"""The two apps that Flower runs: `server` conducts a job, `client` takes part in one. Both live where fdgsec is
+installed."""
 
 import json
 import math
@@ -99,7 +100,8 @@ def _staged(status: Status, stage: Stage) -> None:
 
 
 def _agreed(told: list[Introduction]) -> int:
-    """How many classes there are. Raises ClientFailedError where clients or the server run other software, or name others."""
+    """How many classes there are. Raises ClientFailedError where clients or the server run other software, or name
+    others."""
     for each in told:
         if (each.fdgsec, each.code_sha256) != (__version__, code_sha256()):
             raise ClientFailedError(
@@ -122,8 +124,9 @@ def _take_part(message: Message, context: Context) -> Message:
 class Post:
     """Where a node stands: which client it is, of how many, where its images are and where it keeps what it remembers.
 
-    `own_data` says that all images under `data_root` are this client's; `required` are the defenses without which it takes
-    part in nothing; `secret` is the file of the seed of its noise, empty where that is drawn from the run's seed."""
+    `own_data` says that all images under `data_root` are this client's; `required` are the defenses without which it
+    takes part in nothing; `secret` is the file of the seed of its noise, empty where that is drawn from the run's
+    seed."""
 
     partition: int
     clients: int

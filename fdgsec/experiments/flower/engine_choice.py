@@ -20,9 +20,9 @@ CA = "fdgsec-federation/ca.crt"
 class EngineChoice:
     """The engine of a run, where its federation is, and how patient it is with clients.
 
-    `federation` is a SuperLink's "host:port", `ca` the certificate that vouches for it; without it (`insecure`) anybody in
-    between reads and writes along. `quorum` is the share of clients that must answer a step, `timeout` how many seconds an
-    answer may take, `wait` how long nodes may take to come online. Raises UsageError out of range."""
+    `federation` is a SuperLink's "host:port", `ca` the certificate that vouches for it; without it (`insecure`) anybody
+    in between reads and writes along. `quorum` is the share of clients that must answer a step, `timeout` how many
+    seconds an answer may take, `wait` how long nodes may take to come online. Raises UsageError out of range."""
 
     engine: str = "local"
     federation: str = "127.0.0.1:9191"

@@ -1,7 +1,8 @@
 """A federation on Flower as a job: what the server app is told, what it writes, and the run that comes of it.
 
-A job is a folder on the server's machine. `job.json` says what to run; the server app keeps `status.json` up to date and
-leaves the run in `run/`. Flower's own exit code is 0 even where the server app raised, so only the status counts."""
+A job is a folder on the server's machine. `job.json` says what to run; the server app keeps `status.json` up to date
+and leaves the run in `run/`. Flower's own exit code is 0 even where the server app raised, so only the status
+counts."""
 
 import json
 import shutil
@@ -41,8 +42,8 @@ class JobFailedError(FdgsecError):
 class Job:
     """What a server app is told: the run's settings, how many clients there are, and how patient it is.
 
-    `quorum` is the share of clients that must answer a step, `timeout` how many seconds an answer may take, `wait` how long
-    nodes may take to come online. `deployed` says that clients are on machines of their own."""
+    `quorum` is the share of clients that must answer a step, `timeout` how many seconds an answer may take, `wait` how
+    long nodes may take to come online. `deployed` says that clients are on machines of their own."""
 
     config: RunConfig
     purpose: Purpose
@@ -89,7 +90,8 @@ def settings_read(text: str) -> tuple[Purpose, RunConfig]:
 
 @dataclass(eq=False)
 class Status:
-    """How far a job is, written after every change: status, exit code, round, who failed when and why, and its stages."""
+    """How far a job is, written after every change: status, exit code, round, who failed when and why, and its
+    stages."""
 
     folder: Path
     document: dict[str, Any] = field(
@@ -124,7 +126,8 @@ def save_trained(trained: FederationRun, folder: Path) -> None:
 
 
 def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
-    """Read a run that `save_trained` left; `blueprint` says how to build its network. Raises ArtifactError or DataError."""
+    """Read a run that `save_trained` left; `blueprint` says how to build its network. Raises ArtifactError or
+    DataError."""
     try:
         facts, curve = json.loads((folder / FACTS).read_text()), json.loads((folder / CURVE).read_text())
     except (OSError, ValueError) as error:
@@ -144,7 +147,8 @@ def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
 
 
 Runner = Callable[[Path, Job], None]
-"""Runs the job in a folder to its end: Flower's simulation, or a SuperLink. Raises FdgsecError where it cannot start."""
+"""Runs the job in a folder to its end: Flower's simulation, or a SuperLink. Raises FdgsecError where it cannot
+start."""
 
 
 @dataclass(frozen=True, kw_only=True)

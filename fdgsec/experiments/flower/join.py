@@ -28,17 +28,18 @@ UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
 """By these Flower's server says that it does not know a node's key."""
 SEED_BITS = 63
 RUN = "run"
-"""Instead of the file of a node's secret seed: the node's noise is drawn from the run's seed, which the server knows."""
+"""Instead of the file of a node's secret seed: the node's noise is drawn from the run's seed, which the server
+knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinSettings:
     """What `fdgsec join` was asked for. Raises UsageError where it does not go together.
 
-    `own_data`: everything under `data_root` is this client's, else it is client `partition` of a partition into `clients`.
-    `required` are defenses without which the node takes part in nothing. `secret` is the file with the seed of its noise,
-    made in `state` where none is named; `reproducible` draws from the run's seed instead. `patience` is how many seconds the
-    server may take to come up, and to get to know this node's key."""
+    `own_data`: everything under `data_root` is this client's, else it is client `partition` of a partition into
+    `clients`. `required` are defenses without which the node takes part in nothing. `secret` is the file with the seed
+    of its noise, made in `state` where none is named; `reproducible` draws from the run's seed instead. `patience` is
+    how many seconds the server may take to come up, and to get to know this node's key."""
 
     server: str
     partition: int
@@ -133,7 +134,8 @@ def _unknown_key(joining: JoinSettings, node: Node) -> FlowerFailedError:
 
 
 def _reach(server: Connection, deadline: float | None) -> None:
-    """Return once the server answers. Raises UnreachableError: at once for a wrong one, for none at all at `deadline`."""
+    """Return once the server answers. Raises UnreachableError: at once for a wrong one, for none at all at
+    `deadline`."""
     while True:
         try:
             ask(server, "/health")

@@ -1,8 +1,8 @@
 """The verb `serve`: a Flower server for one federation, with its certificates and the nodes that it lets in.
 
-The folder is the truth: `nodes/` holds the public key of every node that may join. A server learns them when it starts and
-whenever that folder changes; it keeps nothing else from one start to the next, so that no database fills with what clients
-sent."""
+The folder is the truth: `nodes/` holds the public key of every node that may join. A server learns them when it starts
+and whenever that folder changes; it keeps nothing else from one start to the next, so that no database fills with what
+clients sent."""
 
 import socket
 import time
@@ -42,8 +42,8 @@ ANYWHERE = ("0.0.0.0", "::")
 class ServeSettings:
     """What `fdgsec serve` was asked for. Raises UsageError where it does not go together.
 
-    `names` are those by which nodes reach the server, `allowed` nodes' public keys (files, or folders of *.pub); without
-    `host` it listens everywhere, when `insecure` at loopback."""
+    `names` are those by which nodes reach the server, `allowed` nodes' public keys (files, or folders of *.pub);
+    without `host` it listens everywhere, when `insecure` at loopback."""
 
     folder: Path
     host: str | None = None
@@ -73,7 +73,8 @@ class ServeSettings:
 
 
 def serve_commands(serving: ServeSettings) -> list[str]:
-    """Prepare the folder as `serve` does, and give the lines that do the same by hand: the server, then every node's key."""
+    """Prepare the folder as `serve` does, and give the lines that do the same by hand: the server, then every node's
+    key."""
     server = _prepared(serving)
     _admit(serving)
     Control(connection=server.connection, home=serving.home).write()
@@ -85,8 +86,8 @@ def serve_commands(serving: ServeSettings) -> list[str]:
 def serve(serving: ServeSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
     """Serve until a signal comes; `say` gets what the operator needs to know, `log` Flower's own lines.
 
-    Where the folder's server runs already, new keys are left for it, and that is all. Raises UsageError for wrong input,
-    FlowerFailedError where the server does not start or ends by itself."""
+    Where the folder's server runs already, new keys are left for it, and that is all. Raises UsageError for wrong
+    input, FlowerFailedError where the server does not start or ends by itself."""
     with alone(serving.folder / "serve.lock") as first:
         if not first:
             _leave_keys(serving, say)
@@ -194,7 +195,8 @@ def _own_name() -> list[str]:
 
 
 def _admit(serving: ServeSettings) -> None:
-    """Copy the keys that were named to the folder of those that may join. Raises UsageError for what is no public key."""
+    """Copy the keys that were named to the folder of those that may join. Raises UsageError for what is no public
+    key."""
     keys: list[Path] = []
     for path in serving.allowed:
         found = sorted(path.glob("*.pub")) if path.is_dir() else [path]

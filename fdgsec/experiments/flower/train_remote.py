@@ -33,8 +33,8 @@ def lead(
 ) -> AttackReport:
     """Train `config.method` among `clients` clients that hold their own images; the report is that of `train`.
 
-    Accuracy is measured where the unseen domain's images are at hand, else there is none. Raises UsageError where nothing
-    would be trained or the options do not fit, JobFailedError where the federation fails."""
+    Accuracy is measured where the unseen domain's images are at hand, else there is none. Raises UsageError where
+    nothing would be trained or the options do not fit, JobFailedError where the federation fails."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
@@ -80,7 +80,8 @@ def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) ->
 def _data_document(
     config: RunConfig, unseen: DomainDataset | None, name: str, classes: Sequence[str], clients: Mapping[str, Any]
 ) -> dict[str, object]:
-    """What the report says about the data: what this side holds, and what clients say of theirs (with a defense, nothing)."""
+    """What the report says about the data: what this side holds, and what clients say of theirs (with a defense,
+    nothing)."""
     roles = {
         "train": {each: int(told["training"]) for each, told in clients.items() if told["training"]},
         "validation": {each: int(told["validation"]) for each, told in clients.items() if told["training"]},

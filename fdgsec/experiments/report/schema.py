@@ -14,7 +14,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A picture for the report: PNG bytes, or the series behind a plot; `data` is JSON-able and goes into the document."""
+    """A picture for the report: PNG bytes, or the series behind a plot; `data` is JSON-able and goes into the
+    document."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""From the names of defenses to what clients wear, and from the ledger to what a report promises."""
+"""The run's defenses as each client's defense stack, and as a report lists them."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from fdgsec.runtime.registry import name_of, resolve
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewedStatistic:
-    """A lens of the eyes that the run is looked at by: the adversary's encoder is the method's own."""
+    """The record statistic by the style view of the run: the adversary's encoder is the method's own."""
 
     style_view: StyleView
 
@@ -54,7 +54,7 @@ def statistic_source_of(config: RunConfig, method: Method) -> StatisticSource:
 
 
 def defense_stack_of(config: RunConfig, method: Method) -> DefenseStack:
-    """What every client of the run wears. Raises UsageError where a defense does not work with the method."""
+    """Each client's defense stack. Raises UsageError where a defense does not work with the method."""
     usual = build(resolve("defenses", "guards"), {}, where="guards")
     defense_stack = DefenseStack(
         defenses=config.defenses,

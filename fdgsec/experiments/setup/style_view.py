@@ -23,7 +23,8 @@ class StyleView:
 
     @classmethod
     def of(cls, config: RunConfig, images: DomainDataset, method: Method, model: GlobalModel | None) -> "StyleView":
-        """The run's encoder; for mean spectra, that of `images`; for styles of the model's own layers, these of `model`."""
+        """The run's encoder; for mean spectra, that of `images`; for styles of the model's own layers, these of
+        `model`."""
         shared, side = method.shared_mean, config.style_size
         statistic = PooledStyles() if shared is None or shared.statistic is None else shared.statistic
         if isinstance(statistic, MeanSpectra):

@@ -122,7 +122,8 @@ def with_validation(client: Client, *, seed: int) -> Client:
 
 
 def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
-    """The clients of a run that is attacked: they hold the federation's role alone, and validation images where reviews need them."""
+    """The clients of a run that is attacked: they hold the federation's role alone, and validation images where reviews
+    need them."""
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
     if config.rounds and method.reviews != "none":
         clients = [with_validation(client, seed=config.seed) for client in clients]
@@ -155,7 +156,8 @@ def attacked_method(config: RunConfig) -> Method:
 
 
 def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
-    """Build a method; a `base` that is named in settings is built by name, and trains by the plan that is given here."""
+    """Build a method; a `base` that is named in settings is built by name, and trains by the plan that is given
+    here."""
     options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
     taken = {option: value for option, value in options.items() if option in options_of(name)}
     named = given.get("base")

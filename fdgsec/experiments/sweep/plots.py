@@ -1,9 +1,9 @@
 """A sweep's two figures: attack success against the defense's option, and accuracy against attack success.
 
-Every mark is a number of sweep.json with its 95% interval. Defenses grow stronger from left to right, so that an axis of
-epsilon runs down; no defense, and values without a logarithm, have places of their own beside it. Where the option is a
-scale of noise, a second axis gives it in standard deviations between clients, and FISC's own settings are marked (its
-Table 10)."""
+Every mark is a number of sweep.json with its 95% interval. Defenses grow stronger from left to right, so that an axis
+of epsilon runs down; no defense, and values without a logarithm, have places of their own beside it. Where the option
+is a scale of noise, a second axis gives it in standard deviations between clients, and FISC's own settings are marked
+(its Table 10)."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,8 @@ def figures(found: Row) -> dict[str, bytes]:
 class OptionAxis:
     """Where values stand from left (mild) to right (strong), in decades: `places` of all, no defense (None) first.
 
-    `direction` is 1 where larger values are stronger, else -1; `step` is how far those without a logarithm stand apart."""
+    `direction` is 1 where larger values are stronger, else -1; `step` is how far those without a logarithm stand
+    apart."""
 
     places: Mapping[float | None, float]
     direction: int

@@ -1,4 +1,5 @@
-"""The finished points of a sweep as they are kept: points.json, written completely or not at all, and no larger than needed.
+"""The finished points of a sweep as they are kept: points.json, written completely or not at all, and no larger than
+needed.
 
 An attack measures hundreds of rows; a sweep follows one of each. Kept is what tables and figures are drawn from: the
 followed row with its neighbors (likelihood ratio, theory), the spread between clients, and which controls failed."""
@@ -52,7 +53,8 @@ def slim(path: Path) -> None:
 
 
 def slimmed(points: Mapping[str, Point]) -> dict[str, Point]:
-    """Keep of one sweep's points, by key, what its tables and figures need; all, until the undefended point is finished.
+    """Keep of one sweep's points, by key, what its tables and figures need; all, until the undefended point is
+    finished.
 
     What a point lacks afterwards is counted: `measured` rows per attack, `passed` controls. Twice is as once."""
     bare = [point for point in points.values() if point["kind"] == "privacy" and point["value"] is None]

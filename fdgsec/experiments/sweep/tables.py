@@ -28,10 +28,10 @@ FACTOR = 2.0
 def summary(points: Sequence[Row]) -> dict[str, Any]:
     """Sort finished points into curves.
 
-    `followed` says which row of each attack is meant; `privacy` and `accuracy` have a point per value, the undefended one
-    (value None) first where it is finished; `rising` says that larger values are stronger, `hidden` at which value linkage
-    falls under twice chance, `codes` by how many versions of this code the points were made, and `versions` which and how
-    many by each."""
+    `followed` says which row of each attack is meant; `privacy` and `accuracy` have a point per value, the undefended
+    one (value None) first where it is finished; `rising` says that larger values are stronger, `hidden` at which value
+    linkage falls under twice chance, `codes` by how many versions of this code the points were made, and `versions`
+    which and how many by each."""
     private = sorted((point for point in points if point["kind"] == "privacy"), key=_place)
     bare = next((point for point in private if point["value"] is None), None)
     followed = {} if bare is None else followed_rows(bare)
@@ -120,8 +120,8 @@ def _epsilon(guarantees: Sequence[Row]) -> float:
 
 
 def _accuracy(points: Sequence[Row]) -> list[dict[str, Any]]:
-    """Means over seeds with t intervals, of one seed with that over its test images, and differences from the undefended
-    runs of the same seeds."""
+    """Means over seeds with t intervals, of one seed with that over its test images, and differences from the
+    undefended runs of the same seeds."""
     by_value: dict[float | None, dict[int, float]] = {}
     for point in points:
         by_value.setdefault(point["value"], {})[point["seed"]] = point["accuracy"]["value"]
@@ -154,7 +154,8 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
     """The row of the same name and slice in another point's report.
 
     Where linkage could weigh a pair of releases by what the defense's noise is like, that distance is read: nobody who
-    knows the defense would use another, and without one there is nothing to weigh. The nearest row has weighed it already."""
+    knows the defense would use another, and without one there is nothing to weigh. The nearest row has weighed it
+    already."""
     weighed, same, _ = kin(row["name"], row["slice"])
     by_row = row["slice"].get("distance") == NEAREST_ROW
     found = (None if by_row else _found(point, attack, weighed)) or _found(point, attack, same)
@@ -162,7 +163,8 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
 
 
 def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
-    """The names and slices of what is read of a followed row: by likelihood ratio, as it is, and what theory says of it."""
+    """The names and slices of what is read of a followed row: by likelihood ratio, as it is, and what theory says of
+    it."""
     weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "dimension"}
     return (name, weighed), (name, where), ("theory_auc", law)
 
@@ -187,7 +189,8 @@ def _spread(point: Row) -> float | None:
 
 
 def _failed(point: Row) -> bool:
-    """Whether a control of the attacks failed at this point; `passed`, where failed ones alone were kept, is a number."""
+    """Whether a control of the attacks failed at this point; `passed`, where failed ones alone were kept, is a
+    number."""
     sides = [side for each in point["attacks"] for side in each["controls"].values() if isinstance(side, Sequence)]
     return any(not row["passed"] for side in sides for row in side)
 

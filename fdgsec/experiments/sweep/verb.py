@@ -1,8 +1,8 @@
 """The verb `sweep`: privacy against accuracy over one option of a defense, point by point, resumed where it stopped.
 
 The privacy axis comes from the attacks on an exchange (or on as many rounds as are asked for), the accuracy axis from
-training on the unseen domain under a protocol of `fdgsec bench`, at fewer values. Both have a point without the defense,
-which everything is compared with. Each finished point is written at once."""
+training on the unseen domain under a protocol of `fdgsec bench`, at fewer values. Both have a point without the
+defense, which everything is compared with. Each finished point is written at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,8 @@ class SweepRequest:
             raise UsageError(f"accuracy was asked for at {min(strange):g}, which is not one of the values.")
 
     def defenses_at(self, value: float | None) -> tuple[Defense, ...]:
-        """The defenses with the option set to `value`; None: no defense at all. Raises UsageError for an unknown option."""
+        """The defenses with the option set to `value`; None: no defense at all. Raises UsageError for an unknown
+        option."""
         if value is None:
             return ()
         *before, last = self.defenses
