@@ -68,9 +68,10 @@ def attack(
 ) -> "AttackReport":
     """Run (or reuse) a target, run every applicable attack, and return the report.
 
-    Attacks and defenses are named ("private-styles:epsilon=8") or given as objects (`PrivateStyles(epsilon=8)`). `settings`
-    are those of `fdgsec.experiments.settings.Settings` (per_domain, encoder, rounds, ...), `assignments` the command line's
-    --set items ("method.k=2"). With `out` the run directory is written, otherwise nothing is.
+    Attacks and defenses are named ("private-styles:epsilon=8") or given as objects (`PrivateStyles(epsilon=8)`); a
+    target may be the object of a method. `settings` are those of `fdgsec.experiments.settings.Settings` (per_domain,
+    encoder, rounds, ...), `assignments` the command line's --set items ("method.k=2"). With `out` the run directory is
+    written, otherwise nothing is.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.verb import attack as experiment
     from fdgsec.experiments.config import attack_settings
@@ -239,8 +240,8 @@ def sweep(
     from fdgsec.runtime.progress import NoProgress
 
     request = SweepRequest(
-        target=target, dataset=dataset, defenses=tuple(map(defense_of, defenses)), option=option, values=tuple(map(float, values)),
-        accuracy_at=None if accuracy_at is None else tuple(map(float, accuracy_at)),
+        target=target, dataset=dataset, defenses=tuple(map(defense_of, defenses)), option=option,
+        values=tuple(map(float, values)), accuracy_at=None if accuracy_at is None else tuple(map(float, accuracy_at)),
         attacks=ATTACKS if attacks is None else tuple(attacks), protocol=protocol, seeds=seeds, seed=seed,
         profile=profile, workers=workers, given=settings, assignments=tuple(assignments),
     )  # fmt: skip

@@ -86,24 +86,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.ctx.get_help() if error.ctx is not None else error.format_message())
         return 0
-    except click.ClickException as error:
-        if debug:
-            raise
-        where = f" (see `{error.ctx.command_path} --help`)" if isinstance(error, click.UsageError) and error.ctx else ""
-        return _fail(error.format_message() + where, 2)
     except (click.Abort, KeyboardInterrupt):
         return _fail("interrupted", 130)
-    except FdgsecError as error:
-        if debug:
-            raise
-        return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         return 0
     except Exception as error:
         if debug:
             raise
-        return _fail(f"{type(error).__name__}: {error} (a defect of fdgsec; add --debug for the traceback)", 1)
+        return _fail(*_line_and_code(error))
     return result if isinstance(result, int) else 0
+
+
+def _line_and_code(error: Exception) -> tuple[str, int]:
+    if isinstance(error, click.ClickException):
+        where = f" (see `{error.ctx.command_path} --help`)" if isinstance(error, click.UsageError) and error.ctx else ""
+        return error.format_message() + where, 2
+    if isinstance(error, FdgsecError):
+        return str(error), error.exit_code
+    return f"{type(error).__name__}: {error} (a defect of fdgsec; add --debug for the traceback)", 1
 
 
 def _fail(text: str, code: int) -> int:

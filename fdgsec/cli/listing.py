@@ -9,7 +9,8 @@ from fdgsec.runtime.errors import unknown_name
 What = Annotated[
     str,
     typer.Argument(
-        help="methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols, ablations."
+        help="methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols or "
+        "ablations."
     ),
 ]
 

@@ -56,10 +56,9 @@ def command(
     option, values = parsed_over(over)
     asked = None if accuracy_at is None else () if accuracy_at == "none" else parsed_values(accuracy_at)
     request = SweepRequest(
-        target=target, dataset=dataset, defenses=tuple(map(defense_of, defense or ("style-noise",))), option=option, values=values,
-        accuracy_at=asked, attacks=tuple(attack or ATTACKS), protocol=protocol, seeds=seeds, seed=seed,
-        profile=profile, workers=workers, assignments=tuple(set_ or ()),
-        given=given,
+        target=target, dataset=dataset, defenses=tuple(map(defense_of, defense or ("style-noise",))), option=option,
+        values=values, accuracy_at=asked, attacks=tuple(attack or ATTACKS), protocol=protocol, seeds=seeds, seed=seed,
+        profile=profile, workers=workers, assignments=tuple(set_ or ()), given=given,
     )  # fmt: skip
     folder = out or Path("runs") / f"sweep-{target}-{dataset}-{option}-seed{seed}"
     with progress_bars() as progress:

@@ -19,8 +19,8 @@ from fdgsec.runtime.errors import UsageError
 Rows = Sequence[Sequence[str]]
 COLUMNS = ("first", "second", "difference", "intervals")
 LEGEND = (
-    "Difference is second minus first. Apart: the 95% intervals share nothing, which shows a difference; that they overlap shows "
-    "none, and no agreement either."
+    "Difference is second minus first. Apart: the 95% intervals share nothing, which shows a difference; that they "
+    "overlap shows none, and no agreement either."
 )
 
 
@@ -98,7 +98,8 @@ def print_stored(run: Path, *, as_json: bool) -> None:
         document = json.loads(text)
         rows = [
             (attack["name"], row["name"], ", ".join(f"{k} {v}" for k, v in row["slice"].items()), number(row["value"]),
-             "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]), row["verdict"])
+             "" if row["low"] is None else f"[{number(row['low'])}, {number(row['high'])}]", number(row["chance"]),
+             row["verdict"])
             for attack in document["attacks"] for row in attack["measurements"]
         ]  # fmt: skip
         title = f"{path}: {document['target']} on {document['dataset']['name']}, encoder {document['encoder']}"
@@ -136,7 +137,8 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
 def print_claims(found: Mapping[str, Any], *, out: Path) -> None:
     """Print the ledger with its verdicts."""
     rows = [
-        (row["id"], row["attack"], measured(row), number(row["chance"]), "" if row["n"] is None else str(row["n"]), row["verdict"], row["reason"])
+        (row["id"], row["attack"], measured(row), number(row["chance"]), "" if row["n"] is None else str(row["n"]),
+         row["verdict"], row["reason"])
         for row in found["claims"]
     ]  # fmt: skip
     print_table(
@@ -172,10 +174,14 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     many = f" ({found['above']} of {found['repeats']} audits)"
     for line in (
         f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
-        f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} ({found['relation']}), over {', '.join(found['covers'])}",
-        f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}",
+        (f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} "
+        f"({found['relation']}), over {', '.join(found['covers'])}"),
+        (f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}"
+        f"{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}"),
         f"canary: {found['canary']}",
-        f"FAILED: bounds lie above the claim{many}, more than chance allows" if found["exceeded"] else f"not exceeded{many}",
+        f"FAILED: bounds lie above the claim{many}, more than chance allows"
+        if found["exceeded"]
+        else f"not exceeded{many}",
         str(found["note"]),
         f"written to {out}: audit.json",
     ):  # fmt: skip
@@ -192,8 +198,8 @@ def print_comparison(found: Mapping[str, Any], *, every: bool) -> None:
         print(f"not alike: {reason}; differences below are not those of the settings alone")
     for place, run in zip(("first", "second"), found["runs"], strict=True):
         print(
-            f"{place}: {run['folder']}: {run['method']} ({run['target']}) on {run['dataset']}, unseen {run['unseen_domain']}, "
-            f"encoder {run['encoder']}, seed {run['seed']}, profile {run['profile']}"
+            f"{place}: {run['folder']}: {run['method']} ({run['target']}) on {run['dataset']}, "
+            f"unseen {run['unseen_domain']}, encoder {run['encoder']}, seed {run['seed']}, profile {run['profile']}"
         )
     settings = [(row["name"], str(row["first"]), str(row["second"])) for row in found["settings"]]
     print_table("settings that differ", ("setting", "first", "second"), settings)

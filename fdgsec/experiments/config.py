@@ -211,14 +211,7 @@ def build(cls: type[T], settings: Mapping[str, Any], *, where: str) -> T:
 def _fitted(kind: Any, value: Any, where: str) -> Any:
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        if value == "none" and type(None) in get_args(kind):  # TOML has no null
-            return None
-        for option in get_args(kind):
-            try:
-                return _fitted(option, value, where)
-            except UsageError:
-                continue
-        raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+        return _fitted_to_one(kind, value, where)
     if origin is Literal:
         if value not in get_args(kind):
             raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
@@ -234,6 +227,18 @@ def _fitted(kind: Any, value: Any, where: str) -> Any:
         isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool))
     ):
         return value
+    raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+
+
+def _fitted_to_one(kind: Any, value: Any, where: str) -> Any:
+    """The value as the first type of a union that takes it."""
+    if value == "none" and type(None) in get_args(kind):  # TOML has no null
+        return None
+    for option in get_args(kind):
+        try:
+            return _fitted(option, value, where)
+        except UsageError:
+            continue
     raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
 
 

@@ -65,7 +65,7 @@ def moves(
     else:
         trainer(
             models[0], data, objectives[0], plan, stream(seed, "world", "audit", clock.round), round=clock.round,
-            rounds=clock.rounds, on_step=lambda step, loss: weights.append(_weights(models)),
+            rounds=clock.rounds, on_step=lambda _step, _loss: weights.append(_weights(models)),
         )  # fmt: skip
     return [sign * (after - before) / math.sqrt(count) for before, after in pairwise(weights)]
 

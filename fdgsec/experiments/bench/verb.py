@@ -91,7 +91,7 @@ def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> l
         raise UsageError(f"seeds must differ from each other; got {', '.join(map(str, seeds))}.")
     if table.baseline not in arms and request.baseline:
         raise unknown_name("baseline", request.baseline, arms)
-    splits = table.splits(request.dataset, _domains(request, table, data_root))
+    splits = table.splits(request.dataset, _domains(request, data_root))
     if unknown := set(request.domains) - {test for _, test in splits}:
         raise UsageError(f"{min(unknown)} is not a test domain here; known: {', '.join(t for _, t in splits)}.")
     cells = []
@@ -106,7 +106,7 @@ def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> l
     return cells
 
 
-def _domains(request: BenchRequest, table: Protocol, data_root: Path | None) -> list[str]:
+def _domains(request: BenchRequest, data_root: Path | None) -> list[str]:
     """The dataset's domains, in its own order: one image of each is enough to know them."""
     config = RunConfig(method="fedavg", dataset=request.dataset, per_class=1, image_size=16)
     world = load_world(config, data_root=data_root, progress=NoProgress())
