@@ -11,7 +11,6 @@ from fdgsec.cli.listings import LISTS
 from fdgsec.data.catalog import dataset_entry, dataset_names
 from fdgsec.experiments.config import RunConfig, attack_settings, made, resolve_settings, target_method
 from fdgsec.experiments.explain import explain
-from fdgsec.experiments.setup.defenses import defenses_of
 from fdgsec.experiments.setup.world import attacked_method, method_of
 from fdgsec.federation.artifacts import decode, kind_named
 from fdgsec.methods.fedavg import FedAvg
@@ -124,7 +123,7 @@ def test_a_plugin_method_is_a_target_and_so_is_its_variant():
 def test_a_plugin_defense_is_accepted_and_built():
     config = resolve_settings({"defenses": ("their-defense:bits=4",)}, preset=None, defaults={"method": "theirs"})
 
-    (defense,) = defenses_of(config)
+    (defense,) = config.defenses
 
     assert type(defense).__name__ == "TheirDefense"
 
