@@ -19,7 +19,7 @@ from fdgsec.federation.method import Clock, GlobalModel, Method
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.guarantees import Mixing, PlannedGuarantee
+from fdgsec.privacy.guarantees import RecordMixing, PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
@@ -110,8 +110,8 @@ def _check_costs(defense: Defense, run: Outcome) -> None:
     promise, planned = "a guarantee is none, or what was said before", None
     if isinstance(defense, PlansGuarantee):
         planned = defense.promise
-        known = planned is None or isinstance(planned, PlannedGuarantee | Mixing)
-        expect(known, promise, f"promise is {planned!r}; it must be None, a PlannedGuarantee or Mixing")
+        known = planned is None or isinstance(planned, PlannedGuarantee | RecordMixing)
+        expect(known, promise, f"promise is {planned!r}; it must be None, a PlannedGuarantee or RecordMixing")
     paid = [(entry.stage, use) for entry in run.ledger.entries for use in entry.uses or ()]
     costs = {(stage, use.unit) for stage, use in paid if use.noise}
     if isinstance(planned, PlannedGuarantee):

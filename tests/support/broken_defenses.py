@@ -28,10 +28,10 @@ def same_again() -> torch.Generator:
 class StylesWithATenthOfTheNoise(PrivateStyles):
     """Adds a tenth of the noise that it states."""
 
-    def _priced(
+    def _calibrated_noise(
         self, outgoing: Outgoing, sensitivity: Mapping[Relation, float]
     ) -> tuple[float, tuple[Use, ...] | None]:
-        noise, uses = super()._priced(outgoing, sensitivity)
+        noise, uses = super()._calibrated_noise(outgoing, sensitivity)
         return noise / 10, uses
 
 
@@ -60,8 +60,8 @@ class Loose:
 class StylesWithoutClip(PrivateStyles):
     """Leaves the clip out."""
 
-    def _made(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
-        made = super()._made(outgoing, kind, make)
+    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
+        made = super()._cached(outgoing, kind, make)
         if isinstance(made, Frame):
             return cast(T, replace(made, region=_loosened(made.region)))
         return cast(T, _loosened(cast(Region, made)))
