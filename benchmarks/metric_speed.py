@@ -31,7 +31,7 @@ from training_speed import Job, interleaved, processor_name
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.run_folder import environment
-from fdgsec.metrics.feature_extraction import extracted, feature_statistics
+from fdgsec.metrics.feature_extraction import extract_features, feature_statistics
 from fdgsec.metrics.feature_extractors import (
     INCEPTION_SIDE,
     EncoderExtractor,
@@ -110,7 +110,7 @@ def measure_speed(name: str, *, images: int, side: int, batch: int, repeats: int
     pixels = torch.randint(0, 256, (images, 3, side, side), generator=rng, dtype=torch.uint8)
     jobs: dict[str, Job] = {
         "bare": partial(forward, network, bare_input(name, pixels[:batch]), batches=images // batch),
-        "extracted": partial(run, extracted, extractor, pixels, batch=batch),
+        "extracted": partial(run, extract_features, extractor, pixels, batch=batch),
         "statistics": partial(run, feature_statistics, extractor, pixels, batch=batch),
     }
     timings = interleaved(jobs, repeats=repeats)

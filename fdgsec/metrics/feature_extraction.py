@@ -21,7 +21,7 @@ BATCH = 16  # images in one pass of the network: fastest on a CPU; use 128 or mo
 _READ = 128  # images read from a dataset at once: enough to decode in parallel
 
 
-def extracted(extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True) -> Extracted:
+def extract_features(extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True) -> Extracted:
     """Extract features and logits of all images, float32 on the CPU.
 
     `images` is a dataset, uint8, or floating in [0, 1]; (N, D + K) numbers are held. With `reuse` a dataset's result
@@ -43,7 +43,7 @@ def feature_statistics(
 ) -> Gaussian:
     """Compute mean and scatter of the features of all images; memory does not depend on their number.
 
-    Arguments and errors as for `extracted`."""
+    Arguments and errors as for `extract_features`."""
 
     def compute() -> dict[str, Tensor]:
         found = _streamed(part.features for part in _passes(extractor, images, batch_size))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fdgsec.metrics.feature_extraction import BATCH, Images, extracted
+from fdgsec.metrics.feature_extraction import BATCH, Images, extract_features
 from fdgsec.metrics.feature_extractors import INCEPTION, Extracted, Extractor, extractor_named
 from fdgsec.metrics.frechet_distance import REPEATS, Band, frechet_interval, frechet_of
 from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT, inception_score, score_interval
@@ -101,8 +101,8 @@ def distribution_distance(
     All columns of one call have the same equal n: the smallest set's, or half the real images. A set too small for a
     statistic gives a row that says so. A real dataset's features come from the cache."""
     place: Slice = where or {}
-    truth = extracted(extractor, real, batch_size=batch_size)
-    found = {name: extracted(extractor, images, batch_size=batch_size) for name, images in made.items()}
+    truth = extract_features(extractor, real, batch_size=batch_size)
+    found = {name: extract_features(extractor, images, batch_size=batch_size) for name, images in made.items()}
     table = _Table(names=tuple(_names(extractor.name)), repeats=repeats)
     rows = table.score(truth, {**place, "column": REAL, "images": "all"}, child(rng, REAL, "all"))
     for name, images in found.items():

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.metrics.feature_extraction import extracted, feature_statistics
+from fdgsec.metrics.feature_extraction import extract_features, feature_statistics
 from fdgsec.metrics.feature_extractors import EncoderExtractor, Extracted, Extractor
 from fdgsec.metrics.frechet_distance import gaussian
 from fdgsec.nn.styles.encoders import load_encoder
@@ -44,7 +44,7 @@ def test_datasets_bytes_and_floats_of_the_same_images_give_the_same_features() -
     data = dataset(n=37)
     floats = pixels(n=37).float() / 255
 
-    found = [extracted(Colors(), images).features for images in (data, pixels(n=37), floats)]
+    found = [extract_features(Colors(), images).features for images in (data, pixels(n=37), floats)]
 
     torch.testing.assert_close(found[0], 2 * floats.mean((2, 3)) + 1, rtol=1e-6, atol=0)
     assert torch.equal(found[0], found[1])
@@ -52,21 +52,21 @@ def test_datasets_bytes_and_floats_of_the_same_images_give_the_same_features() -
 
 
 def test_logits_come_beside_the_features_where_there_are_any() -> None:
-    found = extracted(Colors(), dataset(n=5))
-    again = extracted(Colors(), dataset(n=5))
+    found = extract_features(Colors(), dataset(n=5))
+    again = extract_features(Colors(), dataset(n=5))
 
     assert found.logits is not None
     assert again.logits is not None
     assert torch.equal(found.logits, found.features[:, :2])
     assert torch.equal(again.logits, found.logits)
-    assert extracted(EncoderExtractor(load_encoder("mini")), pixels(n=2)).logits is None
+    assert extract_features(EncoderExtractor(load_encoder("mini")), pixels(n=2)).logits is None
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 500])
 def test_features_do_not_depend_on_the_batch_size(batch_size: int) -> None:
     extractor, images = EncoderExtractor(load_encoder("mini")), pixels(n=19)
 
-    found = extracted(extractor, images, batch_size=batch_size).features
+    found = extract_features(extractor, images, batch_size=batch_size).features
 
     # kernels differ with the batch in their last bits
     torch.testing.assert_close(found, extractor.features(images.float() / 255), rtol=1e-5, atol=1e-5)
@@ -87,7 +87,7 @@ def test_streamed_statistics_are_those_of_all_features_and_hold_one_batch_at_a_t
 def test_a_dataset_is_extracted_once_also_by_another_object_of_the_same_content() -> None:
     first, second = Colors(), Colors()
 
-    for compute in (extracted, feature_statistics):
+    for compute in (extract_features, feature_statistics):
         compute(first, dataset(n=40))
         before = list(first.batches)
         compute(second, dataset(n=40))
@@ -107,31 +107,31 @@ def test_statistics_from_the_cache_are_the_same_bytes() -> None:
 
 def test_other_weights_other_images_and_no_reuse_miss_the_cache() -> None:
     extractor = Colors()
-    extracted(extractor, dataset(n=40))
+    extract_features(extractor, dataset(n=40))
     extractor.batches.clear()
 
-    extracted(extractor, dataset(n=40, seed=1))
-    extracted(extractor, dataset(n=40).subset(torch.arange(39)))
-    extracted(other := Colors("b" * 64), dataset(n=40))
-    extracted(again := Colors(), dataset(n=40), reuse=False)
+    extract_features(extractor, dataset(n=40, seed=1))
+    extract_features(extractor, dataset(n=40).subset(torch.arange(39)))
+    extract_features(other := Colors("b" * 64), dataset(n=40))
+    extract_features(again := Colors(), dataset(n=40), reuse=False)
 
     assert [sum(one.batches) for one in (extractor, other, again)] == [79, 40, 40]
 
 
 def test_a_damaged_cache_file_is_computed_again(own_cache: Path) -> None:
-    expected = extracted(Colors(), dataset(n=10)).features
+    expected = extract_features(Colors(), dataset(n=10)).features
     (file,) = (own_cache / "features").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
 
     extractor = Colors()
 
-    assert torch.equal(extracted(extractor, dataset(n=10)).features, expected)
+    assert torch.equal(extract_features(extractor, dataset(n=10)).features, expected)
     assert extractor.batches == [10]
-    assert torch.equal(extracted(Colors(), dataset(n=10)).features, expected)
+    assert torch.equal(extract_features(Colors(), dataset(n=10)).features, expected)
 
 
 def test_tensors_are_never_stored(own_cache: Path) -> None:
-    extracted(Colors(), pixels(n=4))
+    extract_features(Colors(), pixels(n=4))
 
     assert not (own_cache / "features").exists()
 
@@ -148,7 +148,7 @@ def test_tensors_are_never_stored(own_cache: Path) -> None:
 )
 def test_images_that_cannot_be_extracted_are_refused(images: Tensor, batch_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        extracted(Colors(), images, batch_size=batch_size)
+        extract_features(Colors(), images, batch_size=batch_size)
 
 
 def test_no_images_and_no_batch_are_errors_a_user_can_read() -> None:

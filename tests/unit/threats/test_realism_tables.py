@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.feature_extraction import extracted
+from fdgsec.metrics.feature_extraction import extract_features
 from fdgsec.metrics.feature_extractors import EncoderExtractor, Extracted, Extractor
 from fdgsec.metrics.frechet_distance import frechet_of
 from fdgsec.metrics.inception_score import inception_score
@@ -83,7 +83,7 @@ def test_rows_of_all_images_are_the_metrics_of_all_images() -> None:
 
     found = distribution_distance(real, {"MSE": made}, extractor=extractor, rng=stream(0, "attack"))
 
-    one, other = extracted(extractor, real), extracted(extractor, made)
+    one, other = extract_features(extractor, real), extract_features(extractor, made)
     assert one.logits is not None
     assert other.logits is not None
     assert value(only(found, "fid", column="MSE", images="all")) == frechet_of(one.features, other.features)
