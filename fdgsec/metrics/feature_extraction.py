@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.metrics.feature_extractors import Extracted, Extractor
+from fdgsec.metrics.feature_extractors import ExtractedFeatures, Extractor
 from fdgsec.metrics.frechet_distance import ROWS, Gaussian, gaussian
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import cache_root, write_atomic
@@ -21,7 +21,9 @@ BATCH = 16  # images in one pass of the network: fastest on a CPU; use 128 or mo
 _READ = 128  # images read from a dataset at once: enough to decode in parallel
 
 
-def extract_features(extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True) -> Extracted:
+def extract_features(
+    extractor: Extractor, images: Images, *, batch_size: int = BATCH, reuse: bool = True
+) -> ExtractedFeatures:
     """Extract features and logits of all images, float32 on the CPU.
 
     `images` is a dataset, uint8, or floating in [0, 1]; (N, D + K) numbers are held. With `reuse` a dataset's result
@@ -35,7 +37,7 @@ def extract_features(extractor: Extractor, images: Images, *, batch_size: int = 
         return found | ({"logits": torch.cat(logits)} if logits else {})
 
     found = _cached("extracted", extractor, images, compute, reuse=reuse)
-    return Extracted(features=found["features"], logits=found.get("logits"))
+    return ExtractedFeatures(features=found["features"], logits=found.get("logits"))
 
 
 def feature_statistics(
@@ -69,7 +71,7 @@ def _with(total: Gaussian | None, waiting: list[Tensor]) -> Gaussian:
     return found if total is None else total.joined(found)
 
 
-def _passes(extractor: Extractor, images: Images, batch_size: int) -> Iterator[Extracted]:
+def _passes(extractor: Extractor, images: Images, batch_size: int) -> Iterator[ExtractedFeatures]:
     size = len(images)
     if not size or batch_size < 1:
         raise UsageError(f"extraction needs images and a batch size of at least 1; got {size} and {batch_size}.")

@@ -29,7 +29,7 @@ Device = torch.device | str
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Extracted:
+class ExtractedFeatures:
     """Output of an extractor for N images: features (N, D) and, where it classifies, logits (N, K); float32."""
 
     features: Tensor
@@ -48,7 +48,7 @@ class Extractor(ABC):
     fingerprint: str
     device: torch.device
 
-    def extract(self, images: Tensor) -> Extracted:
+    def extract(self, images: Tensor) -> ExtractedFeatures:
         """Compute features and logits in one pass. Raises ValueError for anything but finite floats in [0, 1]."""
         check_images(images, "images")
         with torch.no_grad():
@@ -66,7 +66,7 @@ class Extractor(ABC):
         return found
 
     @abstractmethod
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         """Extract from checked float32 images on the extractor's device."""
 
 
@@ -102,13 +102,13 @@ class InceptionExtractor(Extractor):
         name = INCEPTION if record.official else f"{INCEPTION}_{record.sha256[:8]}"
         return cls(weights.load_state("inception_fid"), name=name, device=device)
 
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         side = (INCEPTION_SIDE, INCEPTION_SIDE)
         enlarged = functional.interpolate(
             images.contiguous(memory_format=torch.channels_last), size=side, mode="bilinear", align_corners=False
         )
         features: Tensor = self.network(enlarged.mul_(2).sub_(1))
-        return Extracted(features=features, logits=features @ self._head.T)
+        return ExtractedFeatures(features=features, logits=features @ self._head.T)
 
 
 class EncoderExtractor(Extractor):
@@ -126,11 +126,11 @@ class EncoderExtractor(Extractor):
         self.fingerprint = _fingerprint(f"spatial mean of unit features of {encoder.fingerprint}", {})
         self._encoder = encoder
 
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         cells = self._encoder.encode(images).permute(0, 2, 3, 1).flatten(1, 2)  # (N, hw, D), without a copy
         lengths: Tensor = torch.linalg.vector_norm(cells, dim=2, keepdim=True)
         weights_of_cells = math.sqrt(self.dimension) / (cells.shape[1] * lengths.clamp_min(1e-10))
-        return Extracted(features=(weights_of_cells.transpose(1, 2) @ cells).squeeze(1))
+        return ExtractedFeatures(features=(weights_of_cells.transpose(1, 2) @ cells).squeeze(1))
 
 
 class BackboneExtractor(Extractor):
@@ -146,8 +146,10 @@ class BackboneExtractor(Extractor):
         _frozen(classifier, self.device)
         self._classifier = classifier
 
-    def _extract(self, images: Tensor) -> Extracted:
-        return Extracted(features=self._classifier.features(images.contiguous(memory_format=torch.channels_last)))
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
+        return ExtractedFeatures(
+            features=self._classifier.features(images.contiguous(memory_format=torch.channels_last))
+        )
 
 
 def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from fdgsec.metrics.feature_extraction import BATCH, Images, extract_features
-from fdgsec.metrics.feature_extractors import INCEPTION, Extracted, Extractor, extractor_named
+from fdgsec.metrics.feature_extractors import INCEPTION, ExtractedFeatures, Extractor, extractor_named
 from fdgsec.metrics.frechet_distance import REPEATS, Band, frechet_interval, frechet_of
 from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT, inception_score, score_interval
 from fdgsec.metrics.kernel_distance import kernel_estimate
@@ -123,11 +123,15 @@ class _Table:
     names: tuple[str, ...]
     repeats: int
 
-    def rows(self, real: Extracted, made: Extracted, at: Slice, rng: torch.Generator) -> list[Measurement]:
+    def rows(
+        self, real: ExtractedFeatures, made: ExtractedFeatures, at: Slice, rng: torch.Generator
+    ) -> list[Measurement]:
         """The distances of `made` from `real`, and the score of `made`."""
         return [*self.distances(real, made, at, rng), *self.score(made, at, child(rng, SCORE))]
 
-    def distances(self, real: Extracted, made: Extracted, at: Slice, rng: torch.Generator) -> list[Measurement]:
+    def distances(
+        self, real: ExtractedFeatures, made: ExtractedFeatures, at: Slice, rng: torch.Generator
+    ) -> list[Measurement]:
         """Frechet and kernel distance."""
         one, other = real.features, made.features
         frechet, kernel, n = self.names[0], self.names[1], min(len(one), len(other))
@@ -142,7 +146,7 @@ class _Table:
             _row(kernel, at, squared, spread, n, method="subsampling"),
         ]
 
-    def score(self, found: Extracted, at: Slice, rng: torch.Generator) -> list[Measurement]:
+    def score(self, found: ExtractedFeatures, at: Slice, rng: torch.Generator) -> list[Measurement]:
         """The inception score, where it is one of the names."""
         if SCORE not in self.names:
             return []
@@ -171,9 +175,9 @@ def _warnings(rows: Sequence[Measurement], extractor: Extractor) -> list[str]:
     return said
 
 
-def _rows(found: Extracted, positions: torch.Tensor) -> Extracted:
+def _rows(found: ExtractedFeatures, positions: torch.Tensor) -> ExtractedFeatures:
     logits = None if found.logits is None else found.logits[positions]
-    return Extracted(features=found.features[positions], logits=logits)
+    return ExtractedFeatures(features=found.features[positions], logits=logits)
 
 
 def _row(name: str, at: Slice, value: float, band: Band | None, n: int, *, method: str) -> Measurement:

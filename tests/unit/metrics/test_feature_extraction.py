@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.feature_extraction import extract_features, feature_statistics
-from fdgsec.metrics.feature_extractors import EncoderExtractor, Extracted, Extractor
+from fdgsec.metrics.feature_extractors import EncoderExtractor, ExtractedFeatures, Extractor
 from fdgsec.metrics.frechet_distance import gaussian
 from fdgsec.nn.styles.encoders import load_encoder
 from fdgsec.runtime.errors import UsageError
@@ -26,10 +26,10 @@ class Colors(Extractor):
         self.fingerprint = fingerprint
         self.batches: list[int] = []
 
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         self.batches.append(len(images))
         features = 2 * images.mean((2, 3)) + 1
-        return Extracted(features=features, logits=features[:, :2])
+        return ExtractedFeatures(features=features, logits=features[:, :2])
 
 
 def pixels(*, n: int, seed: int = 0) -> Tensor:

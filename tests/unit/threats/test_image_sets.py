@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.metrics.feature_extractors import Extracted, Extractor
+from fdgsec.metrics.feature_extractors import ExtractedFeatures, Extractor
 from fdgsec.metrics.inception_score import inception_score
 from fdgsec.metrics.kernel_distance import kernel_distance
 from fdgsec.metrics.measurement import Measurement
@@ -32,9 +32,9 @@ class Cells(Extractor):
     def __init__(self, name: str = "inception") -> None:
         self.name, self.fingerprint = name, f"cells {name}"
 
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         cells = torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1) * 10
-        return Extracted(features=cells, logits=cells[:, :4])
+        return ExtractedFeatures(features=cells, logits=cells[:, :4])
 
 
 def blobs(count: int, *, seed: int = 0, size: int = 16, shift: float = 0.0) -> Tensor:

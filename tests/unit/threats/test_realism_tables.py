@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.metrics.feature_extraction import extract_features
-from fdgsec.metrics.feature_extractors import EncoderExtractor, Extracted, Extractor
+from fdgsec.metrics.feature_extractors import EncoderExtractor, ExtractedFeatures, Extractor
 from fdgsec.metrics.frechet_distance import frechet_of
 from fdgsec.metrics.inception_score import inception_score
 from fdgsec.metrics.kernel_distance import kernel_distance
@@ -29,10 +29,10 @@ class Cells(Extractor):
         self.name, self.fingerprint = name, f"cells {name}"
         self.seen = 0
 
-    def _extract(self, images: Tensor) -> Extracted:
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
         self.seen += len(images)
         cells = torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1) * 10
-        return Extracted(features=cells, logits=cells[:, :4])
+        return ExtractedFeatures(features=cells, logits=cells[:, :4])
 
 
 def blobs(*, seed: int, n: int, shift: float = 0.0) -> Tensor:
