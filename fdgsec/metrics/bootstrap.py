@@ -39,7 +39,7 @@ def cluster_multiplicities(
     return drawn, pos_column, neg_column
 
 
-def draws(values: Tensor, statistic: Statistic, *, rng: torch.Generator, repeats: int) -> Tensor:
+def bootstrap_statistics(values: Tensor, statistic: Statistic, *, rng: torch.Generator, repeats: int) -> Tensor:
     """Evaluate `statistic`, which reduces the last dimension, on `repeats` resamples of `values` (n,): (repeats,)."""
     n = len(values)
     rows = max(1, _ELEMENTS // n)

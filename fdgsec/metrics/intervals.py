@@ -17,9 +17,9 @@ from fdgsec.metrics.bootstrap import (
     Bounds,
     Statistic,
     bca_bounds,
+    bootstrap_statistics,
     cluster_multiplicities,
     constant,
-    draws,
     jackknife,
     unseen_bounds,
 )
@@ -229,7 +229,7 @@ def _resampled(
     if constant(values):
         low, high = unseen_bounds(estimate, n, bounds, level=level)
         return Interval(low=low, high=high, method=method)
-    resampled = draws(values, statistic, rng=rng, repeats=repeats)
+    resampled = bootstrap_statistics(values, statistic, rng=rng, repeats=repeats)
     without_one = (values.sum() - values) / (n - 1) if statistic is mean else jackknife(values, statistic)
     return _interval(estimate, resampled, without_one, level=level, bounds=bounds, method=method)
 
