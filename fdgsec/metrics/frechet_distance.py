@@ -58,7 +58,7 @@ class Gaussian:
 
 def gaussian(features: Tensor) -> Gaussian:
     """Compute mean and scatter of features (N, D), in blocks. Raises ValueError unless finite and N >= 1."""
-    vectors = checked(features, "features")
+    vectors = check_features(features, "features")
     parts = (_summary(part.to("cpu", torch.float64)) for part in vectors.split(ROWS))
     return reduce(Gaussian.joined, parts)
 
@@ -80,7 +80,7 @@ def frechet_distance(first: Gaussian, second: Gaussian) -> float:
 
 def frechet_of(first: Tensor, second: Tensor) -> float:
     """Compute the squared Frechet distance between feature sets (n, D) and (m, D), by the smaller of n and D."""
-    one, other = checked(first, "first"), checked(second, "second")
+    one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ValueError(f"features must have equal dimensions; got {one.shape[1]} and {other.shape[1]}.")
     if min(len(one), len(other)) < 2:
@@ -117,7 +117,7 @@ def student(
     return Band(low=max(least, value - half), high=min(greatest, value + half))
 
 
-def checked(features: Tensor, name: str) -> Tensor:
+def check_features(features: Tensor, name: str) -> Tensor:
     """Detach `features`. Raises ValueError, with `name`, unless (N >= 1, D >= 1), floating and finite."""
     if features.ndim != 2 or not features.numel() or not features.is_floating_point():
         raise ValueError(f"{name} must be floating (N, D), N and D >= 1; got {tuple(features.shape)} {features.dtype}.")

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.frechet_distance import Band, checked, student
+from fdgsec.metrics.frechet_distance import Band, check_features, student
 
 REPEATS = 200
 CUSTOMARY_SPLIT = 5000  # images in a split in the paper: 50,000 in 10
@@ -20,7 +20,7 @@ def inception_scores(logits: Tensor, *, splits: int, rng: torch.Generator) -> Te
 
     As in torchmetrics, parts have ceil(N / splits) images and the last one the remainder. Papers usually report mean
     and standard deviation over parts. Raises ValueError for no split, or more than images."""
-    values = checked(logits, "logits").to("cpu", torch.float64)
+    values = check_features(logits, "logits").to("cpu", torch.float64)
     if not 1 <= splits <= len(values):
         raise ValueError(f"splits must lie in 1..{len(values)} (the images); got {splits}.")
     shuffled = values[torch.randperm(len(values), generator=rng)]
@@ -29,7 +29,7 @@ def inception_scores(logits: Tensor, *, splits: int, rng: torch.Generator) -> Te
 
 def inception_score(logits: Tensor) -> float:
     """Score all images at once. `logits` is (N, K)."""
-    return math.exp(float(_log_score(*_terms(checked(logits, "logits").to("cpu", torch.float64)))))
+    return math.exp(float(_log_score(*_terms(check_features(logits, "logits").to("cpu", torch.float64)))))
 
 
 def score_interval(
@@ -40,7 +40,7 @@ def score_interval(
     Resampling lowers the score a second time, because repeated images vary less. Therefore only the spread of the
     bootstrap is used, around `value` (see `frechet_distance.frechet_interval`). Clipped to 1..K; None where nothing
     varies."""
-    probabilities, information = _terms(checked(logits, "logits").to("cpu", torch.float64))
+    probabilities, information = _terms(check_features(logits, "logits").to("cpu", torch.float64))
     count, classes = probabilities.shape
     drawn = torch.randint(count, (repeats, count), generator=rng)
     weights = torch.zeros(repeats, count, dtype=torch.float64).scatter_add_(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.frechet_distance import Band, checked, student
+from fdgsec.metrics.frechet_distance import Band, check_features, student
 
 SUBSETS = 50
 _ELEMENTS = 4_000_000  # in a block of kernel values: 32 MB
@@ -56,7 +56,7 @@ def kernel_estimate(
 
 
 def _pair(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    one, other = checked(first, "first"), checked(second, "second")
+    one, other = check_features(first, "first"), check_features(second, "second")
     if one.shape[1] != other.shape[1]:
         raise ValueError(f"features must have equal dimensions; got {one.shape[1]} and {other.shape[1]}.")
     if min(len(one), len(other)) < 2:
