@@ -23,7 +23,7 @@ from fdgsec.metrics.bootstrap import (
     jackknife,
     unseen_bounds,
 )
-from fdgsec.metrics.roc import Labels, Numbers, labels, placements, recalls, sample
+from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, placements, recalls
 
 Method = Literal[
     "wilson", "clopper-pearson", "bootstrap", "paired-bootstrap", "cluster-bootstrap", "delong", "jackknife"
@@ -79,7 +79,7 @@ def bootstrap(
 
     `bounds` are the least and greatest value possible. Where all values are equal, the interval follows from `bounds`
     alone (see `unseen_bounds`). Raises ValueError there without `bounds`, and where n < 2."""
-    vector = sample(values, "values")
+    vector = as_vector(values, "values")
     return _resampled(vector, statistic, "bootstrap", rng, repeats=repeats, level=level, bounds=bounds)
 
 
@@ -93,7 +93,7 @@ def paired_bootstrap(
     bounds: Bounds | None = None,
 ) -> Interval:
     """Bound the mean of `first` - `second`, measured on the same n records; `bounds` are those of one difference."""
-    one, other = sample(first, "first"), sample(second, "second")
+    one, other = as_vector(first, "first"), as_vector(second, "second")
     if len(one) != len(other):
         raise ValueError(f"paired values must be equally many; got {len(one)} and {len(other)}.")
     return _resampled(one - other, mean, "paired-bootstrap", rng, repeats=repeats, level=level, bounds=bounds)
@@ -111,7 +111,7 @@ def cluster_bootstrap(
     """Bound the mean over all `values` (n,), resampling whole `clusters` (n,) to keep the dependence within each.
 
     A drawn cluster contributes all its values; n counts clusters. `bounds` as for `bootstrap`."""
-    vector, owner = sample(values, "values"), labels(clusters, "clusters")
+    vector, owner = as_vector(values, "values"), labels(clusters, "clusters")
     if len(owner) != len(vector):
         raise ValueError(f"every value needs a cluster; got {len(vector)} values and {len(owner)} clusters.")
     _check_bounds(vector, bounds)
@@ -136,7 +136,7 @@ def delong(positive: Numbers, negative: Numbers, *, level: float = 0.95) -> Inte
     (Hanley & McNeil 1982, with the roles that make it larger). An AUC never varies more than a proportion of min(n, m)
     trials does, so the interval is cut to that proportion's Clopper-Pearson interval, which alone applies at AUC 0 and
     1. Raises ValueError for fewer than two scores on a side."""
-    hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     n, m = len(hits), len(others)
     if min(n, m) < 2:
         raise ValueError(f"an AUC interval needs two scores on each side; got {n} positive and {m} negative.")
@@ -169,7 +169,7 @@ def cluster_auc_bootstrap(
     An id on both sides is one cluster. With `within` this bounds the plain mean over clusters of the AUC inside each
     (every cluster needs both sides), otherwise the AUC of all scores pooled. Raises ValueError for fewer than two
     clusters of a kind."""
-    hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     own, foreign = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     if len(own) != len(hits) or len(foreign) != len(others):
         raise ValueError(

@@ -19,7 +19,7 @@ Labels = Tensor | npt.NDArray[np.int64] | Sequence[int]
 RESOLVABLE_FALSE_POSITIVES = 10
 
 
-def sample(values: Numbers, name: str, *, finite: bool = True) -> Tensor:
+def as_vector(values: Numbers, name: str, *, finite: bool = True) -> Tensor:
     """Convert `values` to float64 (n,). Raises ValueError unless non-empty and without NaN (or inf if `finite`)."""
     given = (
         values.detach().cpu() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
@@ -92,7 +92,7 @@ def auc(positive: Numbers, negative: Numbers) -> float:
 
     Scores may be infinite (a likelihood ratio may), never NaN."""
     return float(
-        placements(sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)).mean()
+        placements(as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)).mean()
     )
 
 
@@ -104,7 +104,7 @@ def tpr_at_fpr(positive: Numbers, negative: Numbers, *, fpr: float) -> float | N
     chance, `fpr`. Raises ValueError unless 0 < fpr < 1."""
     if not 0 < fpr < 1:
         raise ValueError(f"fpr must lie in (0, 1); got {fpr}.")
-    hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     allowed = int(len(others) * fpr + 1e-9)  # 1000 * 0.01 must be 10 whatever the rounding
     if allowed < RESOLVABLE_FALSE_POSITIVES:
         return None
@@ -127,7 +127,7 @@ class RocCurve:
 
 def roc_curve(positive: Numbers, negative: Numbers) -> RocCurve:
     """Compute the curve by lowering the threshold through every distinct score."""
-    hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     distinct: Tensor = torch.unique(torch.cat([hits, others])).flip(0)
     start = torch.zeros(1, dtype=torch.float64)
 
@@ -183,13 +183,13 @@ def roc_band(
 
     A cluster id on both sides is one cluster, drawn together; give every record its own id where records are
     independent. The band is pointwise and for plots; `delong` and `cluster_auc_bootstrap` are the tested intervals."""
-    hits, others = sample(positive, "positive", finite=False), sample(negative, "negative", finite=False)
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     owners = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     if len(owners[0]) != len(hits) or len(owners[1]) != len(others):
         raise ValueError(
             f"every score needs a cluster; got {len(hits)}+{len(others)} scores, {len(owners[0])}+{len(owners[1])}."
         )
-    grid = sample(fpr, "fpr")
+    grid = as_vector(fpr, "fpr")
     if bool(((grid < 0) | (grid > 1)).any()):
         raise ValueError(f"fpr must lie in [0, 1]; got {float(grid.min())}..{float(grid.max())}.")
     drawn, pos_column, neg_column = cluster_multiplicities(*owners, rng=rng, repeats=repeats)

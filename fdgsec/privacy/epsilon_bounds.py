@@ -24,7 +24,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from fdgsec.metrics.roc import Numbers, sample
+from fdgsec.metrics.roc import Numbers, as_vector
 from fdgsec.privacy import mechanisms
 from fdgsec.privacy.accounting import Unit
 from fdgsec.runtime.errors import UsageError
@@ -140,7 +140,7 @@ def multi_run_lower_bound(
     lie above or below; only the second half is evaluated. Zero where the attack proves nothing. Raises ValueError for
     fewer than 4 runs of a kind or scores that are not finite, UsageError for a `delta` or `confidence` out of range."""
     _check(delta, confidence, curve)
-    out, into = sample(absent, "absent"), sample(present, "present")
+    out, into = as_vector(absent, "absent"), as_vector(present, "present")
     if min(len(out), len(into)) < FEWEST_RUNS:
         raise ValueError(f"an audit needs {FEWEST_RUNS} runs of each kind; got {len(out)} and {len(into)}.")
     if threshold is None:

@@ -16,7 +16,7 @@ import torch
 from scipy import optimize, special
 from torch import Tensor
 
-from fdgsec.metrics.roc import Numbers, sample
+from fdgsec.metrics.roc import Numbers, as_vector
 from fdgsec.privacy.accounting import Unit
 from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.runtime.errors import UsageError
@@ -71,7 +71,7 @@ def right_guesses(scores: Numbers, included: Tensor, *, guesses: int) -> int:
 
     `scores` (m,) grow with the evidence for a canary; `included` (m,) bool is the truth. An odd guess goes to "in".
     Raises ValueError where the shapes differ or `guesses` is not between 1 and m."""
-    values = sample(scores, "scores")
+    values = as_vector(scores, "scores")
     if included.shape != values.shape or included.dtype != torch.bool:
         raise ValueError(f"included must be bool {tuple(values.shape)}; got {included.dtype} {tuple(included.shape)}.")
     if not 1 <= guesses <= len(values):
