@@ -11,7 +11,7 @@ from fdgsec.runtime.errors import DataError
 JOIN, SPLIT = "+", "@"
 
 
-def gathered(dataset: DomainDataset, name: str) -> tuple[DomainDataset, str]:
+def join_domains(dataset: DomainDataset, name: str) -> tuple[DomainDataset, str]:
     """Join the domains that `name` refers to into one, and give the dataset and the name of the joined domain.
 
     `name` is a domain, several domains joined by "+", or "@SPLIT": the domains whose images all lie in that official

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fdgsec.data.catalog import dataset_entry, load_dataset
-from fdgsec.data.domain_groups import gathered
+from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.flower.jobs import FlowerFederation, classes_of
@@ -72,7 +72,7 @@ def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) ->
     except DatasetNotFoundError:
         return config.target_domain or entry.target_domain or "unknown", None
     wanted = config.target_domain or entry.target_domain or str(dataset.domain_names[-1])
-    dataset, target = gathered(dataset, wanted)
+    dataset, target = join_domains(dataset, wanted)
     images = dataset.of_domain(target)
     return target, images if len(images) else None
 

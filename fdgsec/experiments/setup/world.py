@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fdgsec.data.catalog import dataset_entry, load_dataset
-from fdgsec.data.domain_groups import gathered
+from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
@@ -66,12 +66,14 @@ def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressi
         seed=config.seed,
         progress=progress.update,
     )
-    dataset, unseen = gathered(dataset, config.target_domain or entry.target_domain or str(dataset.domain_names[-1]))
+    dataset, unseen = join_domains(
+        dataset, config.target_domain or entry.target_domain or str(dataset.domain_names[-1])
+    )
     if config.validation_domain is None:
         target, second = dataset.domain_index(unseen), None
         lodo(dataset, target)  # raises where nothing would be left to train on or to test
     else:
-        dataset, kept = gathered(dataset, config.validation_domain)
+        dataset, kept = join_domains(dataset, config.validation_domain)
         if kept == unseen:
             raise UsageError(
                 f"{config.validation_domain} is both the target and the validation domain; name two domains."

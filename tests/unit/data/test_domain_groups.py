@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.cli import main
 from fdgsec.data.catalog import load_dataset
-from fdgsec.data.domain_groups import gathered
+from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.bench.protocols import protocol_named
 from fdgsec.experiments.config import RunConfig
@@ -41,7 +41,7 @@ def test_joined_domains_are_one_at_the_place_of_the_first_and_images_stay_as_the
     data = shapes(per_domain=30, image_size=16, seed=0)
     names = list(data.domain_names)
 
-    joined, name = gathered(data, f"{names[3]}+{names[1]}")
+    joined, name = join_domains(data, f"{names[3]}+{names[1]}")
 
     assert name == f"{names[3]}+{names[1]}"
     assert list(joined.domain_names) == [names[0], name, names[2]]
@@ -56,7 +56,7 @@ def test_a_domain_by_itself_changes_nothing():
     data = shapes(per_domain=6, image_size=16, seed=0)
 
     for name in data.domain_names:
-        assert gathered(data, str(name)) == (data, name)
+        assert join_domains(data, str(name)) == (data, name)
 
 
 @pytest.mark.parametrize(
@@ -68,16 +68,16 @@ def test_a_domain_by_itself_changes_nothing():
 )  # fmt: skip
 def test_what_a_dataset_does_not_have_cannot_be_gathered(name: str, reason: str):
     with pytest.raises(DataError, match=reason):
-        gathered(shapes(per_domain=6, image_size=16, seed=0), name)
+        join_domains(shapes(per_domain=6, image_size=16, seed=0), name)
 
 
 def test_a_split_that_is_one_domains_keeps_its_name(tmp_path: Path):
     data = load_dataset("camelyon17", data_root=write(tmp_path, camelyon()), image_size=16, allow_partial=True)
 
-    assert gathered(data, "@test") == (data, "hospital_2")
-    assert gathered(data, "@val") == (data, "hospital_1")
+    assert join_domains(data, "@test") == (data, "hospital_2")
+    assert join_domains(data, "@val") == (data, "hospital_1")
     with pytest.raises(DataError, match="no domain whose images all lie in the official split 'id_val'"):
-        gathered(data, "@id_val")
+        join_domains(data, "@id_val")
 
 
 def test_cameras_that_wilds_keeps_aside_are_what_fisc_is_measured_on(tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fdgsec.data.catalog import DATASETS, load_dataset
-from fdgsec.data.domain_groups import gathered
+from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_splits import PARTS
 from fdgsec.data.partition import Scheme, lodo, partition, stablefdg_minimum
@@ -25,7 +25,7 @@ def load(layout: Layout, root: Path, *, allow_partial: bool = True) -> DomainDat
 
 def sources_of(layout: Layout, data: DomainDataset) -> DomainDataset:
     """All but the domain that is unseen by default, or the last one there is in the small tree."""
-    data, name = gathered(data, DATASETS[layout.dataset].target_domain or str(data.domain_names[-1]))
+    data, name = join_domains(data, DATASETS[layout.dataset].target_domain or str(data.domain_names[-1]))
     target = data.domain_index(name)
     return data.subset(lodo(data, target if target in data.domains else int(data.domains[-1])).train)
 
