@@ -32,7 +32,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     match_gradient,
 )
 from fdgsec.attacks.gradient_inversion.single_step import ObservedStep, observed_step
-from fdgsec.data.domains import DomainDataset, shares_of, shrunk
+from fdgsec.data.domains import DomainDataset, downsample, shares_of
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -203,7 +203,7 @@ class GradientInversion:
             likeness = dict.fromkeys(VARIATIONS, 0.0)
             for place in torch.randperm(len(public), generator=child_rng)[:TUNING_IMAGES]:
                 image = public.subset(place.reshape(1))
-                true = shrunk(image, public.image_size)
+                true = downsample(image, public.image_size)
                 for weight in VARIATIONS:
                     likeness[weight] += float(psnr(self._reconstruct_public(step, image, weight, child_rng), true))
             weights[cases[number].question] = max(VARIATIONS, key=lambda weight: likeness[weight])
@@ -214,7 +214,7 @@ class GradientInversion:
     ) -> Tensor:
         """What is recovered of `images` from the gradient that they would have given in the victim's place."""
         device = next(step.model.parameters()).device
-        pixels = shrunk(images, images.image_size).to(device)
+        pixels = downsample(images, images.image_size).to(device)
         posed = replace(
             step, labels=images.labels, norms=image_statistics(step.model, pixels) if step.norms else {},
             gradient=batch_gradient(step.model, pixels, images.labels.to(device), statistics=step.statistics),
@@ -266,7 +266,7 @@ def _answers(
     if single:
         answers.append(Labels(case=number, slice=where, predicted=step.labels, of="labels", classes=classes))
     if single and case.candidates is not None:
-        shown = shrunk(case.candidates, public.image_size)
+        shown = downsample(case.candidates, public.image_size)
         by = {
             "gradient": 1 - alignment(step, shown, int(step.labels[0])).unsqueeze(0),
             "outline": outline_distances(pictures, shown),
@@ -291,13 +291,13 @@ def _controls(step: ObservedStep, public: DomainDataset, rng: torch.Generator) -
         drawn = public.subset(
             own[torch.randperm(len(own), generator=child(rng, "alike", label))[:CANDIDATES_PER_LABEL]]
         )
-        images = shrunk(drawn, size)
+        images = downsample(drawn, size)
         best = alignment(step, images, label).argsort(descending=True)
         wanted = int((step.labels == label).sum())
         near.append(images[best[torch.arange(wanted) % len(best)]])
     chosen = torch.randint(len(public), (batch,), generator=child(rng, "any"))
     return {
-        "B0": shrunk(public, size).mean(0, keepdim=True).expand(batch, -1, -1, -1),
-        "B1": shrunk(public.subset(chosen), size),
+        "B0": downsample(public, size).mean(0, keepdim=True).expand(batch, -1, -1, -1),
+        "B1": downsample(public.subset(chosen), size),
         "B2": torch.cat(near),
     }

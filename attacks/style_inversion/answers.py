@@ -9,7 +9,7 @@ from torch import Tensor
 from fdgsec.attacks.style_inversion.inverter_cache import TrainedInverter
 from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.runtime.random_streams import derangement
 from fdgsec.threats.answers import GeneratedSets, Membership, Reconstructions
 from fdgsec.threats.attack import Case
@@ -47,7 +47,7 @@ class ReconstructedRows:
             candidates = cases[case].candidates
             if candidates is not None:
                 toward = (self.images[part][0] - mean).flatten()
-                scores = (shrunk(candidates, (side, side)) - mean).flatten(1) @ toward
+                scores = (downsample(candidates, (side, side)) - mean).flatten(1) @ toward
                 answers.append(Membership(case=case, slice={**where, "test": "picture"}, scores=scores))
         return answers
 

@@ -29,7 +29,7 @@ from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.style_matching import MatchedImages, Matching, input_side, match
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, StyleEncoder
 from fdgsec.nn.styles.image_styles import encoder_named
@@ -255,7 +255,7 @@ def _public_reference(knowledge: Knowledge, rows: Rows, side: int) -> _PublicRef
         own = same if len(same) else own
     seen = input_side(encoder, int(knowledge.statistics(public.subset(own[:1])).count[0]))
     size = min(side or seen, seen)
-    images = shrunk(public.subset(own), (size, size))
+    images = downsample(public.subset(own), (size, size))
     defense_noise = defense_noise_of_styles(knowledge, public) if rows.kind in SINGLE_IMAGE_KINDS else None
     return _PublicReference(
         encoder=encoder, spread=spread, images=images, features=features[own], defense_noise=defense_noise

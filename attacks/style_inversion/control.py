@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
@@ -42,7 +42,7 @@ def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
 
 def _thumbnail(dataset: DomainDataset) -> Moments:
     """Synthetic statistics: the first 96 numbers of the 8x8 thumbnail are means, the others log standard deviations."""
-    numbers = shrunk(dataset, (8, 8)).flatten(1).to(torch.float64)
+    numbers = downsample(dataset, (8, 8)).flatten(1).to(torch.float64)
     mean, log_std = numbers.chunk(2, dim=1)
     count = torch.full((len(numbers),), 64.0, dtype=torch.float64)
     return Moments(count=count, mean=mean, m2=(2 * log_std).exp() * 64)

@@ -14,7 +14,7 @@ from fdgsec.attacks.style_inversion.inverter_gan import (
     fit_baseline,
 )
 from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encode_prior, mirrored, prior_images
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
 from fdgsec.nn.networks.style_generator import GeneratorShape, adversarial_shape, full_shape, small_shape
 from fdgsec.nn.styles.encoders import SMALLEST_SIDE, load_encoder
@@ -115,7 +115,7 @@ class InverterCache:
         name, images = found
         if name not in self.baselines:
             side = drawn_side(images, self.size)
-            pictures = torch.cat([shrunk(part, (side, side)) for part in (images, mirrored(images))])
+            pictures = torch.cat([downsample(part, (side, side)) for part in (images, mirrored(images))])
             self.baselines[name] = fit_baseline(
                 pictures.to(self.device), shape=self._shape(side, adversarial=True), contest=self.effort.contest,
                 rng=child(self.rng, "baseline", name),

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fdgsec.attacks.statistics.defense_noise import noisy_rows
 from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear, style_features
-from fdgsec.data.domains import DomainDataset, as_float, shrunk
+from fdgsec.data.domains import DomainDataset, as_float, downsample
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, unbiased_to_biased
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, Statistics
@@ -98,7 +98,7 @@ def encode_prior(
         ]
     training = TrainingSet(
         features=torch.cat(features),
-        images=torch.cat([shrunk(part, (side, side)).repeat(times, 1, 1, 1) for part in variants]),
+        images=torch.cat([downsample(part, (side, side)).repeat(times, 1, 1, 1) for part in variants]),
         groups=torch.arange(len(variants[0])).repeat(times * len(variants)),
     )
     linear, unseen = fit_linear(training)

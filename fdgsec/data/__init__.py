@@ -6,7 +6,7 @@ from fdgsec.runtime.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from fdgsec.data.catalog import DATASETS, DatasetEntry, dataset_entry, load_dataset
-    from fdgsec.data.domains import DomainDataset, as_float, join, shares_of, shrunk
+    from fdgsec.data.domains import DomainDataset, as_float, downsample, join, shares_of
     from fdgsec.data.partition import (
         ClientData,
         DomainSplit,
@@ -25,6 +25,6 @@ else:
 
 __all__ = [
     "DATASETS", "ClientData", "DatasetEntry", "DomainDataset", "DomainSplit", "Roles", "as_float", "dataset_entry",
-    "dirichlet_domain", "join", "lambda_split", "load_dataset", "lodo", "ltdo", "one_domain_per_client", "shares_of",
-    "shrunk", "single_domain", "skewed", "split_roles", "split_validation", "stratified", "uniform",
+    "dirichlet_domain", "downsample", "join", "lambda_split", "load_dataset", "lodo", "ltdo", "one_domain_per_client",
+    "shares_of", "single_domain", "skewed", "split_roles", "split_validation", "stratified", "uniform",
 ]  # fmt: skip

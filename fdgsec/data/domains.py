@@ -135,7 +135,7 @@ def join(parts: Sequence[DomainDataset]) -> DomainDataset:
     )
 
 
-def shrunk(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
+def downsample(images: Tensor | DomainDataset, size: tuple[int, int]) -> Tensor:
     """Resize uint8 images (N, 3, H, W) to `size` by area averaging, and scale them to [0, 1]."""
     parts = [
         interpolate(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.data.sources import Source, printable, text_of
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.random_streams import stream
@@ -39,7 +39,7 @@ def read_leaf(source: Source, *, image_size: int, per_domain: int | None, seed: 
             ids.append(f"{writer}/{CLASSES[label]}/{counted[writer]:05d}")
             counted[writer] += 1
     gray = torch.cat([pixels for _, _, pixels, _ in parts]).unsqueeze(1).expand(-1, 3, -1, -1)
-    store = gray if image_size == SIDE else (shrunk(gray, (image_size, image_size)) * 255).round().to(torch.uint8)
+    store = gray if image_size == SIDE else (downsample(gray, (image_size, image_size)) * 255).round().to(torch.uint8)
     split_names = tuple(name for name in SPLITS if any(part[1] == name for part in parts))
     attributes = {}
     if split_names:

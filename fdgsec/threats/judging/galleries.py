@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.metrics.image_similarity import EmbeddingDistance, PerceptualDistance
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
@@ -33,7 +33,7 @@ class Galleries:
 
     def pictures(self, gallery: DomainDataset, size: tuple[int, int]) -> Tensor:
         """The candidates, (G, 3, h, w) in [0, 1]."""
-        return self._once(gallery, size, "", lambda: shrunk(gallery.pixels(), size))
+        return self._once(gallery, size, "", lambda: downsample(gallery.pixels(), size))
 
     def points(self, gallery: DomainDataset, size: tuple[int, int], distance: EmbeddingDistance, name: str) -> Tensor:
         """The candidates' embeddings, (G, D)."""
@@ -111,7 +111,7 @@ def _perceptual_ranking(
         others = torch.randperm(len(gallery) - 1, generator=rng)[: candidates - 1]
         others += (others >= true).to(torch.int64)
         shown = torch.cat([others, torch.tensor([true])])
-        pictures = shrunk(gallery.pixels(shown), size)
+        pictures = downsample(gallery.pixels(shown), size)
         with torch.inference_mode():
             apart = [distance(guessed[number].expand_as(part).contiguous(), part) for part in pictures.split(BLOCK)]
         found.append(torch.cat(apart).clone())

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.metrics.feature_extractors import INCEPTION, Extractor, extractor_named
 from fdgsec.metrics.frechet_distance import REPEATS
 from fdgsec.metrics.inception_score import CUSTOMARY_SPLIT
@@ -103,7 +103,7 @@ def _real(entries: Sequence[Entry[GeneratedSets]], size: tuple[int, int]) -> Ten
     behind = [entry.truth.images for entry in entries]
     known = [images for images in behind if images is not None]
     if len(known) == len(entries):
-        return shrunk(torch.cat(known), size)
+        return downsample(torch.cat(known), size)
     shown: dict[str, tuple[DomainDataset, int]] = {}
     for entry in entries:
         if entry.case.candidates is None:
@@ -111,7 +111,7 @@ def _real(entries: Sequence[Entry[GeneratedSets]], size: tuple[int, int]) -> Ten
         for place, name in enumerate(entry.case.candidates.ids):
             shown.setdefault(name, (entry.case.candidates, place))
     pixels = [candidates.pixels(torch.tensor([place])) for candidates, place in shown.values()]
-    return shrunk(torch.cat(pixels), size)
+    return downsample(torch.cat(pixels), size)
 
 
 def _with_log_score(row: Measurement) -> list[Measurement]:

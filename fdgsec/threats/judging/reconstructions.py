@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement, Slice
@@ -158,7 +158,7 @@ def _matched_answer(entry: Entry[Reconstructions]) -> Reconstructions:
 
 def _true_images(entry: Entry[Reconstructions]) -> Tensor:
     assert entry.truth.images is not None
-    return shrunk(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
+    return downsample(entry.truth.images, (int(entry.answer.images.shape[2]), int(entry.answer.images.shape[3])))
 
 
 def _comparison(true: Sequence[Tensor], similarity: Similarity) -> Callable[[Sequence[Tensor]], Tensor]:
@@ -236,7 +236,7 @@ def in_matched_order(answer: Reconstructions, images: Tensor) -> Reconstructions
     so the controls are matched too."""
     if answer.ordered:
         return answer
-    true = shrunk(images, (int(answer.images.shape[2]), int(answer.images.shape[3])))
+    true = downsample(images, (int(answer.images.shape[2]), int(answer.images.shape[3])))
     return replace(
         answer,
         images=answer.images[_order(squared_distances(answer.images, true))],
@@ -272,12 +272,12 @@ def _reconstruction_scores(group: Group) -> Scores | None:
         return None
     if not entries[0].answer.ordered:  # the pictures of an answer are matched together: answers are exchanged
         sizes = [(guess.shape[2], guess.shape[3]) for guess in guessed]
-        sets = [shrunk(true, size) for true, size in zip(known, sizes, strict=True)]
+        sets = [downsample(true, size) for true, size in zip(known, sizes, strict=True)]
         return [torch.tensor([[matched_psnr(guess, true) for true in sets] for guess in guessed], dtype=torch.float64)]
     blocks = []
     for part in exchangeable([len(guess) for guess in guessed], [None] * len(guessed)):
         guess = torch.cat([guessed[i] for i in part])
-        true = torch.cat([shrunk(known[i], (guess.shape[2], guess.shape[3])) for i in part])
+        true = torch.cat([downsample(known[i], (guess.shape[2], guess.shape[3])) for i in part])
         error = squared_distances(guess, true).to(torch.float64) / guess[0].numel()
         blocks.append(-10 * error.clamp_min(1e-10).log10())
     return blocks if sum(len(block) for block in blocks) else None

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
-from fdgsec.data.domains import DomainDataset, as_float, shrunk
+from fdgsec.data.domains import DomainDataset, as_float, downsample
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.metrics.measurement import Measurement
@@ -175,7 +175,7 @@ def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domai
     victims = of("photo", 21, 27)
     (answer,) = pictures(SHORT.run([image_rows(victims, "photo")], knowledge(), child_rng()))
     public = of("photo", 0, 21)
-    small = shrunk(public, (16, 16))
+    small = downsample(public, (16, 16))
     every, known, asked = (
         torch.cat(statistics("pixels", part).style(unbiased=False), dim=1)
         for part in (knowledge().public_images(), public, victims)
@@ -196,7 +196,9 @@ def test_controls_are_the_mean_the_nearest_in_style_and_another_row_of_the_domai
 def test_without_the_victims_domain_all_public_images_serve():
     (answer,) = pictures(SHORT.run([image_rows(of("photo", 21, 24), None)], knowledge(), child_rng()))
 
-    assert torch.allclose(answer.controls["B0"][0], shrunk(knowledge().public_images(), (16, 16)).mean(0), atol=1e-6)
+    assert torch.allclose(
+        answer.controls["B0"][0], downsample(knowledge().public_images(), (16, 16)).mean(0), atol=1e-6
+    )
 
 
 def test_a_single_row_has_the_style_of_a_public_image_as_its_control_and_cannot_be_exchanged():

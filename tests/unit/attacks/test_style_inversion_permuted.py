@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.attacks.style_inversion.answers import reconstruct_rows
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.style_rows import populations
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.judging.galleries import squared_distances
 from fdgsec.threats.judging.judge import Judge
@@ -40,7 +40,7 @@ def test_permuted_styles_raise_alarm_as_often_as_chance_and_rank_the_truth_unifo
     (case,), (truth,) = control.cases, control.truths
     assert case.candidates is not None
     assert truth.rows is not None
-    gallery, count = shrunk(case.candidates, (16, 16)), len(rows.features)
+    gallery, count = downsample(case.candidates, (16, 16)), len(rows.features)
     p_values, placed = [], []
     for number in range(PERMUTATIONS):
         child_rng = child(ROOT, "permutation", number)

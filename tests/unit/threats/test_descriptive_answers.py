@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 
-from fdgsec.data.domains import shrunk
+from fdgsec.data.domains import downsample
 from fdgsec.experiments.claims.verdicts import Criterion, evidence_of
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import stream
@@ -15,7 +15,7 @@ from tests.support.judged import case, judged
 from tests.support.one_domain import one_domain
 
 TRUE = one_domain(torch.randint(0, 256, (12, 3, 24, 24), generator=stream(0, "attack"), dtype=torch.uint8))
-NEAR = shrunk(TRUE.pixels(), (12, 12))
+NEAR = downsample(TRUE.pixels(), (12, 12))
 ANSWER = Reconstructions(case=0, images=NEAR * 0.9, controls={"B0": NEAR * 0.5, "B3": NEAR * 0.5})
 TRUTH = Truth(images=TRUE.pixels(), rows=torch.arange(12))
 

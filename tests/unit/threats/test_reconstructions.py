@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset, shrunk
+from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Reconstructions
 from fdgsec.threats.attack import Case, Truth
@@ -42,7 +42,7 @@ def reconstructions(
 
 def test_a_gain_is_positive_where_the_reconstruction_is_nearer_than_the_control():
     true = images(12)
-    near, far = shrunk(true.pixels(), (12, 12)), torch.rand(12, 3, 12, 12, generator=stream(5, "attack"))
+    near, far = downsample(true.pixels(), (12, 12)), torch.rand(12, 3, 12, 12, generator=stream(5, "attack"))
     answers = reconstructions(true, near * 0.9, B0=near * 0.9, B1=far, B2=far, B3=near * 0.5, B4=far)
 
     rows = judged(*answers, Judge(perceptual=[Brightness()], bootstrap_repeats=300))
@@ -57,7 +57,7 @@ def test_a_gain_is_positive_where_the_reconstruction_is_nearer_than_the_control(
 
 def test_mean_psnr_and_its_chance_are_averages_over_images():
     true = images(6)
-    small = shrunk(true.pixels(), (8, 8))
+    small = downsample(true.pixels(), (8, 8))
     guessed = small * torch.linspace(0.5, 0.9, 6).reshape(-1, 1, 1, 1)
 
     rows = judged(*reconstructions(true, guessed, B3=torch.zeros_like(small)))
@@ -72,7 +72,7 @@ def test_mean_psnr_and_its_chance_are_averages_over_images():
 def test_the_true_image_is_ranked_among_candidates_of_the_reconstructions_size():
     true = images(20)
 
-    rows = judged(*reconstructions(true, shrunk(true.pixels(), (12, 12)), B3=torch.zeros(20, 3, 12, 12)))
+    rows = judged(*reconstructions(true, downsample(true.pixels(), (12, 12)), B3=torch.zeros(20, 3, 12, 12)))
 
     assert rows["gallery_top1", "mse"].value == 1
     assert rows["gallery_top1", "mse"].chance == 1 / 20
@@ -101,7 +101,7 @@ def test_images_too_small_for_a_distance_are_a_reason_not_an_error():
 def test_area_shrinking_averages_the_pixels_that_it_covers():
     pixels = images(2, size=6).pixels()
 
-    small = shrunk(pixels, (3, 3))
+    small = downsample(pixels, (3, 3))
 
     by_hand = pixels[1, 2, 2:4, 4:6].float().mean() / 255
     assert float(small[1, 2, 1, 2]) == pytest.approx(float(by_hand), abs=1e-6)
