@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdgsec.data.sources import ImageFile, Pixels, Source, decoded, default_threads, opened
+from fdgsec.data.sources import ImageFile, Pixels, Source, acquire_source, decoded, default_threads
 
 CACHE_BYTES = 2**30
 
@@ -34,7 +34,7 @@ class LazyPixels:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         """Open the source at `path`; nothing is decoded yet."""
-        self._source: Source = opened(path)
+        self._source: Source = acquire_source(path)
         self._files = files
         self._threads = threads or default_threads()
         self._kept: OrderedDict[int, Pixels] = OrderedDict()

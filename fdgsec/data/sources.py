@@ -136,7 +136,7 @@ def printable(text: str) -> str:
 @contextmanager
 def open_source(path: Path) -> Iterator[Source]:
     """Open a folder or a .zip file for reading, and close it afterwards. Raises DataError where it cannot be read."""
-    source = opened(path)
+    source = acquire_source(path)
     try:
         yield source
     finally:
@@ -144,7 +144,7 @@ def open_source(path: Path) -> Iterator[Source]:
             source.close()
 
 
-def opened(path: Path) -> Source:
+def acquire_source(path: Path) -> Source:
     """Open a folder or a .zip file without a context manager. Raises DataError where it cannot be read."""
     try:
         return _Folder(path) if path.is_dir() else _Archive(path, zipfile.ZipFile(path))
