@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdgsec.data.sources import ImageFile, Pixels, Source, acquire_source, decoded, default_threads
+from fdgsec.data.sources import ImageFile, Pixels, Source, acquire_source, decode_image, default_threads
 
 CACHE_BYTES = 2**30
 
@@ -57,7 +57,7 @@ class LazyPixels:
         size = int(self.shape[3])
         if missing:
             with ThreadPoolExecutor(max_workers=self._threads) as pool:
-                made = pool.map(lambda row: decoded(self._source, self._files[row], size), missing)
+                made = pool.map(lambda row: decode_image(self._source, self._files[row], size), missing)
                 found |= dict(zip(missing, made, strict=True))
         with self._lock:
             for row in missing:

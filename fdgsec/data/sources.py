@@ -228,7 +228,7 @@ def _fill(
     def work(start: int) -> int:
         stop = min(start + _CHUNK, len(files))
         for row in range(start, stop):
-            pixels[row] = decoded(source, files[row], pixels.shape[-1])
+            pixels[row] = decode_image(source, files[row], pixels.shape[-1])
         return stop
 
     with ThreadPoolExecutor(max_workers=threads) as pool:
@@ -237,7 +237,7 @@ def _fill(
                 progress("decoding", done, len(files))
 
 
-def decoded(source: Source, file: ImageFile, image_size: int) -> Pixels:
+def decode_image(source: Source, file: ImageFile, image_size: int) -> Pixels:
     """Decode one image to (3, image_size, image_size) uint8. Raises DataError with the name of a corrupt one."""
     try:
         if file.box is not None:
