@@ -22,7 +22,7 @@ PARTS: Mapping[str, Part] = MappingProxyType({
 """The part (training, validation or test) of each official split, by its name."""
 
 
-def official(dataset: DomainDataset, part: Part) -> Tensor:
+def official_mask(dataset: DomainDataset, part: Part) -> Tensor:
     """Mark the images that the official splits assign to `part`: (N,) bool, all False where there is no split."""
     numbers = [number for number, name in enumerate(dataset.split_names) if PARTS.get(name) == part]
     if not numbers:
@@ -32,7 +32,7 @@ def official(dataset: DomainDataset, part: Part) -> Tensor:
 
 def require_official(dataset: DomainDataset) -> None:
     """Raise UsageError for a dataset without an official training split; the error lists the datasets that have one."""
-    if not official(dataset, "train").any():
+    if not official_mask(dataset, "train").any():
         known = ", ".join(name for name, entry in DATASETS.items() if entry.official)
         raise UsageError(
             f"{dataset.name} has no official training split in the files here; some layout of these has one: {known} "

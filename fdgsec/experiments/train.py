@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.official_splits import official, require_official
+from fdgsec.data.official_splits import official_mask, require_official
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
@@ -57,8 +57,8 @@ def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[s
         images = world.dataset.of_domain(domain)
         chosen = torch.tensor([name in held for name in images.ids])
         if not own:  # a whole domain that is kept for validation has no client
-            tested = official(images, "test")
-            chosen = tested if tested.any() else chosen | official(images, "validation")
+            tested = official_mask(images, "test")
+            chosen = tested if tested.any() else chosen | official_mask(images, "validation")
         measured[str(images.domain_names[domain])] = images.subset(chosen)
     return clients, measured
 
@@ -69,10 +69,10 @@ def _listed(world: World) -> DomainDataset:
     Raises UsageError where none is for training, or a source domain is in no split at all."""
     dataset = world.dataset
     require_official(dataset)
-    training = official(dataset, "train")
-    named = training | official(dataset, "validation")
+    training = official_mask(dataset, "train")
+    named = training | official_mask(dataset, "validation")
     for domain in world.sources:
-        if not (official(dataset, "test") | named)[dataset.domains == domain].any():
+        if not (official_mask(dataset, "test") | named)[dataset.domains == domain].any():
             raise UsageError(
                 f"the official splits of {dataset.name} name no image of {dataset.domain_names[domain]}; complete them, "
                 "or leave --splits out."
@@ -83,7 +83,7 @@ def _listed(world: World) -> DomainDataset:
 
 def _divided(client: Client, config: RunConfig) -> Client:
     """Take a client's validation images out of what it trains on."""
-    held = official(client.data, "validation")
+    held = official_mask(client.data, "validation")
     if config.splits == "official" and held.any():
         if held.all():
             raise UsageError(
@@ -98,7 +98,7 @@ def unseen_images(world: World, config: RunConfig) -> DomainDataset:
     """The images that the model is measured on: all of the unseen domain, or with `splits = "official"` its official
     test images where it has some."""
     unseen = world.unseen()
-    named = official(unseen, "test")
+    named = official_mask(unseen, "test")
     return unseen.subset(named) if config.splits == "official" and named.any() else unseen
 
 
