@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec, plain
+from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec, normalize_name
 from fdgsec.data.sources import Box, Source, printable, text_of
 from fdgsec.runtime.errors import DataError
 
@@ -59,7 +59,7 @@ def find_base(source: Source, spec: FolderSpec) -> str | None:
             for depth in (3, 4):
                 if len(parts) >= depth and _fits(parts[-depth:-1], spec):
                     base = "/".join(parts[:-depth])
-                    (known if not spec.classes or plain(parts[-2]) in spec.class_numbers else likely).add(base)
+                    (known if not spec.classes or normalize_name(parts[-2]) in spec.class_numbers else likely).add(base)
     if not spec.domains:
         known, likely = set(), set()
     return min(known or listed or likely, key=lambda base: (base.count("/") + bool(base), base), default=None)
@@ -67,7 +67,9 @@ def find_base(source: Source, spec: FolderSpec) -> str | None:
 
 def _fits(folders: Sequence[str], spec: FolderSpec) -> bool:
     """Tell whether these folders are <domain>/<class> or <domain>/<split>/<class>."""
-    return plain(folders[0]) in spec.domain_numbers and (len(folders) == 2 or plain(folders[1]) in SPLITS)
+    return normalize_name(folders[0]) in spec.domain_numbers and (
+        len(folders) == 2 or normalize_name(folders[1]) in SPLITS
+    )
 
 
 def _common_folder(source: Source) -> str | None:
@@ -92,14 +94,18 @@ def from_folders(source: Source, base: str) -> Iterator[Found]:
     prefix = f"{base}/" if base else ""
     names = [name for name in source.files if name.startswith(prefix) and is_image(name)]
     folders = {tuple(name[len(prefix) :].split("/")[:-1]) for name in names}
-    split = {plain(parts[0]) for parts in folders if len(parts) == 3 and plain(parts[1]) in SPLITS - {"full", "images"}}
+    split = {
+        normalize_name(parts[0])
+        for parts in folders
+        if len(parts) == 3 and normalize_name(parts[1]) in SPLITS - {"full", "images"}
+    }
     for path in names:
         parts = path[len(prefix) :].split("/")
         stem = parts[-1].rpartition(".")[0]
         if len(parts) == 3:
             yield Found(path=path, stem=stem, domain=sys.intern(parts[0]), label=sys.intern(parts[1]))
-        elif len(parts) == 4 and (part := plain(parts[1])) in SPLITS:
-            if part == "full" and plain(parts[0]) in split:
+        elif len(parts) == 4 and (part := normalize_name(parts[1])) in SPLITS:
+            if part == "full" and normalize_name(parts[0]) in split:
                 continue
             between = part if part not in ("full", "images") else ""
             named = f"{between}-{stem}" if between else stem  # each split numbers its files from 0

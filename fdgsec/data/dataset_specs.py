@@ -77,13 +77,13 @@ class FolderSpec:
     @cached_property
     def domain_numbers(self) -> Mapping[str, int]:
         """Map each normalized name of a domain to its number."""
-        return {plain(name): i for i, (key, more) in enumerate(self.domains.items()) for name in (key, *more)}
+        return {normalize_name(name): i for i, (key, more) in enumerate(self.domains.items()) for name in (key, *more)}
 
     @cached_property
     def class_numbers(self) -> Mapping[str, int]:
         """Map each normalized name of a class to its number."""
         known = {
-            plain(name): index
+            normalize_name(name): index
             for index, key in enumerate(self.classes)
             for name in (key, *self.class_aliases.get(key, ()))
         }
@@ -92,6 +92,6 @@ class FolderSpec:
         return known
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalize case, blanks and hyphens, in which distributions of one dataset differ."""
     return name.casefold().replace(" ", "_").replace("-", "_")

@@ -16,7 +16,7 @@ from fdgsec.data.csv_layouts import (
     with_splits,
     without_duplicates,
 )
-from fdgsec.data.dataset_specs import FolderSpec, plain
+from fdgsec.data.dataset_specs import FolderSpec, normalize_name
 from fdgsec.data.sources import ImageFile, Source, printable
 from fdgsec.runtime.errors import DataError
 
@@ -54,7 +54,7 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
     files: list[ImageFile] = []
     foreign: list[str] = []
     for image in read:
-        domain = numbers.get(plain(image.domain or "") if spec.domains else image.domain or "")
+        domain = numbers.get(normalize_name(image.domain or "") if spec.domains else image.domain or "")
         label = _numbered(image.label, labels, spec)
         if domain is None or label is None:
             foreign.append(image.path)
@@ -104,7 +104,7 @@ def _open_classes(read: Sequence[Found], spec: FolderSpec) -> list[str]:
 def _numbered(label: str | int | None, names: Mapping[str, int], spec: FolderSpec) -> int | None:
     if isinstance(label, int):
         return label if label < (len(spec.classes) or len(names)) else None
-    return None if label is None else names.get(plain(label) if spec.classes else label)
+    return None if label is None else names.get(normalize_name(label) if spec.classes else label)
 
 
 def _check_files(source: Source, files: Sequence[ImageFile]) -> None:
