@@ -19,7 +19,7 @@ SPLITS = frozenset({"train", "crossval", "val", "test", "full", "images"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)  # by the hundred thousand
-class Found:
+class FoundImage:
     """One image as its distribution describes it: domain by name, class by name or number, None where not given."""
 
     path: str
@@ -87,7 +87,7 @@ def _common_folder(source: Source) -> str | None:
     return None if shared is None else "/".join(shared)
 
 
-def from_folders(source: Source, base: str) -> Iterator[Found]:
+def from_folders(source: Source, base: str) -> Iterator[FoundImage]:
     """Read <domain>/<class>/<image> and <domain>/<split>/<class>/<image> below `base`.
 
     `full` is left out where a domain has other splits, because it repeats their images under other names."""
@@ -103,18 +103,20 @@ def from_folders(source: Source, base: str) -> Iterator[Found]:
         parts = path[len(prefix) :].split("/")
         stem = parts[-1].rpartition(".")[0]
         if len(parts) == 3:
-            yield Found(path=path, stem=stem, domain=sys.intern(parts[0]), label=sys.intern(parts[1]))
+            yield FoundImage(path=path, stem=stem, domain=sys.intern(parts[0]), label=sys.intern(parts[1]))
         elif len(parts) == 4 and (part := normalize_name(parts[1])) in SPLITS:
             if part == "full" and normalize_name(parts[0]) in split:
                 continue
             between = part if part not in ("full", "images") else ""
             named = f"{between}-{stem}" if between else stem  # each split numbers its files from 0
-            yield Found(path=path, stem=named, domain=parts[0], label=parts[2], split=between)
+            yield FoundImage(path=path, stem=named, domain=parts[0], label=parts[2], split=between)
         else:
-            yield Found(path=path, stem=stem, domain=None, label=None)
+            yield FoundImage(path=path, stem=stem, domain=None, label=None)
 
 
-def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+def without_duplicates(
+    found: Iterator[FoundImage], source: Source, base: str, spec: FolderSpec
+) -> Iterator[FoundImage]:
     """Leave out the images in the dataset's list of duplicates, where that list is in `base` or beside it."""
     places = [f"{part}/{spec.duplicates}" if part else spec.duplicates for part in (base, base.rpartition("/")[0])]
     name = next((place for place in places if spec.duplicates and place in source.files), None)
@@ -128,7 +130,7 @@ def without_duplicates(found: Iterator[Found], source: Source, base: str, spec: 
             yield image
 
 
-def with_splits(found: Iterator[Found], source: Source, base: str, spec: FolderSpec) -> Iterator[Found]:
+def with_splits(found: Iterator[FoundImage], source: Source, base: str, spec: FolderSpec) -> Iterator[FoundImage]:
     """Give each image the split of the list that contains it; with `only_listed` leave out unlisted images.
 
     The lists are `<splits>/<domain>_<split>[_kfold].txt` beside or in `base`; each line holds a path and a number.
@@ -170,7 +172,7 @@ def has_list(source: Source, base: str, spec: ListSpec) -> bool:
     return name in source.files and _columns(spec.path, spec.domain) <= set(_rows(source, name).fieldnames or ())
 
 
-def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[Found]:
+def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[FoundImage]:
     """Read the images of the list, in its order. Raises DataError for a listed image that is missing."""
     prefix = f"{base}/" if base else ""
     names = _class_names(source, prefix + spec.names) if spec.names and prefix + spec.names in source.files else {}
@@ -193,7 +195,7 @@ def from_list(source: Source, base: str, spec: ListSpec) -> Iterator[Found]:
         split = spec.split_of_domain.get(domain, spec.split_names.get(split, split))
         stem = path.rpartition("/")[2].rpartition(".")[0]
         group = _filled(spec.group, values)
-        yield Found(path=path, stem=stem, domain=domain or None, label=label, split=split, group=group)
+        yield FoundImage(path=path, stem=stem, domain=domain or None, label=label, split=split, group=group)
 
 
 def _columns(*templates: str) -> set[str]:
@@ -218,7 +220,7 @@ def _rows(source: Source, name: str) -> "csv.DictReader[str]":
     return csv.DictReader(io.StringIO(text_of(source, name), newline=""))
 
 
-def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
+def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[FoundImage]:
     """Crop one patch around each annotated box of COCO's JSON.
 
     Boxes are (x0, y0, x1, y1); patches may touch the border. All patches of one image form a group, because they are
@@ -243,7 +245,7 @@ def from_boxes(source: Source, base: str, spec: PatchSpec) -> Iterator[Found]:
                     f"{source.path}: {name} annotates {printable(path)}, which is missing; complete the files."
                 )
             left, top = round((x0 + x1 - spec.side) / 2), round((y0 + y1 - spec.side) / 2)
-            yield Found(
+            yield FoundImage(
                 path=path, stem=f"{path.rpartition('/')[2].rpartition('.')[0]}-{number:05d}",
                 domain=str(image.get(spec.domain) or "") or None, label=spec.classes.get(str(category)), group=path,
                 box=(left, top, left + spec.side, top + spec.side),

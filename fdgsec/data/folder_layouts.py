@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fdgsec.data.csv_layouts import (
-    Found,
+    FoundImage,
     find_base,
     from_boxes,
     from_folders,
@@ -76,7 +76,7 @@ def scan(source: Source, spec: FolderSpec, *, allow_partial: bool = False) -> Li
     return Listing(files=files, domains=domains, classes=classes)
 
 
-def _read(source: Source, base: str, spec: FolderSpec) -> Iterable[Found]:
+def _read(source: Source, base: str, spec: FolderSpec) -> Iterable[FoundImage]:
     if spec.patches is not None:
         return from_boxes(source, base, spec.patches)
     if spec.list is not None and has_list(source, base, spec.list):
@@ -91,7 +91,7 @@ def _naturally(name: str) -> tuple[str, int, str]:
     return head, int(name[len(head) :] or -1), name
 
 
-def _open_classes(read: Sequence[Found], spec: FolderSpec) -> list[str]:
+def _open_classes(read: Sequence[FoundImage], spec: FolderSpec) -> list[str]:
     """Name the classes that the catalog leaves open: by their folders, or by number where lists only number them."""
     named = sorted({image.label for image in read if isinstance(image.label, str)})
     numbered = [image.label for image in read if isinstance(image.label, int)]
