@@ -32,7 +32,7 @@ from fdgsec.federation.releases import Release
 from fdgsec.federation.style_banks import attributed
 from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged, window
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
 from fdgsec.nn.training.batches import TrainingSet
@@ -237,7 +237,7 @@ class CCST(FedAvg):
         """Appendix E: the amplitudes `others` in place of the images' own at low frequencies; uint8 in and out."""
         content = as_float(resized(pixels, self.style_size))
         b = window(self.low_frequency, (content.shape[2], content.shape[3]))
-        return self._stored(exchanged(content, others, b=b, ratio=self.amplitude_ratio), pixels)
+        return self._stored(exchange_amplitudes(content, others, b=b, ratio=self.amplitude_ratio), pixels)
 
     def _stored(self, images: Tensor, pixels: Tensor) -> Tensor:
         """Round to 8 bits, bring to the size of the originals `pixels`, and through JPEG where it is asked for."""

@@ -30,7 +30,7 @@ from fdgsec.federation.releases import Release
 from fdgsec.federation.style_banks import attributed, spectra_in
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged, window
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
@@ -92,7 +92,7 @@ class Episode:
         others = self.bank.values[self.foreign[(sizes.cumsum(0) - sizes)[chosen] + within]].to(images)
         ratio = torch.tensor(self.ratios)[torch.randint(len(self.ratios), (count,), generator=self.rng)]
         b = max(window(self.low_frequency, (images.shape[2], images.shape[3])), self.least_window)
-        return exchanged(images, others, b=b, ratio=ratio.to(images)).clamp(0, 1)
+        return exchange_amplitudes(images, others, b=b, ratio=ratio.to(images)).clamp(0, 1)
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import Amplitudes, StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock
 from fdgsec.methods.ccst import CCST
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes
 from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients
@@ -71,7 +71,9 @@ def test_a_foreign_draw_exchanges_low_amplitudes_and_the_own_keeps_the_original(
         expected = [image]
         for row in bank.values[1:]:  # b = floor(.1 * 32) = 3, nothing of the own amplitude stays
             content = as_float(image.unsqueeze(0))
-            expected.append((exchanged(content, row.unsqueeze(0), b=3)[0].clamp(0, 1) * 255).round().to(torch.uint8))
+            expected.append(
+                (exchange_amplitudes(content, row.unsqueeze(0), b=3)[0].clamp(0, 1) * 255).round().to(torch.uint8)
+            )
         assert len(found) == len(expected)
         assert all(any(torch.equal(version, e) for version in found) for e in expected)
 
@@ -91,7 +93,7 @@ def test_spectra_are_taken_and_exchanged_at_the_size_that_was_asked_for(members:
     made = method.exchange(pixels, bank.values[[1, 1]])
 
     assert bank.values.shape == (4, 3, 64, 33)
-    large = exchanged(as_float(resized(pixels, 64)), bank.values[[1, 1]], b=6)
+    large = exchange_amplitudes(as_float(resized(pixels, 64)), bank.values[[1, 1]], b=6)
     assert torch.equal(made, resized((large.clamp(0, 1) * 255).round().to(torch.uint8), 32))
 
 

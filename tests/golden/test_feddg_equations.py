@@ -11,7 +11,7 @@ from torch.nn import functional
 from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.methods.feddg import Episode, MetaGradient
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes
 from fdgsec.nn.training.batches import Batch
 from fdgsec.runtime.random_streams import stream
 
@@ -134,7 +134,9 @@ def test_mixed_images_are_the_exchange_with_one_foreign_row_each_and_a_ratio_of_
     made = episode("first-order", ratios=(0.5, 1.0)).mixed(images)
 
     rows = [row.expand(40, -1, -1, -1) for row in values]
-    possible = torch.stack([exchanged(images, row, b=0, ratio=r).clamp(0, 1) for row in rows for r in (0.5, 1.0)])
+    possible = torch.stack(
+        [exchange_amplitudes(images, row, b=0, ratio=r).clamp(0, 1) for row in rows for r in (0.5, 1.0)]
+    )
     away = (possible - made).abs().amax((2, 3, 4))
     assert float(away.min(0).values.max()) < 1e-6
     assert len(torch.unique(away.argmin(0))) >= 4  # each row at .5, and images kept

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fdgsec.runtime.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder, amplitudes, exchanged, window
+    from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder, amplitudes, exchange_amplitudes, window
     from fdgsec.nn.styles.channel_statistics import Moments, adain, concatenated, linear_statistic, moments, style_of
     from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, load_encoder
     from fdgsec.nn.styles.feature_styles import StyleLaws, batch_styles, instance_statistics, mixed_statistics, restyled
@@ -16,7 +16,7 @@ else:
 
 __all__ = [
     "ENCODERS", "Moments", "SpectralEncoder", "StyleEncoder", "StyleLaws", "adain", "amplitudes", "batch_styles",
-    "cluster_means", "concatenated", "encoder_named", "exchanged", "first_neighbors", "instance_statistics",
+    "cluster_means", "concatenated", "encoder_named", "exchange_amplitudes", "first_neighbors", "instance_statistics",
     "linear_statistic", "load_encoder", "mixed_statistics", "moments", "resized", "restyled", "stacked_finch",
     "statistics", "style_of", "style_transfer", "window",
 ]  # fmt: skip

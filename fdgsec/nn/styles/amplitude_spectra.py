@@ -53,7 +53,7 @@ def low(spectra: Tensor, b: int = LOW_FREQUENCIES) -> Tensor:
     return spectra[..., inside((height, 2 * columns - 1), b)].flatten(1).to(torch.float64)
 
 
-def exchanged(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float = 0.0) -> Tensor:
+def exchange_amplitudes(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float = 0.0) -> Tensor:
     """Mix the amplitudes `others` into `images` inside the window of half width `b`, and keep the phases.
 
     A' = ratio A + (1 - ratio) A_other inside, A' = A outside, x' = F^-1(A' e^{i phase}). `images` is (N, C, H, W),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, Scores
 from fdgsec.federation.style_banks import attributed
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchanged, inside, window
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, inside, window
 from fdgsec.runtime.random_streams import stream
 
 
@@ -54,7 +54,7 @@ def slowly_exchanged(image: Tensor, other: Tensor, share: float, ratio: float) -
 def test_the_exchange_is_that_of_the_shifted_spectrum(size: tuple[int, int], share: float, ratio: float):
     images, others = noise(2, 1, *size, name="a"), noise(2, 1, *size, name="b")
 
-    made = exchanged(images, amplitudes(others), b=window(share, size), ratio=ratio)
+    made = exchange_amplitudes(images, amplitudes(others), b=window(share, size), ratio=ratio)
 
     slow = torch.stack([slowly_exchanged(images[i, 0], others[i, 0], share, ratio) for i in (0, 1)])
     assert torch.allclose(made[:, 0], slow, rtol=0, atol=1e-12)
@@ -63,7 +63,7 @@ def test_the_exchange_is_that_of_the_shifted_spectrum(size: tuple[int, int], sha
 def test_an_image_that_meets_its_own_amplitudes_comes_back_bit_by_bit():
     images = noise(3, 3, 16, 16, name="own").float()
 
-    made = exchanged(images, amplitudes(images), b=8, ratio=torch.tensor([0.0, 0.3, 1.0]))
+    made = exchange_amplitudes(images, amplitudes(images), b=8, ratio=torch.tensor([0.0, 0.3, 1.0]))
 
     assert torch.equal(made, images)
 
@@ -71,16 +71,16 @@ def test_an_image_that_meets_its_own_amplitudes_comes_back_bit_by_bit():
 def test_ratio_one_keeps_the_image_and_each_image_has_its_own_ratio():
     images, others = noise(2, 3, 8, 8, name="a"), amplitudes(noise(2, 3, 8, 8, name="b"))
 
-    made = exchanged(images, others, b=2, ratio=torch.tensor([1.0, 0.25]))
+    made = exchange_amplitudes(images, others, b=2, ratio=torch.tensor([1.0, 0.25]))
 
     assert torch.equal(made[0], images[0])
-    assert torch.equal(made[1], exchanged(images[1:], others[1:], b=2, ratio=0.25)[0])
+    assert torch.equal(made[1], exchange_amplitudes(images[1:], others[1:], b=2, ratio=0.25)[0])
 
 
 def test_the_whole_window_gives_the_others_amplitudes_and_keeps_the_phases():
     images, others = noise(2, 3, 9, 8, name="a"), noise(2, 3, 9, 8, name="b")
 
-    made = exchanged(images, amplitudes(others), b=8)
+    made = exchange_amplitudes(images, amplitudes(others), b=8)
 
     assert torch.allclose(amplitudes(made), amplitudes(others), rtol=1e-9, atol=1e-12)
     turned = torch.fft.rfft2(made) * torch.fft.rfft2(images).conj()
@@ -90,7 +90,7 @@ def test_the_whole_window_gives_the_others_amplitudes_and_keeps_the_phases():
 def test_a_window_of_frequency_0_exchanges_the_mean_color_and_nothing_else():
     images, others = noise(1, 3, 8, 8, name="a"), noise(1, 3, 8, 8, name="b")
 
-    made = exchanged(images, amplitudes(others), b=0)
+    made = exchange_amplitudes(images, amplitudes(others), b=0)
 
     assert torch.allclose(made.mean((2, 3)), others.mean((2, 3)), rtol=1e-12)
     flat = (made - images).flatten(2)
@@ -100,7 +100,7 @@ def test_a_window_of_frequency_0_exchanges_the_mean_color_and_nothing_else():
 def test_a_black_image_takes_amplitudes_with_phase_0():
     black, others = torch.zeros(1, 1, 4, 4), torch.ones(1, 1, 4, 4)
 
-    made = exchanged(black, amplitudes(others), b=0)
+    made = exchange_amplitudes(black, amplitudes(others), b=0)
 
     assert torch.equal(made, others)
 
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused():
     images = noise(2, 3, 8, 8, name="a")
 
     with pytest.raises(ValueError, match=r"need amplitudes \(2, 3, 8, 5\); got \(2, 3, 8, 8\)"):
-        exchanged(images, images, b=1)
+        exchange_amplitudes(images, images, b=1)
     with pytest.raises(ValueError, match="images must be float"):
         amplitudes(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]; got 1.5"):
