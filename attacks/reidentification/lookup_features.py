@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.defense_noise import read_style_rows, style_rows_of
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, low
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, low_frequencies
 from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.errors import UnseenError
 from fdgsec.threats.adversary import Knowledge
@@ -80,11 +80,11 @@ class SpectrumRows:
 
     def rows(self, case: Case) -> Tensor:
         """The spectra that the victim sent."""
-        return low(spectra_of(case))
+        return low_frequencies(spectra_of(case))
 
     def images(self, dataset: DomainDataset) -> Tensor:
         """The spectrum of each image, at the size of the release."""
-        return torch.cat([low(spectra) for spectra in self._whole(dataset)])
+        return torch.cat([low_frequencies(spectra) for spectra in self._whole(dataset)])
 
     def made(self, dataset: DomainDataset) -> Artifact:
         """The whole spectrum of each image."""
@@ -92,7 +92,7 @@ class SpectrumRows:
 
     def read(self, artifact: Artifact) -> Tensor:
         """Low frequencies of each row."""
-        return low(artifact.tensors()["values"])
+        return low_frequencies(artifact.tensors()["values"])
 
     def _whole(self, dataset: DomainDataset) -> Iterator[Tensor]:
         side = None if dataset.image_size == self.size else self.size[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
-from fdgsec.nn.styles.amplitude_spectra import LOW_FREQUENCIES, low
+from fdgsec.nn.styles.amplitude_spectra import LOW_FREQUENCIES, low_frequencies
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, linear_statistic, recentered, uncentered
 from fdgsec.runtime.errors import UsageError
 
@@ -164,7 +164,7 @@ class MeanSpectra:
         del images  # the mean of t does not depend on their number
         if not isinstance(artifact, Amplitudes):
             raise UsageError(f"a mean spectrum is read from Amplitudes; got {artifact.kind}.")
-        return low(artifact.values, self.frequencies)
+        return low_frequencies(artifact.values, self.frequencies)
 
     def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
         """Give `statistics` unchanged: there are no squares in t."""

@@ -47,7 +47,7 @@ def inside(size: tuple[int, int], b: int) -> Tensor:
     return near.unsqueeze(1) & (torch.arange(width // 2 + 1) <= b)
 
 
-def low(spectra: Tensor, b: int = LOW_FREQUENCIES) -> Tensor:
+def low_frequencies(spectra: Tensor, b: int = LOW_FREQUENCIES) -> Tensor:
     """Keep the frequencies -b..b of half spectra (N, C, H, W // 2 + 1), in float64: (N, C x those)."""
     height, columns = int(spectra.shape[-2]), int(spectra.shape[-1])
     return spectra[..., inside((height, 2 * columns - 1), b)].flatten(1).to(torch.float64)
@@ -94,4 +94,4 @@ class SpectralEncoder(StyleEncoder):
     def _features(self, images: Tensor) -> Tensor:
         if tuple(images.shape[2:]) != self.size:
             raise ValueError(f"{self.name} reads images of {self.size}; got {tuple(images.shape[2:])}.")
-        return low(amplitudes(images.to(torch.float64)), self.frequencies)[..., None, None]
+        return low_frequencies(amplitudes(images.to(torch.float64)), self.frequencies)[..., None, None]
