@@ -39,7 +39,7 @@ def window(share: float, size: tuple[int, int]) -> int:
     return math.floor(share * min(size) + 1e-9)
 
 
-def inside(size: tuple[int, int], b: int) -> Tensor:
+def window_mask(size: tuple[int, int], b: int) -> Tensor:
     """Mark the frequencies -b..b x -b..b of an (h, w) image in its half spectrum, (h, w // 2 + 1) bool."""
     height, width = size
     row = torch.arange(height)
@@ -50,7 +50,7 @@ def inside(size: tuple[int, int], b: int) -> Tensor:
 def low_frequencies(spectra: Tensor, b: int = LOW_FREQUENCIES) -> Tensor:
     """Keep the frequencies -b..b of half spectra (N, C, H, W // 2 + 1), in float64: (N, C x those)."""
     height, columns = int(spectra.shape[-2]), int(spectra.shape[-1])
-    return spectra[..., inside((height, 2 * columns - 1), b)].flatten(1).to(torch.float64)
+    return spectra[..., window_mask((height, 2 * columns - 1), b)].flatten(1).to(torch.float64)
 
 
 def exchange_amplitudes(images: Tensor, others: Tensor, *, b: int, ratio: Tensor | float = 0.0) -> Tensor:
@@ -71,7 +71,7 @@ def exchange_amplitudes(images: Tensor, others: Tensor, *, b: int, ratio: Tensor
     own = spectrum.abs()
     phase = torch.where(own > 0, torch.sgn(spectrum), 1.0)
     kept = ratio.to(own).view(-1, 1, 1, 1) if isinstance(ratio, Tensor) else ratio
-    change = (1 - kept) * (others - own) * inside(size, b).to(own)
+    change = (1 - kept) * (others - own) * window_mask(size, b).to(own)
     difference: Tensor = torch.fft.irfft2(change * phase, s=size)
     return images + difference
 
@@ -86,7 +86,7 @@ class SpectralEncoder(StyleEncoder):
     def __init__(self, size: tuple[int, int], *, frequencies: int = LOW_FREQUENCIES) -> None:
         super().__init__()
         self.size, self.frequencies = size, frequencies
-        self.register_buffer("window", inside(size, frequencies))
+        self.register_buffer("window", window_mask(size, frequencies))
         self.channels, self.stride, self.has_decoder = 3 * int(self.window.sum()), max(size), False
         self.name = f"spectrum:{size[0]}x{size[1]}:{frequencies}"
         self.fingerprint = hashlib.sha256(self.name.encode()).hexdigest()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, Scores
 from fdgsec.federation.style_banks import attributed
-from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, inside, window
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window, window_mask
 from fdgsec.runtime.random_streams import stream
 
 
@@ -114,7 +114,7 @@ def test_the_half_width_is_the_floor_of_l_times_the_smaller_side(share: float, s
 
 
 def test_the_half_spectrum_holds_2b_plus_1_rows_and_b_plus_1_columns_of_the_window():
-    marked = inside((8, 10), 2)
+    marked = window_mask((8, 10), 2)
 
     assert marked.shape == (8, 6)
     assert marked.any(1).tolist() == [True, True, True, False, False, False, True, True]
