@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.training_speed import CPU, bare, setting_of
-from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
 
@@ -38,7 +38,7 @@ def by_autograd(maps: Tensor, style: Style) -> Tensor:
 def in_closed_form(maps: Tensor, style: Style) -> Tensor:
     """The implementation of fdgsec."""
     mean, std = instance_statistics(maps)
-    return restyled(maps, mean, std, new_mean=style[0], new_std=style[1])
+    return apply_style(maps, mean, std, new_mean=style[0], new_std=style[1])
 
 
 def by_group_norm(maps: Tensor, style: Style) -> Tensor:

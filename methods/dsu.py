@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, check_places, instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, apply_style, check_places, instance_statistics
 from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
@@ -30,7 +30,7 @@ def perturbed(maps: Tensor, rng: torch.Generator, *, factor: float = 1.0) -> Ten
     if len(maps) < 2:
         return maps
     mean, std = instance_statistics(maps, eps=EPS)
-    return restyled(maps, mean, std, new_mean=_drawn(mean, rng, factor), new_std=_drawn(std, rng, factor))
+    return apply_style(maps, mean, std, new_mean=_drawn(mean, rng, factor), new_std=_drawn(std, rng, factor))
 
 
 def _drawn(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:

@@ -32,7 +32,7 @@ from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
-from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
 from fdgsec.nn.training.augmix import AugMix, dirichlet
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective
@@ -87,7 +87,7 @@ def interpolated(inputs: Tensor, own: Statistics, other: Statistics, lam: Tensor
     Algorithm 2, lines 11 and 19 to 21; MixStyle's mixing."""
     share = lam.view(-1, 1, 1, 1)
     new_mean, new_std = (torch.lerp(theirs, ours, share) for ours, theirs in zip(own, other, strict=True))
-    return restyled(inputs, *own, new_mean=new_mean, new_std=new_std)
+    return apply_style(inputs, *own, new_mean=new_mean, new_std=new_std)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -32,13 +32,13 @@ from fdgsec.nn.networks.attention import HighlightedClassifier, Similarity, clas
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import (
     StyleLaws,
+    apply_style,
     explored,
     greedy_seeds,
     instance_statistics,
     mixed_statistics,
     once_clustered,
     oversampled_rows,
-    restyled,
 )
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.class_balanced_batches import BalancedPass, ClassDraws
@@ -159,9 +159,9 @@ class StableFDG(StyleSharing):
         if self.selection == "centroids":
             center_mean, center_std = once_clustered(points, kept)[..., None, None].chunk(2, 1)
             new_mean, new_std = torch.cat([center_mean, new_mean]), torch.cat([center_std, new_std])
-            return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
+            return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std)
         moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten().to(maps.device)
-        moved = restyled(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
+        moved = apply_style(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
         return maps.index_put((moving,), moved)  # keeps channels_last, which index_copy does not
 
     def enriched(
@@ -185,7 +185,7 @@ class StableFDG(StyleSharing):
             return maps, labels, far_std
         if self.mix_alpha is not None:
             new_mean, new_std = mixed_statistics(new_mean, new_std, rng, alpha=self.mix_alpha)
-        return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std), labels, far_std
+        return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std), labels, far_std
 
     def _explored(self, statistic: Tensor, rows: Tensor) -> Tensor:
         """Eqs. (4) and (5) for the oversampled `rows`, about mu_n(s^n) as printed or about the text's mu_n(s-hat^n)."""

@@ -38,7 +38,7 @@ from fdgsec.federation.releases import Release
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
-from fdgsec.nn.styles.feature_styles import StyleLaws, explored, instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import StyleLaws, apply_style, explored, instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.loop import Objective
@@ -192,7 +192,7 @@ class SingleRecords:
         if self.laws is not None and method.mix_alpha is not None:  # step 5
             style = _where(enriched, self._mixed(self.laws, style, method.mix_alpha), style)
             touched = touched | enriched
-        new = restyled(maps, *own, new_mean=style[0], new_std=style[1])
+        new = apply_style(maps, *own, new_mean=style[0], new_std=style[1])
         return torch.where(touched, new, maps)
 
     def _coins(self, maps: Tensor, probability: float) -> Tensor:

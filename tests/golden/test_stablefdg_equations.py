@@ -15,11 +15,11 @@ from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.feature_styles import (
+    apply_style,
     balancing_additions,
     greedy_seeds,
     mixed_statistics,
     oversampled_rows,
-    restyled,
 )
 from fdgsec.nn.training.batches import Batch
 from fdgsec.runtime.random_streams import integer_seed
@@ -199,7 +199,7 @@ def test_mixed_styles_are_step_5():
     mean = torch.tensor(means, dtype=torch.float64)[..., None, None]
     std = torch.tensor(stds, dtype=torch.float64)[..., None, None]
     new_mean, new_std = mixed_statistics(mean, std, drawn("mix"), alpha=0.1)
-    made = restyled(given, mean, std, new_mean=new_mean, new_std=new_std)
+    made = apply_style(given, mean, std, new_mean=new_mean, new_std=new_std)
 
     for i, (j, lam) in enumerate(zip(order, weights, strict=True)):
         mixed_mean = [lam * own + (1 - lam) * other for own, other in zip(means[i], means[j], strict=True)]

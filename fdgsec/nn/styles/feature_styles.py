@@ -117,7 +117,7 @@ def batch_styles(
     return torch.cat([mean for mean, _ in rows]), torch.cat([std for _, std in rows])
 
 
-def restyled(maps: Tensor, mean: Tensor, std: Tensor, *, new_mean: Tensor, new_std: Tensor) -> Tensor:
+def apply_style(maps: Tensor, mean: Tensor, std: Tensor, *, new_mean: Tensor, new_std: Tensor) -> Tensor:
     """AdaIN: give `maps`, whose style is (`mean`, `std`), the style (`new_mean`, `new_std`)."""
     return cast(Tensor, _Restyled.apply(maps, mean, std, new_mean, new_std))
 
@@ -173,7 +173,7 @@ def mixed_styles(
     `detach` stops gradients through the statistics, as MixStyle's authors do."""
     mean, std = instance_statistics(maps.detach() if detach else maps, eps=eps)
     new_mean, new_std = mixed_statistics(mean, std, rng, alpha=alpha)
-    return restyled(maps, mean, std, new_mean=new_mean, new_std=new_std)
+    return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std)
 
 
 def explored(statistic: Tensor, center: Tensor, *, level: float) -> Tensor:

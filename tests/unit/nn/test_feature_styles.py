@@ -7,6 +7,7 @@ from torch import Tensor
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.styles.feature_styles import (
     StyleLaws,
+    apply_style,
     balancing_additions,
     early_maps,
     explored,
@@ -16,7 +17,6 @@ from fdgsec.nn.styles.feature_styles import (
     mixed_styles,
     once_clustered,
     oversampled_rows,
-    restyled,
 )
 from fdgsec.runtime.random_streams import stream
 
@@ -56,7 +56,9 @@ def test_a_map_of_one_pixel_has_no_variance_and_gives_no_nan():
 def test_restyled_maps_have_the_new_statistics():
     new_mean, new_std = torch.randn(6, 3, 1, 1, generator=drawn("m")), torch.rand(6, 3, 1, 1, generator=drawn("s")) + 1
 
-    mean, std = instance_statistics(restyled(maps(), *instance_statistics(maps()), new_mean=new_mean, new_std=new_std))
+    mean, std = instance_statistics(
+        apply_style(maps(), *instance_statistics(maps()), new_mean=new_mean, new_std=new_std)
+    )
 
     assert torch.allclose(mean, new_mean, atol=1e-5)
     assert torch.allclose(std, new_std, rtol=1e-5)  # the content's variance is about 1, eps 1e-6
@@ -65,7 +67,7 @@ def test_restyled_maps_have_the_new_statistics():
 def test_a_constant_channel_becomes_the_new_mean():
     flat = torch.full((2, 3, 4, 4), 7.0)
 
-    made = restyled(
+    made = apply_style(
         flat, *instance_statistics(flat), new_mean=torch.full((2, 3, 1, 1), -1.0), new_std=torch.ones(2, 3, 1, 1)
     )
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.nn.styles.feature_styles import instance_statistics, restyled
+from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
 from fdgsec.runtime.random_streams import stream
 
 
@@ -40,7 +40,7 @@ def test_gradients_of_statistics_are_those_of_finite_differences(unbiased: bool)
 @pytest.mark.parametrize("rows", [2, 1])  # a style for each map, and one for all
 def test_gradients_of_adain_are_those_of_finite_differences_in_all_that_it_reads(rows: int):
     def into_style(given: Tensor, mean: Tensor, std: Tensor, new_mean: Tensor, new_std: Tensor) -> Tensor:
-        return restyled(given, mean, std, new_mean=new_mean, new_std=new_std)
+        return apply_style(given, mean, std, new_mean=new_mean, new_std=new_std)
 
     given = (
         exact(2, 3, 4, 3, seed="given"), exact(2, 3, 1, 1, seed="mean"), exact(2, 3, 1, 1, seed="std", low=0.5),
@@ -54,7 +54,7 @@ def test_gradients_of_adain_are_those_of_finite_differences_in_all_that_it_reads
 def test_maps_that_take_their_own_style_pass_gradients_through_what_normalizes_them():
     def renewed(given: Tensor) -> Tensor:
         mean, std = instance_statistics(given)
-        return restyled(given, mean, std, new_mean=mean.detach() + 1, new_std=2 * std.detach())
+        return apply_style(given, mean, std, new_mean=mean.detach() + 1, new_std=2 * std.detach())
 
     given = exact(2, 2, 3, 3, seed="given")
     plain = given.detach().clone().requires_grad_()
