@@ -36,8 +36,8 @@ from fdgsec.nn.styles.feature_styles import (
     explored,
     greedy_seeds,
     instance_statistics,
+    kmeans_step,
     mixed_statistics,
-    once_clustered,
     oversampled_rows,
 )
 from fdgsec.nn.training.batches import Batch, TrainingSet
@@ -157,7 +157,7 @@ class StableFDG(StyleSharing):
         else:
             kept = greedy_seeds(points, keeping, rng)
         if self.selection == "centroids":
-            center_mean, center_std = once_clustered(points, kept)[..., None, None].chunk(2, 1)
+            center_mean, center_std = kmeans_step(points, kept)[..., None, None].chunk(2, 1)
             new_mean, new_std = torch.cat([center_mean, new_mean]), torch.cat([center_std, new_std])
             return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std)
         moving = torch.ones(count, dtype=torch.bool).index_fill(0, kept, False).nonzero().flatten().to(maps.device)

@@ -234,7 +234,7 @@ def greedy_seeds(points: Tensor, count: int, rng: torch.Generator) -> Tensor:
     return torch.tensor(chosen)
 
 
-def once_clustered(points: Tensor, seeds: Tensor) -> Tensor:
+def kmeans_step(points: Tensor, seeds: Tensor) -> Tensor:
     """Move the centers `points[seeds]` by one step of k-means: to the mean of the rows nearest to each, (k, d)."""
     nearest = torch.cdist(points, points[seeds], compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
     members = torch.zeros(len(seeds), len(points), dtype=points.dtype, device=points.device)

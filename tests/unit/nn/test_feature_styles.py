@@ -13,9 +13,9 @@ from fdgsec.nn.styles.feature_styles import (
     explored,
     greedy_seeds,
     instance_statistics,
+    kmeans_step,
     mixed_statistics,
     mixed_styles,
-    once_clustered,
     oversampled_rows,
 )
 from fdgsec.runtime.random_streams import stream
@@ -174,14 +174,14 @@ def test_seeding_more_points_than_there_are_is_refused(count: int):
 def test_one_step_of_clustering_moves_centers_to_the_mean_of_their_points():
     points = torch.tensor([[0.0], [1.0], [2.0], [10.0], [14.0]])
 
-    assert once_clustered(points, torch.tensor([1, 3])).tolist() == [[1.0], [12.0]]
+    assert kmeans_step(points, torch.tensor([1, 3])).tolist() == [[1.0], [12.0]]
 
 
 def test_centers_keep_their_digits_where_forward_passes_run_in_bfloat16():
     points = torch.tensor([[1.001], [1.003], [9.0]])
 
     with torch.autocast("cpu", torch.bfloat16):
-        made = once_clustered(points, torch.tensor([0, 2]))
+        made = kmeans_step(points, torch.tensor([0, 2]))
 
     assert torch.allclose(made, torch.tensor([[1.002], [9.0]]), rtol=0, atol=1e-6)
 
@@ -189,7 +189,7 @@ def test_centers_keep_their_digits_where_forward_passes_run_in_bfloat16():
 def test_a_center_without_points_stays():
     points = torch.tensor([[5.0], [5.0], [9.0]])
 
-    assert once_clustered(points, torch.tensor([0, 1, 2])).tolist() == [[5.0], [5.0], [9.0]]
+    assert kmeans_step(points, torch.tensor([0, 1, 2])).tolist() == [[5.0], [5.0], [9.0]]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, [0, 0, 1]), (3, [0, 1, 2]), (6, [1, 2, 3]), (0, [0, 0, 0])])
