@@ -41,7 +41,7 @@ from fdgsec.federation.run_folder import (
     stored_run,
 )
 from fdgsec.federation.wire import Transcript
-from fdgsec.nn.styles.image_styles import encoder_named, warm
+from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.threats.adversary import ADVERSARIES
@@ -155,7 +155,7 @@ def opened(
 ) -> StyleView:
     """The style view of the run, with the statistics of all images ready."""
     style_view = StyleView.of(config, world.dataset, method, model)
-    warm(
+    prepare_statistics(
         style_view.encoder, world.dataset, reuse=not fresh, size=style_view.style_size,
         progress=lambda done, total: progress.update("style statistics", done, total),
     )  # fmt: skip

@@ -116,7 +116,7 @@ def statistics(
     return table.read(dataset.rows)
 
 
-def warm(
+def prepare_statistics(
     name: str, dataset: DomainDataset, *, reuse: bool, size: int | None = None, progress: Progress | None = None
 ) -> bool:
     """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.

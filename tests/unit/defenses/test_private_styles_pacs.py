@@ -19,7 +19,7 @@ from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.federation.public_clip_bounds import Frame, Reference, public_images
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.metrics.roc import auc
-from fdgsec.nn.styles.image_styles import statistics, warm
+from fdgsec.nn.styles.image_styles import prepare_statistics, statistics
 from fdgsec.privacy.clipping import Ball
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import DatasetNotFoundError
@@ -40,7 +40,7 @@ def pacs() -> list[Tensor]:
     except DatasetNotFoundError as missing:
         pytest.skip(str(missing))
     images = load_dataset("pacs", image_size=128, per_domain=1000)
-    warm("mini", images, reuse=True)
+    prepare_statistics("mini", images, reuse=True)
     found = []
     for name in ("art_painting", "cartoon", "photo"):
         t = READ.records(statistics("mini", images.of_domain(name)))
