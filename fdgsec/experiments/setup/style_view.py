@@ -8,7 +8,7 @@ from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.model_encoder import ModelEncoder
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder
-from fdgsec.nn.styles.image_styles import introduce
+from fdgsec.nn.styles.image_styles import register_encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class StyleView:
         statistic = PooledStyles() if shared is None or shared.statistic is None else shared.statistic
         if isinstance(statistic, MeanSpectra):
             spectra = SpectralEncoder(images.image_size if side is None else (side, side))
-            return cls(encoder=introduce(spectra), style_size=side, released_statistic=statistic)
+            return cls(encoder=register_encoder(spectra), style_size=side, released_statistic=statistic)
         if shared is None or shared.layers is None:
             return cls(encoder=config.encoder, style_size=side, released_statistic=statistic)
         if model is None:  # nothing to read by: no styles were sent either
             return cls(encoder=config.encoder, style_size=side, released_statistic=PooledStyles())
-        encoder = introduce(ModelEncoder(model, stage=shared.layers))
+        encoder = register_encoder(ModelEncoder(model, stage=shared.layers))
         return cls(encoder=encoder, style_size=None, released_statistic=statistic)

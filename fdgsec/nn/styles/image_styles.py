@@ -45,14 +45,14 @@ _TABLES: dict[tuple[int, str], _Table] = {}  # memo: (pixel store, encoder) -> s
 _INTRODUCED: dict[str, StyleEncoder] = {}  # memo: encoders made in this process, whose names carry their fingerprints
 
 
-def introduce(encoder: StyleEncoder) -> str:
+def register_encoder(encoder: StyleEncoder) -> str:
     """Register an `encoder` that was built, not loaded (a model's early layers) for `encoder_named`; give its name."""
     _INTRODUCED[encoder.name] = encoder
     return encoder.name
 
 
 def is_introduced(name: str) -> bool:
-    """Tell whether `introduce` has registered this name."""
+    """Tell whether `register_encoder` has registered this name."""
     return name in _INTRODUCED
 
 

@@ -28,7 +28,7 @@ from fdgsec.federation.released_statistics import MeanSpectra
 from fdgsec.methods.ccst import CCST
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder, amplitudes
-from fdgsec.nn.styles.image_styles import encoder_named, introduce, statistics
+from fdgsec.nn.styles.image_styles import encoder_named, register_encoder, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
@@ -59,7 +59,7 @@ def roles(data: DomainDataset) -> Roles:
 
 def seen_at(size: int | None, data: DomainDataset) -> str:
     side = data.image_size if size is None else (size, size)
-    return introduce(SpectralEncoder(side))
+    return register_encoder(SpectralEncoder(side))
 
 
 def laboratory(roles: Roles, adversary: str = "server") -> Laboratory:

@@ -12,7 +12,7 @@ from fdgsec.federation.model_encoder import ModelEncoder
 from fdgsec.federation.released_statistics import PooledStyles, StyleDistributions
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.stablefdg import StableFDG
-from fdgsec.nn.styles.image_styles import encoder_named, forget_encoders, introduce, statistics
+from fdgsec.nn.styles.image_styles import encoder_named, forget_encoders, register_encoder, statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
@@ -48,7 +48,7 @@ def test_styles_of_introduced_layers_are_looked_up_and_are_the_same(
     model = first_model(method)
     client = Client(name="client:0", data=data.of_domain(0))
     made = method.image_styles(client, model, stream(0, "attack"))
-    statistics(introduce(ModelEncoder(model, stage=method.stage)), data)
+    statistics(register_encoder(ModelEncoder(model, stage=method.stage)), data)
     monkeypatch.setattr(ModelEncoder, "_features", None)  # nothing is encoded again
 
     looked_up = method.image_styles(client, model, stream(0, "attack"))
@@ -67,7 +67,7 @@ def test_a_style_distribution_is_the_mean_of_its_images_under_the_model(
     members = [Client(name=f"client:{n}", data=data.of_domain(n)) for n in (0, 1)]
     observed = observe(method, members, seed=0, name="test", model=model)
     released_statistic = StyleDistributions(unbiased=unbiased, eps=method.eps, released=spread == "std")
-    encoder = introduce(ModelEncoder(model, stage=method.stage))
+    encoder = register_encoder(ModelEncoder(model, stage=method.stage))
 
     for client in members:
         sent = [m.artifact for m in observed.transcript.messages() if m.sender == client.name]
@@ -108,4 +108,4 @@ def test_another_model_is_another_encoder():
     assert len({encoder.name for encoder in (first, second, later)}) == 3
     assert first.channels == 32
     assert later.channels == 48
-    assert encoder_named(introduce(first)) is first
+    assert encoder_named(register_encoder(first)) is first
