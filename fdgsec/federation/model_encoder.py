@@ -8,7 +8,7 @@ from torch import Tensor
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.styles.encoders import StyleEncoder
 from fdgsec.nn.styles.feature_styles import early_maps
-from fdgsec.nn.styles.image_styles import is_introduced
+from fdgsec.nn.styles.image_styles import is_registered
 
 
 class ModelEncoder(StyleEncoder):
@@ -36,7 +36,7 @@ class ModelEncoder(StyleEncoder):
 def introduced_layers(model: GlobalModel, *, stage: str) -> str | None:
     """Give the name of the registered encoder of this model's early layers, so that clients share its cached styles."""
     name = _name(model, stage)
-    return name if is_introduced(name) else None
+    return name if is_registered(name) else None
 
 
 def _name(model: GlobalModel, stage: str) -> str:

@@ -51,7 +51,7 @@ def register_encoder(encoder: StyleEncoder) -> str:
     return encoder.name
 
 
-def is_introduced(name: str) -> bool:
+def is_registered(name: str) -> bool:
     """Tell whether `register_encoder` has registered this name."""
     return name in _INTRODUCED
 
