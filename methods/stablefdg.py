@@ -28,7 +28,13 @@ from torch.nn import functional
 
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.style_sharing import DISTRIBUTION, STAGES, StyleSharing
-from fdgsec.nn.networks.attention import HighlightedClassifier, Similarity, class_partners, highlighted, mixed_queries
+from fdgsec.nn.networks.attention import (
+    HighlightedClassifier,
+    Similarity,
+    add_highlighter,
+    class_partners,
+    mixed_queries,
+)
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import (
     StyleLaws,
@@ -114,7 +120,7 @@ class StableFDG(StyleSharing):
         """Section 3.2: the attention highlighter and a head for the joined features."""
         if not self.attention:
             return network
-        return highlighted(
+        return add_highlighter(
             network, embedding=self.embedding, cosine=self.cosine, bias=self.attention_bias,
             unused=self.unused_parameters, rng=rng,
         )  # fmt: skip

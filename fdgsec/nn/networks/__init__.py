@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fdgsec.runtime.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from fdgsec.nn.networks.attention import HighlightedClassifier, Highlighter, highlighted
+    from fdgsec.nn.networks.attention import HighlightedClassifier, Highlighter, add_highlighter
     from fdgsec.nn.networks.classifiers import (
         BACKBONES,
         Classifier,
@@ -26,6 +26,6 @@ else:
 __all__ = [
     "BACKBONES", "Classifier", "GeneratorShape", "HighlightedClassifier", "Highlighter", "Normalization",
     "PerturbationNetwork", "StageHooks", "StyleDiscriminator", "StyleGenerator", "StylePredictor", "WeightStatus",
-    "build_classifier", "drawn_head", "drawn_linear", "highlighted", "import_file", "inception_fid", "load_state",
+    "add_highlighter", "build_classifier", "drawn_head", "drawn_linear", "import_file", "inception_fid", "load_state",
     "perturbation_network", "weights_dir",
 ]  # fmt: skip

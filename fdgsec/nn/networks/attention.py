@@ -80,7 +80,7 @@ class HighlightedClassifier(Classifier):
         return torch.cat([cast(Tensor, self.neck(maps)), attended], 1)
 
 
-def highlighted(
+def add_highlighter(
     plain: Classifier,
     *,
     embedding: int = 30,

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from fdgsec.nn.networks.attention import (
     HighlightedClassifier,
     Highlighter,
+    add_highlighter,
     attention_scores,
     class_partners,
-    highlighted,
     map_channels,
     mixed_queries,
 )
@@ -20,7 +20,7 @@ from fdgsec.runtime.random_streams import stream
 
 def network(backbone: str = "tiny", *, cosine: bool = True, bias: bool = False) -> HighlightedClassifier:
     rng = stream(0, "world", "network")
-    return highlighted(build_classifier(backbone, 5, rng=rng), cosine=cosine, bias=bias, rng=rng)
+    return add_highlighter(build_classifier(backbone, 5, rng=rng), cosine=cosine, bias=bias, rng=rng)
 
 
 def images(count: int = 6) -> Tensor:
@@ -95,7 +95,7 @@ def test_a_resnet18_grows_by_what_the_paper_counts():
     before = sum(p.numel() for p in plain.parameters())
 
     def added(*, bias: bool, unused: bool) -> int:
-        made = highlighted(plain, bias=bias, unused=unused, rng=rng)
+        made = add_highlighter(plain, bias=bias, unused=unused, rng=rng)
         return sum(p.numel() for p in made.parameters()) - before
 
     assert before == 11_180_103  # appendix E.2
@@ -125,7 +125,7 @@ def test_the_networks_parameters_come_from_the_generator_alone():
 def test_the_wider_head_follows_the_law_of_the_backbones_own(backbone: str, spread: float, bias: float | None):
     plain = build_classifier(backbone, 7, rng=stream(0, "world", "network"))
 
-    head = highlighted(plain, rng=stream(0, "world", "head")).head
+    head = add_highlighter(plain, rng=stream(0, "world", "head")).head
 
     assert float(plain.head.weight.detach().std()) == pytest.approx(spread * (2**0.5 if bias is None else 1), rel=0.1)
     assert float(head.weight.detach().std()) == pytest.approx(spread, rel=0.1)  # five standard errors of 1,344
@@ -146,7 +146,7 @@ def test_printed_scores_of_maps_like_a_pretrained_resnets_leave_the_softmax_a_gr
 def test_unused_parameters_change_no_prediction():
     made = network(bias=True).eval()
     rng = stream(0, "world", "network")
-    spare = highlighted(build_classifier("tiny", 5, rng=rng), bias=True, unused=True, rng=rng).eval()
+    spare = add_highlighter(build_classifier("tiny", 5, rng=rng), bias=True, unused=True, rng=rng).eval()
     spare.load_state_dict(made.state_dict(), strict=False)
 
     with torch.no_grad():
@@ -162,7 +162,7 @@ def test_score_maps_of_a_plain_classifier_are_refused():
 
 def test_the_highlighter_works_without_batch_norm():
     rng = stream(0, "world", "network")
-    made = highlighted(build_classifier("tiny", 5, norm="group", rng=rng), rng=rng)
+    made = add_highlighter(build_classifier("tiny", 5, norm="group", rng=rng), rng=rng)
 
     made(images()).sum().backward()
 
