@@ -9,7 +9,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
 from fdgsec.methods.fedccrl import interpolated, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
-from fdgsec.nn.training.augmix import AugMix, Operation, blended, dirichlet
+from fdgsec.nn.training.augmix import AugMix, Operation, blend_chains, dirichlet
 from fdgsec.runtime.random_streams import stream
 from tests.support.slow_alignment import rows_of, slow_softmax, slow_statistics
 from tests.support.three_clients import CLOCK, clients, noise, pixels
@@ -106,7 +106,7 @@ def test_augmix_is_lines_9_to_13_of_algorithm_3():
     chains = [[Operation(name="Rotate", magnitude=10.0), Operation(name="Equalize")], [Operation(name="AutoContrast")]]
     original, weights = torch.tensor([0.0, 0.25, 1.0]), torch.tensor([[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]])
 
-    made = blended(images, original=original, shares=((1 - original)[:, None] * weights).unbind(1), chains=chains)
+    made = blend_chains(images, original=original, shares=((1 - original)[:, None] * weights).unbind(1), chains=chains)
 
     chained = [chains[0][1](chains[0][0](images)), chains[1][0](images)]
     for n in range(3):

@@ -93,7 +93,7 @@ def dirichlet(count: int, parts: int, alpha: float, rng: torch.Generator) -> Ten
     return torch.from_numpy(numbers.dirichlet([alpha] * parts, size=count)).float()
 
 
-def blended(images: Tensor, *, original: Tensor, shares: Sequence[Tensor], chains: Sequence[Chain]) -> Tensor:
+def blend_chains(images: Tensor, *, original: Tensor, shares: Sequence[Tensor], chains: Sequence[Chain]) -> Tensor:
     """Blend uint8 images (B, 3, H, W) with their chains: m x + sum_i s_i chain_i(x), truncated to 8 bits.
 
     `original` (B,) is m; `shares` has one (B,) tensor per chain, and with m they sum to 1. Truncated, not rounded, as
@@ -150,7 +150,9 @@ class AugMix:
         original = original if scale is None else original * scale.cpu()
         weights = dirichlet(len(images), width, self.alpha, rng)
         chains = [self.chain((images.shape[2], images.shape[3]), rng) for _ in range(width)]
-        return blended(images, original=original, shares=[(1 - original) * w for w in weights.unbind(1)], chains=chains)
+        return blend_chains(
+            images, original=original, shares=[(1 - original) * w for w in weights.unbind(1)], chains=chains
+        )
 
     def chain(self, size: tuple[int, int], rng: torch.Generator) -> Chain:
         """Draw the operations of one chain, each at a random level, for images of `size` (height, width)."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import AugMix as LibraryAugMix
 
-from fdgsec.nn.training.augmix import OPERATIONS, SIGNED, AugMix, Operation, blended, dirichlet, magnitude
+from fdgsec.nn.training.augmix import OPERATIONS, SIGNED, AugMix, Operation, blend_chains, dirichlet, magnitude
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
@@ -53,7 +53,7 @@ def test_torchvisions_own_draws_give_torchvisions_images_bit_by_bit():
         chains = [record.operations[2 * i : 2 * i + 2] for i in range(3)]
         original, weights = record.weights
         shares = (original[:, 1:] * weights).unbind(1)
-        assert torch.equal(blended(images, original=original[:, 0], shares=shares, chains=chains), expected)
+        assert torch.equal(blend_chains(images, original=original[:, 0], shares=shares, chains=chains), expected)
         seen |= {operation.name for operation in record.operations}
 
     assert seen == set(OPERATIONS)
@@ -156,13 +156,13 @@ def test_a_scale_multiplies_each_images_share_of_the_original():
     share, weights = dirichlet(3, 2, 1.0, rng)[:, 0], dirichlet(3, 2, 1.0, rng)
     chains = [AugMix(depth=1).chain((20, 26), rng) for _ in range(2)]
     shares = ((1 - share * scale)[:, None] * weights).unbind(1)
-    assert torch.equal(made, blended(images, original=share * scale, shares=shares, chains=chains))
+    assert torch.equal(made, blend_chains(images, original=share * scale, shares=shares, chains=chains))
 
 
 def test_an_image_that_is_all_original_comes_back():
     images = pixels()
 
-    made = blended(images, original=torch.ones(3), shares=[torch.zeros(3)], chains=[[Operation(name="Equalize")]])
+    made = blend_chains(images, original=torch.ones(3), shares=[torch.zeros(3)], chains=[[Operation(name="Equalize")]])
 
     assert torch.equal(made, images)
 
