@@ -20,7 +20,7 @@ from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
 
 
-def alone(labels: Tensor) -> Tensor:
+def only_of_class(labels: Tensor) -> Tensor:
     """Give the positions of samples with labels (B,) whose class has no other sample."""
     return (class_partners(labels) == torch.arange(len(labels))).nonzero().flatten()
 
@@ -55,7 +55,7 @@ class ClassDraws:
 
         Gives images (B or more, 3, H, W) and labels, these on the CPU."""
         labels = batch.labels.cpu()
-        lone = alone(labels)
+        lone = only_of_class(labels)
         rows = self.rows(labels[lone], but=batch.records[lone])
         if not len(rows):
             return batch.images, labels
@@ -93,7 +93,7 @@ class BalancedPass:
         """Replace the queries (B, d) of samples that are the only one of their class by queries of this pass.
 
         As released, the class number is the row index, whatever the class of that row."""
-        lone = alone(labels)
+        lone = only_of_class(labels)
         return queries.index_copy(0, lone.to(queries.device), self.queries[labels[lone] % len(self.labels)])
 
 
