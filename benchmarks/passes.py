@@ -18,7 +18,7 @@ from torch.nn import functional
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
-from fdgsec.nn.training.loop import prepared
+from fdgsec.nn.training.loop import prepare_training
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.random_streams import stream
@@ -72,7 +72,7 @@ class Bare:
     @classmethod
     def of(cls, network: Classifier, plan: TrainingPlan, *, image_size: int) -> "Bare":
         """Draw a batch of `plan.batch_size` random images, with labels in turn."""
-        _, precision = prepared(network, plan)
+        _, precision = prepare_training(network, plan)
         images = torch.rand(plan.batch_size, 3, image_size, image_size, generator=stream(0, "world", "batch"))
         return cls(
             network=network, images=images.contiguous(memory_format=precision.layout),

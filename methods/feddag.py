@@ -36,7 +36,7 @@ from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import prepared, stepped
+from fdgsec.nn.training.loop import prepare_training, stepped
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.errors import UsageError
@@ -98,8 +98,8 @@ class Networks:
         cls, student: Classifier, teacher: Classifier, generator: PerturbationNetwork, plan: TrainingPlan
     ) -> "Networks":
         """Make the optimizers; the teacher normalizes as the student does, without a memory of batches."""
-        device, _ = prepared(student, plan)
-        prepared(teacher, plan)
+        device, _ = prepare_training(student, plan)
+        prepare_training(teacher, plan)
         for module in teacher.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.track_running_stats = False  # its running statistics come from the student
@@ -239,7 +239,7 @@ class FedDAG(SharpnessAware):
 
     def taught(self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator) -> dict[str, float]:
         """Run Algorithm 1's loop over mini-batches, in place; give the student's mean loss, steps and discrepancy."""
-        device, precision = prepared(networks.student, self.plan)
+        device, precision = prepare_training(networks.student, self.plan)
         total, apart, seen, steps = torch.zeros((), device=device), torch.zeros((), device=device), 0, 0
         warming = clock.round < self.warm_up
         dealt = _dealt(data, self.plan, rng, clock=clock, device=device, precision=precision)

@@ -34,7 +34,7 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, U
 from fdgsec.federation.sharpness_aware import losses_with
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, follow
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import prepared
+from fdgsec.nn.training.loop import prepare_training
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.errors import UsageError
@@ -109,7 +109,7 @@ class FedDAGDP(FedDAG):
         """Run Algorithm 1, in place: by noisy steps where the networks have a private trainer."""
         if not isinstance(networks, PrivateNetworks):
             return super().taught(networks, data, clock=clock, rng=rng)
-        device, precision = prepared(networks.student, self.plan)
+        device, precision = prepare_training(networks.student, self.plan)
         count = self.stepping(clock)
         players: list[nn.Module] = [networks.student, networks.generator][:count]
         optimizers = [networks.student_optimizer, networks.generator_optimizer][:count]

@@ -15,7 +15,7 @@ from torch.nn import functional
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import Objective, logits, prepared
+from fdgsec.nn.training.loop import Objective, logits, prepare_training
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import autocast
 from fdgsec.runtime.errors import UsageError
@@ -36,7 +36,7 @@ def batch_gradient(
     """Compute the gradient of the mean loss of one batch of `data`, by parameter, on the CPU.
 
     `network` takes no step, but its running statistics include the batch. Raises UsageError for an empty set."""
-    device, precision = prepared(network, plan)
+    device, precision = prepare_training(network, plan)
     network.zero_grad(set_to_none=True)
     batch = next(epoch_of_batches(data, plan, rng, device=device, layout=precision.layout))
     with autocast(device, precision):

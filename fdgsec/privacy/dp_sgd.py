@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
-from fdgsec.nn.training.loop import Objective, prepared
+from fdgsec.nn.training.loop import Objective, prepare_training
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.accounting import Use
@@ -164,7 +164,7 @@ class PrivateTrainer:
         if not len(data):
             raise UsageError("a client has no training images; every client needs at least one.")
         check_trainable(model, plan, [*beside])
-        device, precision = prepared(model, plan)
+        device, precision = prepare_training(model, plan)
         optimizer = optimizer or optimizer_of(model.parameters(), plan)
         session = _Session(
             trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,

@@ -62,7 +62,7 @@ class CrossEntropy:
         return functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
 
 
-def prepared(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Precision]:
+def prepare_training(model: Classifier, plan: TrainingPlan) -> tuple[torch.device, Precision]:
     """Put `model` into training mode and its fastest layout; give its device and precision."""
     device = next(model.parameters()).device
     precision = precision_of(device, model.backbone)
@@ -104,7 +104,7 @@ def epochs(
 
     `round` of `rounds` sets the learning rate by the schedule; `beside` are an objective's own parameters, trained by
     the same optimizer; a given `optimizer` continues from its state. Raises UsageError for an empty set."""
-    device, precision = prepared(model, plan)
+    device, precision = prepare_training(model, plan)
     optimizer = optimizer or optimizer_of([*model.parameters(), *beside], plan)
     total, seen, step, epoch = torch.zeros((), device=device), 0, 0, 0
     while step < plan.steps if plan.steps is not None else epoch < plan.epochs:

@@ -9,7 +9,7 @@ from torch import nn
 
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
-from fdgsec.nn.training.loop import CrossEntropy, epochs, prepared, stepped
+from fdgsec.nn.training.loop import CrossEntropy, epochs, prepare_training, stepped
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -102,7 +102,7 @@ def test_frozen_norm_layers_keep_their_running_statistics():
 
     assert before
     assert all(torch.equal(dict(model.named_buffers())[name], value) for name, value in before.items())
-    prepared(model, PLAIN)
+    prepare_training(model, PLAIN)
     assert all(module.training for module in model.modules())
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.styles.feature_styles import greedy_seeds, mixed_styles, oversampled_rows
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy, Objective, prepared
+from fdgsec.nn.training.loop import CrossEntropy, Objective, prepare_training
 from fdgsec.nn.training.losses import supervised_contrastive
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence
@@ -152,7 +152,7 @@ def test_batch_norm_couples_while_it_trains_and_not_at_its_statistics():
 
     with pytest.raises(BatchCouplingError, match="the loss of record"):
         check(CrossEntropy(), model)
-    prepared(model, TrainingPlan(freeze_norm=True))
+    prepare_training(model, TrainingPlan(freeze_norm=True))
     check(CrossEntropy(), model)
 
 
