@@ -31,7 +31,7 @@ from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective, stepped
+from fdgsec.nn.training.loop import Objective, optimizer_step
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
@@ -135,10 +135,10 @@ class Alignment:
             noise = torch.rand(len(condition), generator.noise, generator=self.rng).to(condition.device)
             reference = generator(noise, condition)
             judged = discriminator_loss(discriminator, reference.detach(), features.detach().float(), condition)
-            stepped(self.optimizers[1], judged, self.method.game)
+            optimizer_step(self.optimizers[1], judged, self.method.game)
             if not self.method.released:
                 sought = generator_loss(discriminator, reference, condition, seeks=self.method.generator_seeks)
-                stepped(self.optimizers[0], sought, self.method.game)
+                optimizer_step(self.optimizers[0], sought, self.method.game)
             fooled: Tensor = (1 - discriminator(features.float(), condition)).square()
         return self.method.alpha * errors + (1 - self.method.alpha) * fooled
 

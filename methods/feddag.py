@@ -36,7 +36,7 @@ from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import prepare_training, stepped
+from fdgsec.nn.training.loop import optimizer_step, prepare_training
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.runtime.errors import UsageError
@@ -281,7 +281,7 @@ class FedDAG(SharpnessAware):
     def generator_step(self, networks: Networks, made: Generated) -> None:
         """Step G down its loss with S and T frozen: the loss's gradient in x_hat first, then through G alone."""
         (slope,) = torch.autograd.grad(self.generator_loss(made), made.seen, retain_graph=True)
-        stepped(networks.generator_optimizer, (made.images * slope).sum(), self.plan)
+        optimizer_step(networks.generator_optimizer, (made.images * slope).sum(), self.plan)
 
     def student_step(self, networks: Networks, batch: Batch, made: Generated | None, precision: Precision) -> Tensor:
         """Step S down L_cls + L_sim (Algorithm 1, line 4) with G and T frozen; without `made` down L_cls(x, y).
@@ -293,7 +293,7 @@ class FedDAG(SharpnessAware):
                 answered = networks.student(batch.images)
             parts.append(functional.cross_entropy(answered.float(), batch.labels, reduction="none"))
         losses = torch.stack(parts).sum(0)
-        stepped(networks.student_optimizer, losses.mean(), self.plan)
+        optimizer_step(networks.student_optimizer, losses.mean(), self.plan)
         return losses
 
     def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:

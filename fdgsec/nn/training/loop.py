@@ -75,7 +75,7 @@ def prepare_training(model: Classifier, plan: TrainingPlan) -> tuple[torch.devic
     return device, precision
 
 
-def stepped(optimizer: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
+def optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor, plan: TrainingPlan) -> None:
     """Take one optimizer step on `loss`, with the plan's bound on the gradient's norm.
 
     Only the optimizer's parameters get a gradient: frozen layers and images are left out of the backward pass."""
@@ -113,7 +113,7 @@ def epochs(
         for batch in epoch_of_batches(data, plan, rng, device=device, layout=precision.layout):
             with autocast(device, precision):
                 losses = objective(batch, model)
-            stepped(optimizer, losses.mean(), plan)
+            optimizer_step(optimizer, losses.mean(), plan)
             total, seen, step = total + losses.detach().sum(), seen + len(losses), step + 1
             if on_step is not None:
                 on_step(step, float(losses.detach().mean()))

@@ -9,7 +9,7 @@ from torch import nn
 
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
-from fdgsec.nn.training.loop import CrossEntropy, epochs, prepare_training, stepped
+from fdgsec.nn.training.loop import CrossEntropy, epochs, optimizer_step, prepare_training
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -89,7 +89,7 @@ def test_a_gradient_is_bounded_where_the_plan_says_so():
     weight = nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([weight], lr=1.0)
 
-    stepped(optimizer, (weight * torch.tensor([30.0, 0.0, 40.0])).sum(), replace(PLAIN, clip_norm=2.0))
+    optimizer_step(optimizer, (weight * torch.tensor([30.0, 0.0, 40.0])).sum(), replace(PLAIN, clip_norm=2.0))
 
     assert weight.detach().tolist() == pytest.approx([-1.2, 0.0, -1.6], rel=1e-4)
 
@@ -113,7 +113,7 @@ def test_moments_that_were_written_down_go_on_as_if_never_interrupted():
     parts.load_state_dict(whole.state_dict())
 
     def step(model: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
-        stepped(optimizer, model(inputs).square().sum(), plan)
+        optimizer_step(optimizer, model(inputs).square().sum(), plan)
 
     steady, first = (optimizer_of(model.parameters(), plan) for model in (whole, parts))
     for _ in range(4):
