@@ -79,10 +79,10 @@ def precision_of(device: torch.device, backbone: str) -> Precision:
     row = processor_of(device)
     fallback = PRECISION.get((row, "*"), Precision(dtype="float32", channels_last=False))
     found = PRECISION.get((row, backbone), fallback)
-    return found if (wish := wished()) is None else Precision(dtype=wish, channels_last=found.channels_last)
+    return found if (wish := requested_dtype()) is None else Precision(dtype=wish, channels_last=found.channels_last)
 
 
-def wished() -> Dtype | None:
+def requested_dtype() -> Dtype | None:
     """Read the format from FDGSEC_PRECISION; None where it is not set and the table decides."""
     match os.environ.get(VARIABLE, ""):
         case "":
@@ -98,7 +98,7 @@ def wished() -> Dtype | None:
 def table_rows() -> str:
     """Describe what decides the format here, for the record of a run: the table's rows, or the requested format."""
     rows = [processor_of(torch.device(kind)) for kind in ("cuda", "cpu") if kind == "cpu" or torch.cuda.is_available()]
-    return wished() or ", ".join(rows)
+    return requested_dtype() or ", ".join(rows)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast | nullcontext[None]:
