@@ -28,7 +28,7 @@ from fdgsec.experiments.setup.world import (
 )
 from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, environment, new_folder
-from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, tented
+from fdgsec.nn.training.test_time_adaptation import Tent, adaptation_named, prepare_for_tent
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive
 
@@ -182,7 +182,7 @@ def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:
         return None
     if not config.rounds:
         raise UsageError(f"--adapt {config.adapt} measures a trained model; give --rounds 1 or more.")
-    tented(model.module())
+    prepare_for_tent(model.module())
     return adaptation_named(config.adapt)
 
 

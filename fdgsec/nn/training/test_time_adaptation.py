@@ -59,7 +59,7 @@ def tent_predictions(model: Classifier, images: Tensor, *, how: Tent, rng: torch
     Images come in an order drawn from `rng`, anew in each pass (in a dataset's order a batch would have one class).
     The result is a batch's prediction in the last pass, before its last update. Raises UsageError for a network without
     norm layers."""
-    network = tented(model)
+    network = prepare_for_tent(model)
     parameters = [value for value in network.parameters() if value.requires_grad]
     optimizer: torch.optim.Optimizer = torch.optim.Adam(parameters, lr=how.learning_rate)
     if how.optimizer == "sgd":
@@ -72,7 +72,7 @@ def tent_predictions(model: Classifier, images: Tensor, *, how: Tent, rng: torch
     return predicted
 
 
-def tented(model: Classifier) -> Classifier:
+def prepare_for_tent(model: Classifier) -> Classifier:
     """Copy `model` so that only its norm layers train, and batch norm uses the statistics of the current batch.
 
     Group-norm layers train their scales and shifts too. Raises UsageError where there is no norm layer."""

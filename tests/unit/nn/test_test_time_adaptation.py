@@ -17,8 +17,8 @@ from fdgsec.nn.training.test_time_adaptation import (
     _adapted,
     _batches,
     adaptation_named,
+    prepare_for_tent,
     tent_predictions,
-    tented,
 )
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -84,7 +84,7 @@ def test_the_model_itself_stays_as_it_is(norm: str):
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_scales_and_shifts_of_norm_layers_alone_may_move(norm: str):
-    copy = tented(network(norm=norm))
+    copy = prepare_for_tent(network(norm=norm))
 
     learning = {name for name, value in copy.named_parameters() if value.requires_grad}
 
@@ -94,7 +94,7 @@ def test_scales_and_shifts_of_norm_layers_alone_may_move(norm: str):
 
 def test_batch_norm_takes_its_statistics_from_the_batch():
     brighter = images(16, low=100, high=130)
-    copy = tented(network())
+    copy = prepare_for_tent(network())
 
     with torch.inference_mode():
         made = copy.body.get_submodule("stem.1")(copy.body.get_submodule("stem.0")(copy.normalize(as_float(brighter))))
@@ -107,7 +107,7 @@ def test_more_steps_make_a_batch_surer():
     pixels = images(20)
 
     def entropy(steps: int) -> float:
-        copy = tented(network())
+        copy = prepare_for_tent(network())
         optimizer = torch.optim.Adam([value for value in copy.parameters() if value.requires_grad], lr=0.01)
         for _ in range(steps):
             _adapted(copy, pixels, optimizer)
@@ -132,7 +132,7 @@ def test_one_image_left_over_joins_the_last_batch():
     made = tent_predictions(network(), pixels, how=Tent(batch_size=4), rng=rng("order"))
 
     order = torch.randperm(9, generator=rng("order"))
-    copy = tented(network())
+    copy = prepare_for_tent(network())
     with torch.inference_mode():
         first = copy(as_float(pixels[order[:4]])).argmax(1)
     assert torch.equal(made[order[:4]], first)
@@ -177,7 +177,7 @@ def test_a_network_on_random_features_adapts_too():
 
 def test_a_network_without_norm_layers_is_refused():
     with pytest.raises(UsageError, match="tent adapts norm layers, and squeezenet1_0 has none"):
-        tented(network("squeezenet1_0"))
+        prepare_for_tent(network("squeezenet1_0"))
 
 
 def test_ccsts_twenty_passes_are_an_adaptation_of_their_own():
