@@ -10,7 +10,7 @@ from fdgsec.runtime.random_streams import stream
 UNDEFENDED = DefenseStack()
 
 
-def handle(
+def run_client_step(
     method: Method,
     client: Client,
     step: Step,

@@ -18,7 +18,7 @@ from fdgsec.experiments.lab.released import released
 from fdgsec.experiments.lab.simulator import Cases
 from fdgsec.experiments.lab.trained import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
-from fdgsec.federation.client_step import handle
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, State, StepRequest
 from fdgsec.federation.wire import Row
@@ -76,7 +76,7 @@ def _again(recorded: Recorded, client: Client, defense_stack: DefenseStack, rows
         model=_model_of(recorded, client.name, number) if recorded.method.shares == "every" else None,
     )  # fmt: skip
     try:
-        reply, state = handle(recorded.method, client, "share", asked, {}, config.seed, defense_stack)
+        reply, state = run_client_step(recorded.method, client, "share", asked, {}, config.seed, defense_stack)
     except UsageError as error:
         lacking = recorded.method.shares == "every" and asked.model is None
         kept = "" if not lacking else f" (the model of round {number} was not kept; --keep models=all keeps it)"

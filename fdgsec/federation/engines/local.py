@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fdgsec.federation.artifacts import Artifact, ModelState, decode
-from fdgsec.federation.client_step import handle
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.state import MemoryStates, StateStore
 from fdgsec.federation.method import Client, GlobalModel, Inbox, Method, Reply, Step, StepRequest
@@ -63,7 +63,7 @@ class LocalEngine:
             model = _recoded_model(request.model)
             request = StepRequest(clock=request.clock, model=model, inbox=_recoded(request.inbox))
         before = self.states.read(client.name)
-        reply, state = handle(self.method, client, step, request, before, self.seed, self.defense_stack)
+        reply, state = run_client_step(self.method, client, step, request, before, self.seed, self.defense_stack)
         if self.recode:
             reply = replace(reply, artifacts=_recoded(reply.artifacts))
         if not state or state is not before:  # stylized images need not be stored again in every round

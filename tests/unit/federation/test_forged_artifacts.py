@@ -9,7 +9,7 @@ import torch
 
 from fdgsec.defenses.guards import Guards
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
-from fdgsec.federation.client_step import handle
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
 from fdgsec.federation.malicious_client import ForgeryError, Leaving, MaliciousClient, forged
@@ -151,7 +151,7 @@ def test_a_forgery_acts_behind_its_own_clients_defenses():
     asked = StepRequest(clock=CLOCK, model=None, inbox={})
 
     def mean(defense_stack: DefenseStack, client: int) -> torch.Tensor:
-        reply, _ = handle(METHOD, (forger, other)[client], "share", asked, {}, 0, defense_stack)
+        reply, _ = run_client_step(METHOD, (forger, other)[client], "share", asked, {}, 0, defense_stack)
         return reply.artifacts["style"].tensors()["mean"]
 
     torch.testing.assert_close(mean(defense_stack, 0), 10 * 0.5 * mean(DefenseStack(), 0), rtol=1e-6, atol=0)

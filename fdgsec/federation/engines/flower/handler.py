@@ -13,7 +13,7 @@ from typing import Protocol
 from flwr.app import ConfigRecord, Context, Message
 
 from fdgsec.federation.artifacts import ModelState, decode
-from fdgsec.federation.client_step import handle
+from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.flower.codec import (
     Asked,
@@ -90,7 +90,9 @@ def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateM
     before = states.read(name, expected=held if asked.known == consent.veiled(held) else asked.known)
     consent.give(asked.verb, asked.clock)
     request = StepRequest(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
-    reply, state = handle(member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack)
+    reply, state = run_client_step(
+        member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack
+    )
     if state is not before and (state or before):
         states.write(name, state)
     if asked.verb == "share" and not member.defense_stack.policies:  # only policies may use a client's size
