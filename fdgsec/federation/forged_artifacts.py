@@ -35,7 +35,7 @@ def unchecked(artifact: Artifact, tensors: Mapping[str, Tensor]) -> Artifact:
     return made
 
 
-def changed(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
+def change_floats(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
     """Apply `change(name, tensor)` to each floating-point tensor of an artifact, without the checks of its kind."""
     return unchecked(
         artifact,
@@ -56,7 +56,7 @@ class Honest:
 
     def forge(self, leaving: Leaving, _seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
         """Copy the artifact."""
-        return changed(leaving.artifact, lambda _, value: value)
+        return change_floats(leaving.artifact, lambda _, value: value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ class Flawed(OfKind):
                 return None
             return unchecked(artifact, dict(list(artifact.tensors().items())[:-1]))
         if self.flaw == "another shape":
-            return changed(artifact, lambda _, value: value[..., :-1] if value.ndim else value)
+            return change_floats(artifact, lambda _, value: value[..., :-1] if value.ndim else value)
         floats = [name for name, value in artifact.tensors().items() if value.is_floating_point() and value.numel()]
         place = floats[0] if self.flaw != "negative" or "std" not in floats else "std"
         number = {"nan": math.nan, "infinity": math.inf, "negative": -1.0}[self.flaw]
-        return changed(artifact, lambda name, value: _first_is(number, value) if name == place else value)
+        return change_floats(artifact, lambda name, value: _first_is(number, value) if name == place else value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +132,7 @@ class Scaled(OfKind):
                 (value if self.rows is None else value[: self.rows]).mul_(self.factor)
             return value
 
-        return changed(leaving.artifact, scale)
+        return change_floats(leaving.artifact, scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class ScaledUpdate(OfKind):
             start = received[name].to(value) if name in received else torch.zeros_like(value)
             return start + self.factor * (value - start)
 
-        return changed(leaving.artifact, move)
+        return change_floats(leaving.artifact, move)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +175,7 @@ class Heavy:
         """Replace the weight, the first of an update's numbers."""
         if leaving.slot != NUMBERS:
             return leaving.artifact
-        return changed(leaving.artifact, lambda _, value: _first_is(self.weight, value))
+        return change_floats(leaving.artifact, lambda _, value: _first_is(self.weight, value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ class Judging:
     def forge(self, leaving: Leaving, _seen: StepRequest, _rng: torch.Generator, /) -> Artifact | None:
         """Replace the losses."""
         if leaving.step == "review":
-            return changed(leaving.artifact, lambda _, value: torch.full_like(value, self.peers))
+            return change_floats(leaving.artifact, lambda _, value: torch.full_like(value, self.peers))
         own = self.own
         if leaving.slot != NUMBERS or own is None or OWN_LOSS not in leaving.metrics:
             return leaving.artifact
@@ -207,7 +207,7 @@ class Judging:
             value[place] = own
             return value
 
-        return changed(leaving.artifact, set_own)
+        return change_floats(leaving.artifact, set_own)
 
 
 def _first_is(number: float, value: Tensor) -> Tensor:
