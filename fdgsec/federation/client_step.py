@@ -3,7 +3,7 @@
 import torch
 
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.malicious_client import forged
+from fdgsec.federation.malicious_client import forge_reply
 from fdgsec.federation.method import Client, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.random_streams import stream
 
@@ -25,7 +25,7 @@ def run_client_step(
     if malicious_client is None:
         return reply, state
     rng = stream(seed, "attack", "forgery", step, request.clock.round, client.name)
-    return forged(malicious_client, step, request, reply, sender=client.name, rng=rng), state
+    return forge_reply(malicious_client, step, request, reply, sender=client.name, rng=rng), state
 
 
 def _defended(

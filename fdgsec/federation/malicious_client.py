@@ -64,7 +64,7 @@ class Forges(Protocol):
         ...
 
 
-def forged(
+def forge_reply(
     malicious_client: MaliciousClient, step: Step, seen: StepRequest, reply: Reply, *, sender: str, rng: torch.Generator
 ) -> Reply:
     """Replace every part of a reply by the forgery of a malicious client, including weight and metrics.

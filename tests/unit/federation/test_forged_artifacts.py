@@ -12,7 +12,7 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Score
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import ForgeryError, Leaving, MaliciousClient, forged
+from fdgsec.federation.malicious_client import ForgeryError, Leaving, MaliciousClient, forge_reply
 from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream
@@ -48,7 +48,7 @@ def sent(
     asked = StepRequest(clock=CLOCK, model=model, inbox={})
     steps = {"share": "share", "fit": "fit", "review": "review"}
     assert step in steps
-    return forged(malicious_client, step, asked, reply, sender="client:0", rng=stream(0, "attack"))  # type: ignore[arg-type]
+    return forge_reply(malicious_client, step, asked, reply, sender="client:0", rng=stream(0, "attack"))  # type: ignore[arg-type]
 
 
 def style() -> StyleStatistics:
