@@ -37,7 +37,13 @@ from fdgsec.federation.peer_review import (
     worth_keeping,
 )
 from fdgsec.federation.releases import Release
-from fdgsec.federation.sharpness_aware import PerturbationEffect, batch_gradient, gradient_of, losses_with, perturbed
+from fdgsec.federation.sharpness_aware import (
+    PerturbationEffect,
+    batch_gradient,
+    gradient_of,
+    losses_with,
+    perturb_weights,
+)
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
@@ -167,7 +173,7 @@ class SharpnessAware(FedAvg):
         """What peers will judge in place of the model: nothing where rho = 0 or nobody judges."""
         if not self.judged or self.rho == 0:
             return {}
-        return {"perturbed": ModelState(state=perturbed(state, gradient, self.rho))}
+        return {"perturbed": ModelState(state=perturb_weights(state, gradient, self.rho))}
 
     def _measured(self, client: Client, model: GlobalModel, update: Update, state: State) -> dict[str, float]:
         """The owner's own loss, and what the perturbation did to the weights and to that loss."""

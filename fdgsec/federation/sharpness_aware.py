@@ -45,7 +45,7 @@ def batch_gradient(
     return gradient_of(network)
 
 
-def perturbed(state: Mapping[str, Tensor], gradient: Mapping[str, Tensor], rho: float) -> dict[str, Tensor]:
+def perturb_weights(state: Mapping[str, Tensor], gradient: Mapping[str, Tensor], rho: float) -> dict[str, Tensor]:
     """Compute theta_hat = theta + rho g / ||g||_2, one norm over all entries of `state` that have a gradient.
 
     The others (buffers, frozen parameters) are unchanged, and so is everything where the gradient is 0."""

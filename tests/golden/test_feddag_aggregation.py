@@ -11,7 +11,7 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.federation.method import Client
 from fdgsec.federation.peer_review import score_of, weights_of
-from fdgsec.federation.sharpness_aware import perturbed
+from fdgsec.federation.sharpness_aware import perturb_weights
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
@@ -32,7 +32,7 @@ def test_a_perturbation_is_rho_times_the_normalized_gradient():
     state = {"a": torch.randn(3, 2, generator=rng).double(), "b": torch.randn(4, generator=rng).double()}
     gradient = {name: torch.randn(value.shape, generator=rng).double() for name, value in state.items()}
 
-    made = perturbed(state, gradient, 0.05)
+    made = perturb_weights(state, gradient, 0.05)
 
     norm = math.sqrt(sum(float(g) ** 2 for part in gradient.values() for g in part.flatten()))
     for name, value in state.items():

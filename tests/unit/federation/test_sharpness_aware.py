@@ -12,8 +12,8 @@ from fdgsec.federation.method import Blueprint, GlobalModel
 from fdgsec.federation.sharpness_aware import (
     batch_gradient,
     gradient_of,
+    perturb_weights,
     perturbation_effect,
-    perturbed,
     validation_losses,
 )
 from fdgsec.methods.fedavg import detached
@@ -46,7 +46,7 @@ def length(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
 def test_a_perturbation_has_length_rho_along_the_gradient():
     state, gradient = start().state.tensors(), slope()
 
-    moved = perturbed(state, gradient, 0.5)
+    moved = perturb_weights(state, gradient, 0.5)
 
     whole = torch.cat([gradient[name].double().flatten() for name in sorted(gradient)])
     step = torch.cat([(moved[name].double() - state[name].double()).flatten() for name in sorted(gradient)])
@@ -57,7 +57,9 @@ def test_a_perturbation_has_length_rho_along_the_gradient():
 def test_the_gradients_own_length_has_no_say():
     state = {"w": torch.tensor([1.0, -2.0, 0.5])}
 
-    moved = [perturbed(state, {"w": scale * torch.tensor([3.0, 0.0, -4.0])}, 0.5)["w"] for scale in (1e-6, 0.01, 1e3)]
+    moved = [
+        perturb_weights(state, {"w": scale * torch.tensor([3.0, 0.0, -4.0])}, 0.5)["w"] for scale in (1e-6, 0.01, 1e3)
+    ]
 
     assert all(torch.allclose(one, torch.tensor([1.3, -2.0, 0.1]), rtol=1e-6) for one in moved)
 
@@ -66,7 +68,7 @@ def test_buffers_and_entries_without_gradient_are_untouched():
     state, gradient = start().state.tensors(), slope()
     del gradient["head.bias"]
 
-    moved = perturbed(state, gradient, 0.5)
+    moved = perturb_weights(state, gradient, 0.5)
 
     still = [name for name in state if torch.equal(state[name], moved[name])]
     buffers = [name for name in state if "running" in name or "num_batches" in name]
@@ -78,13 +80,13 @@ def test_buffers_and_entries_without_gradient_are_untouched():
 def test_without_a_gradient_nothing_moves(gradient: dict[str, Tensor]):
     state = {"w": torch.tensor([1.0, -2.0, 0.0])}
 
-    assert torch.equal(perturbed(state, gradient, 0.5)["w"], state["w"])
+    assert torch.equal(perturb_weights(state, gradient, 0.5)["w"], state["w"])
 
 
 def test_rho_zero_moves_nothing():
     state = start().state.tensors()
 
-    moved = perturbed(state, slope(), 0.0)
+    moved = perturb_weights(state, slope(), 0.0)
 
     assert length(state, moved) == 0.0
 
@@ -109,7 +111,7 @@ def test_a_batch_gradient_is_that_of_the_mean_loss_and_takes_no_step():
 def test_at_the_papers_rho_few_coordinates_change_and_no_loss_does():
     state = start().state.tensors()
 
-    effect = perturbation_effect(start(), state, perturbed(state, slope(), 1e-7), data())
+    effect = perturbation_effect(start(), state, perturb_weights(state, slope(), 1e-7), data())
 
     assert effect.coordinates == sum(value.numel() for value in start().module().parameters())
     assert 0 < effect.changed < 0.2 * effect.coordinates  # 105k weights; the larger the network, the fewer
@@ -119,7 +121,7 @@ def test_at_the_papers_rho_few_coordinates_change_and_no_loss_does():
 def test_at_sams_rho_nearly_all_coordinates_change_and_losses_do():
     state = start().state.tensors()
 
-    effect = perturbation_effect(start(), state, perturbed(state, slope(), 0.05), data())
+    effect = perturbation_effect(start(), state, perturb_weights(state, slope(), 0.05), data())
 
     assert effect.share > 0.95  # some gradients are exactly 0, behind a ReLU
     assert effect.mean_move > 1e-3  # the gradient points uphill
