@@ -31,7 +31,7 @@ class WireFormatError(FdgsecError):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
+class DecodedRequest:
     """A decoded request, before its receiver has built a network for it.
 
     `settings` describe the run; `known` is the client's state that the server last heard of. `model` is empty where
@@ -70,7 +70,7 @@ def packed_request(
     return _records(head, body if model is None else {MODEL_SLOT: model, **body})
 
 
-def read_request(content: RecordDict) -> Asked:
+def read_request(content: RecordDict) -> DecodedRequest:
     """Decode a request. Raises WireFormatError."""
     head, body = _head(content), _body(content)
     verb = _text(head, "verb")
@@ -79,7 +79,7 @@ def read_request(content: RecordDict) -> Asked:
     if verb not in ("whoami", *get_args(Step)):
         raise WireFormatError(f"a message asks for {verb!r}; whoami, {', '.join(get_args(Step))} are known.")
     if verb == "whoami":
-        return Asked(verb="whoami", settings=settings, known=known, inbox={})
+        return DecodedRequest(verb="whoami", settings=settings, known=known, inbox={})
     orders = _orders_read(_text(head, "orders"))
     model = _artifact(body, MODEL_SLOT, orders) if MODEL_SLOT in body else None
     if model is not None and not isinstance(model, ModelState):
@@ -88,7 +88,7 @@ def read_request(content: RecordDict) -> Asked:
         round=_whole(head, "round"), rounds=_whole(head, "rounds"), participants=tuple(_texts(head, "participants"))
     )
     step: Step = "share" if verb == "share" else "fit" if verb == "fit" else "review"
-    return Asked(
+    return DecodedRequest(
         verb=step, settings=settings, known=known, clock=clock, model=model, held=_text(head, "held"),
         order=orders.get(MODEL_SLOT, ()),
         inbox={slot: _artifact(body, INBOX + slot, orders) for slot in _texts(head, "slots")},

@@ -16,7 +16,7 @@ from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.flower.codec import (
-    Asked,
+    DecodedRequest,
     Introduction,
     ordered,
     packed_failure,
@@ -80,7 +80,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__} (the node's log says more)"
 
 
-def _done(asked: Asked, member: Member, context: Context) -> tuple[Reply, StateMark]:
+def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Reply, StateMark]:
     name = member.client.name
     if asked.verb == "whoami" or asked.clock is None:
         raise StateMismatchError(f"{name} was asked for no step.")
@@ -112,7 +112,7 @@ def _check_context(context: Context, mark: StateMark, name: str) -> None:
         )
 
 
-def _model(asked: Asked, member: Member) -> GlobalModel | None:
+def _model(asked: DecodedRequest, member: Member) -> GlobalModel | None:
     """Give the global model: from this message, stored for the round's other steps, or from an earlier one."""
     stored = member.folder / f"{member.client.name.replace(':', '-')}.model.safetensors"
     if asked.model is not None:
