@@ -12,7 +12,7 @@ from pathlib import Path
 from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key, write_private
 from fdgsec.federation.engines.flower.commands import Node, Setting, typed
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
-from fdgsec.federation.engines.flower.foreground import News, alone, until_told
+from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.processes import supernode
 from fdgsec.federation.engines.flower.running import FlowerFailedError, Running, free_port, telling_line
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -120,7 +120,7 @@ def _take_part(joining: JoinSettings, node: Node, say: Callable[[str], None], lo
 
 
 def _watch(run: Running, log: Callable[[str], None]) -> None:
-    news = News(run, log)
+    news = LogForwarder(run, log)
     while run.process.poll() is None:
         news.pass_on()
         time.sleep(POLL)

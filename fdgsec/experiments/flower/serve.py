@@ -22,7 +22,7 @@ from fdgsec.federation.engines.flower.certificates import (
 )
 from fdgsec.federation.engines.flower.commands import Server, Tls, typed
 from fdgsec.federation.engines.flower.connection import address_of
-from fdgsec.federation.engines.flower.foreground import News, alone, until_told
+from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.processes import superlink
 from fdgsec.federation.engines.flower.running import FlowerFailedError
 from fdgsec.federation.engines.flower.superlink_control import NAME, Control
@@ -103,7 +103,7 @@ def _serve(serving: ServeSettings, server: Server, say: Callable[[str], None], l
     with superlink(server, home=serving.home, log=serving.folder / "superlink.log") as link:
         for line in _greeting(serving, server):
             say(line)
-        news = News(link, log)
+        news = LogForwarder(link, log)
         door = _Door(Control(connection=server.connection, home=serving.home), serving.nodes, say)
         looked = 0.0
         while True:

@@ -54,7 +54,7 @@ def alone(path: Path) -> Iterator[bool]:
         yield True
 
 
-class News:
+class LogForwarder:
     """Forwards new lines of a log, each once, without the lines of single requests."""
 
     def __init__(self, run: Running, say: Callable[[str], None]) -> None:
