@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key, write_private
-from fdgsec.federation.engines.flower.commands import Node, Setting, typed
+from fdgsec.federation.engines.flower.commands import Node, Setting, shell_line
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
 from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.processes import supernode
@@ -81,7 +81,7 @@ class JoinSettings:
 
 def join_commands(joining: JoinSettings) -> list[str]:
     """Prepare the folder as `join` does, and give the line that does the same by hand."""
-    return [typed("flower-supernode", _node(joining).arguments(), home=_home(joining)), *PLAIN]
+    return [shell_line("flower-supernode", _node(joining).arguments(), home=_home(joining)), *PLAIN]
 
 
 def join(joining: JoinSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from fdgsec.federation.engines.flower.certificates import (
     is_name,
     public_key,
 )
-from fdgsec.federation.engines.flower.commands import Server, Tls, typed
+from fdgsec.federation.engines.flower.commands import Server, Tls, shell_line
 from fdgsec.federation.engines.flower.connection import address_of
 from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.processes import superlink
@@ -79,8 +79,8 @@ def serve_commands(serving: ServeSettings) -> list[str]:
     _admit(serving)
     Control(connection=server.connection, home=serving.home).write()
     keys = [["supernode", "register", str(key.resolve()), NAME] for key in sorted(serving.nodes.glob("*.pub"))]
-    plain = typed("flower-superlink", server.arguments(), home=serving.home)
-    return [plain, *PLAIN, *(typed("flwr", words, home=serving.home) for words in keys)]
+    plain = shell_line("flower-superlink", server.arguments(), home=serving.home)
+    return [plain, *PLAIN, *(shell_line("flwr", words, home=serving.home) for words in keys)]
 
 
 def serve(serving: ServeSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:

@@ -66,7 +66,7 @@ class Node:
         return [*secure, *where, "--node-config", settings_text(self.settings)]
 
 
-def typed(program: str, arguments: Sequence[str], *, home: Path) -> str:
+def shell_line(program: str, arguments: Sequence[str], *, home: Path) -> str:
     """Format the shell line that starts one of Flower's programs as fdgsec does, with its environment."""
     variables = {name: value for name, value in SWITCHES.items() if name.startswith(("FLWR", "OMP"))}
     variables["FLWR_HOME"] = str(home.resolve())
