@@ -152,7 +152,7 @@ def print_doctor() -> None:
 
     Raises FlowerUnavailableError at the end where flwr is installed in a version that fdgsec was not tested with."""
     facts = [(key, str(value)) for key, value in environment().items()]
-    facts += [(name, _standing(version, verdict)) for name, version, verdict in flower.found()]
+    facts += [(name, _standing(version, verdict)) for name, version, verdict in flower.installed_versions()]
     facts += [
         ("cache", str(cache_root())),
         ("methods", ", ".join(names("methods"))),
@@ -161,7 +161,7 @@ def print_doctor() -> None:
     facts += [(f"dataset {row[0]}", row[3]) for row in _datasets()]
     facts += [(f"weights {row.name}", "stored" if row.stored else "not stored") for row in listing()]
     print_table("doctor", ("what", "found"), facts)
-    for name, version, verdict in flower.found():
+    for name, version, verdict in flower.installed_versions():
         if name == "flwr" and version is not None:
             flower.require_flower(simulation=False)
         elif verdict != flower.TESTED:

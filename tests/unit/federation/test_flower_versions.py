@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fdgsec.cli import main
-from fdgsec.federation.engines.flower.versions import TESTED, FlowerUnavailableError, found, require_flower
+from fdgsec.federation.engines.flower.versions import TESTED, FlowerUnavailableError, installed_versions, require_flower
 
 
 def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
@@ -25,7 +25,7 @@ def test_versions_inside_the_range_are_accepted(version: str, tmp_path: Path, mo
 
     require_flower(simulation=True)
 
-    assert found() == [("flwr", version, TESTED), ("ray", "2.55.1", TESTED)]
+    assert installed_versions() == [("flwr", version, TESTED), ("ray", "2.55.1", TESTED)]
 
 
 @pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "1.43.0rc1", "2.0.0", "0.41.0"])

@@ -21,13 +21,13 @@ def require_flower(*, simulation: bool) -> None:
     """Check that flwr (and ray, for the `simulation` engine) can be used.
 
     Raises FlowerUnavailableError with the command to run, where they are missing or outside the tested range."""
-    for name, _, verdict in found():
+    for name, _, verdict in installed_versions():
         if verdict != TESTED and (simulation or name == "flwr"):
             line = verdict.replace(INSTALL[False], INSTALL[simulation])  # one command where both are missing
             raise FlowerUnavailableError(f"{name} {line}")
 
 
-def found() -> list[tuple[str, str | None, str]]:
+def installed_versions() -> list[tuple[str, str | None, str]]:
     """List (name, version or None, verdict) of flwr and ray; the verdict is TESTED, or the problem and the command."""
     flower = _version("flwr")
     ray = _version("ray")
