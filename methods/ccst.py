@@ -29,8 +29,7 @@ from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Style
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
 from fdgsec.federation.releases import Release
-from fdgsec.federation.style_banks import attributed
-from fdgsec.federation.wire import number_of
+from fdgsec.federation.style_banks import artifact_in, stack_spectra, stack_styles
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window
 from fdgsec.nn.styles.channel_statistics import Moments
@@ -169,25 +168,18 @@ class CCST(FedAvg):
         return {name: {"bank": bank} for name in shared}, server
 
     def _bank(self, shared: Mapping[str, Inbox]) -> Bank:
+        slot = "style" if self.style == "overall" else "styles"
         if self.representation == "amplitude":
-            return attributed(shared, "style" if self.style == "overall" else "styles")
-        rows = [(number_of(name), *_rows(inbox)) for name, inbox in shared.items()]
-        return StyleBank(
-            mean=torch.cat([mean for _, mean, _ in rows]),
-            std=torch.cat([std for _, _, std in rows]),
-            owner=torch.cat([torch.full((mean.shape[0],), number) for number, mean, _ in rows]),
-        )
+            return stack_spectra(shared, slot)
+        return stack_styles(shared, slot, StyleStatistics if self.style == "overall" else ImageStyles)
 
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
         """Algorithm 1, made once and remembered: every image K times, in its own style or in another client's."""
         if "stylized_images" not in state:
-            bank = inbox["bank"]
-            wanted = Amplitudes if self.representation == "amplitude" else StyleBank
-            if not isinstance(bank, wanted):
-                raise TypeError(f"ccst trains with {wanted.kind} here; {client.name} received a {bank.kind}.")
-            made = self.stylized(client, bank, rng)
+            kind: type[Bank] = Amplitudes if self.representation == "amplitude" else StyleBank
+            made = self.stylized(client, artifact_in(inbox, "bank", kind, of=client.name), rng)
             state = {**state, "stylized_images": made.images, "stylized_labels": made.labels}
             if self.leaky_validation:
                 state = _with_leaky_split(state, rng, k=self.k)
@@ -249,15 +241,6 @@ class CCST(FedAvg):
         if not self.leaky_validation or "leaky_images" not in state:
             return super().validation_set(client, state)
         return TrainingSet(images=state["leaky_images"], labels=state["leaky_labels"])
-
-
-def _rows(inbox: Inbox) -> tuple[Tensor, Tensor]:
-    artifact: Artifact = next(iter(inbox.values()))
-    if isinstance(artifact, StyleStatistics):
-        return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
-    if isinstance(artifact, ImageStyles):
-        return artifact.mean, artifact.std
-    raise TypeError(f"ccst combines StyleStatistics or ImageStyles; got {artifact.kind}.")
 
 
 def _with_leaky_split(state: State, rng: torch.Generator, *, k: int) -> State:

@@ -29,6 +29,8 @@ from fdgsec.federation.artifacts import ImageStyles, StyleBank
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.federation.releases import Release
+from fdgsec.federation.style_banks import artifact_in, stack_styles, without_owner
+from fdgsec.federation.wire import number_of
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD, Classifier
 from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
@@ -180,15 +182,8 @@ class FedCCRL(FedAvg):
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
         """Eq. (10) and below: join all rows to the pool, and send each client the pool minus its own."""
-        rows = {int(name.partition(":")[2]): _rows(inbox) for name, inbox in shared.items()}
-        mean = torch.cat([mean for mean, _ in rows.values()])
-        std = torch.cat([std for _, std in rows.values()])
-        owner = torch.cat([torch.full((len(mean),), number) for number, (mean, _) in rows.items()])
-        banks: dict[str, Inbox] = {}
-        for name, number in zip(shared, rows, strict=True):
-            others = owner != number
-            banks[name] = {"pool": StyleBank(mean=mean[others], std=std[others], owner=owner[others])}
-        return banks, server
+        pool = stack_styles(shared, "statistics", ImageStyles)
+        return {name: {"pool": without_owner(pool, number_of(name))} for name in shared}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
@@ -204,9 +199,7 @@ class FedCCRL(FedAvg):
         Raises UsageError where it is empty, ArtifactError where its rows are not statistics of three channels."""
         if self.ignore_pool or not self.mixing:
             return None
-        bank = inbox["pool"]
-        if not isinstance(bank, StyleBank):
-            raise TypeError(f"{client.name} expects a StyleBank as its pool; it received a {bank.kind}.")
+        bank = artifact_in(inbox, "pool", StyleBank, of=client.name)
         if bank.mean.shape[1] != 3:
             raise ArtifactError(f"the pool of {client.name} must have rows of 3 channels; got {bank.mean.shape[1]}.")
         if not len(bank.mean):
@@ -302,10 +295,3 @@ class CrossClientAlignment:
         """Give the losses, (B,)."""
         found = self.features(batch, model)
         return self.method.losses(found, [model.head(given).float() for given in found], batch.labels)
-
-
-def _rows(inbox: Inbox) -> tuple[Tensor, Tensor]:
-    artifact = inbox["statistics"]
-    if not isinstance(artifact, ImageStyles):
-        raise TypeError(f"the pool is made of ImageStyles; got {artifact.kind}.")
-    return artifact.mean, artifact.std

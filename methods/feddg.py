@@ -27,7 +27,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.releases import Release
-from fdgsec.federation.style_banks import attributed, spectra_in
+from fdgsec.federation.style_banks import artifact_in, stack_spectra
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window
@@ -179,7 +179,7 @@ class FedDG(FedAvg):
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
         """Join all spectra into the distribution bank and send it to everybody."""
-        bank = attributed(shared, SLOT)
+        bank = stack_spectra(shared, SLOT)
         return {name: {SLOT: bank} for name in shared}, server
 
     def objective(
@@ -194,7 +194,7 @@ class FedDG(FedAvg):
                 f"torch has no second derivative of {model.blueprint.backbone}'s hard sigmoid; use "
                 f"meta_gradient=first-order (--set method.meta_gradient=first-order) or another backbone."
             )
-        bank = spectra_in(inbox, SLOT, of=client.name)
+        bank = artifact_in(inbox, SLOT, Amplitudes, of=client.name)
         foreign = (bank.owner != client.number).nonzero().flatten()
         if not len(foreign):
             raise UsageError(f"{client.name} received spectra of no other client; feddg trains with at least two.")

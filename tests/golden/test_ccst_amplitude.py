@@ -112,7 +112,7 @@ def test_two_rounds_share_spectra_once_and_run_alike_through_bytes(method: CCST,
 def test_a_bank_of_the_other_representation_is_refused(members: list[Client]):
     styles = StyleBank(mean=torch.zeros(1, 8), std=torch.zeros(1, 8), owner=torch.tensor([0]))
 
-    with pytest.raises(TypeError, match="ccst trains with Amplitudes here; client:0 received a StyleBank"):
+    with pytest.raises(TypeError, match="client:0 should hold Amplitudes in 'bank'; it holds StyleBank"):
         OVERALL.training_set(members[0], inbox={"bank": styles}, state={}, rng=stream(0, "world", "t"))
 
 

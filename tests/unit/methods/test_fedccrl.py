@@ -139,9 +139,9 @@ def test_a_pool_of_other_channels_is_refused(rows: int, channels: int):
 def test_foreign_artifacts_are_refused():
     style: Inbox = {"statistics": StyleStatistics(mean=torch.zeros(3), std=torch.ones(3))}
 
-    with pytest.raises(TypeError, match="ImageStyles; got StyleStatistics"):
+    with pytest.raises(TypeError, match="should hold ImageStyles in 'statistics'; it holds StyleStatistics"):
         FedCCRL().combine({"client:0": style}, server={}, clock=CLOCK, rng=stream(0, "secret"))
-    with pytest.raises(TypeError, match="expects a StyleBank"):
+    with pytest.raises(TypeError, match="should hold StyleBank in 'pool'; it holds StyleStatistics"):
         FedCCRL().received(clients()[0], {"pool": style["statistics"]}, stream(0, "world", "t"))
 
 

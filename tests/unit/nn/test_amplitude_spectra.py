@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.federation.artifacts import Amplitudes, Scores
-from fdgsec.federation.style_banks import attributed
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window, window_mask
 from fdgsec.runtime.random_streams import stream
 
@@ -131,23 +129,3 @@ def test_what_does_not_fit_is_refused():
         amplitudes(torch.zeros(1, 3, 8, 8, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"must lie in \[0, 1\]; got 1.5"):
         window(1.5, (8, 8))
-
-
-def test_rows_belong_to_their_sender_whatever_the_sender_says():
-    first, second = (amplitudes(noise(rows, 3, 8, 8, name=f"{rows}").float()) for rows in (2, 1))
-    shared = {
-        "client:7": {"spectra": Amplitudes(values=second, owner=torch.tensor([0]))},
-        "client:2": {"spectra": Amplitudes(values=first, owner=torch.tensor([5, 5]))},
-    }
-
-    bank = attributed(shared, "spectra")
-
-    assert bank.owner.tolist() == [2, 2, 7]
-    assert torch.equal(bank.values, torch.cat([first, second]))
-
-
-def test_another_artifact_where_spectra_should_be_is_named():
-    with pytest.raises(TypeError, match="client:1 should hold Amplitudes in 'spectra'; it holds Scores"):
-        attributed({"client:1": {"spectra": Scores(values=torch.zeros(1))}}, "spectra")
-    with pytest.raises(TypeError, match="it holds nothing"):
-        attributed({"client:1": {}}, "spectra")
