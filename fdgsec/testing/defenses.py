@@ -19,7 +19,7 @@ from fdgsec.federation.method import Clock, GlobalModel, Method
 from fdgsec.federation.wire import Filter
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.guarantees import RecordMixing, PlannedGuarantee
+from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
