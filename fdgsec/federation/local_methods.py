@@ -231,7 +231,7 @@ def _joined(below: Mapping[str, T], above: Mapping[str, T]) -> Mapping[str, T]:
 
 
 def _changed(method: Method, step: str) -> bool:
-    """Tell whether the method's class defines `step` anew, beside the class that all methods with local training extend."""
+    """Tell whether the method's class overrides `step` of the class that all methods with local training extend."""
     return getattr(type(method), step, None) is not getattr(_root(method), step, None)
 
 

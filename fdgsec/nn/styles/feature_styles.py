@@ -133,6 +133,7 @@ class _Restyled(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        del output  # the gradient needs the inputs only
         ctx.save_for_backward(*inputs)
 
     @staticmethod
