@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Update,
     )
     from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
+    from fdgsec.federation.releases import Release
     from fdgsec.federation.round_loop import RoundLoop, RoundReport
     from fdgsec.federation.wire import SERVER, Filter, Guard, Message, Policy, Receipt, Transcript, Upload, Wire
 else:
@@ -50,7 +51,7 @@ __all__ = [
     "SERVER", "Amplitudes", "Artifact", "Blueprint", "Client", "Clock", "Defense", "DefenseStack", "Engine", "Filter",
     "Forges", "GeneratorState", "GlobalModel", "Guard", "HeadGradient", "ImageStyles", "Inbox", "InterpolationStyle",
     "LocalEngine", "MaliciousClient", "MeanSpectra", "MemoryStates", "Message", "Method", "ModelState",
-    "Outgoing", "Policy", "PooledStyles", "Protected", "Prototypes", "Receipt", "ReleasedStatistic", "Reply",
+    "Outgoing", "Policy", "PooledStyles", "Protected", "Prototypes", "Receipt", "Release", "ReleasedStatistic", "Reply",
     "RoundLoop", "RoundReport", "Scores", "Sender", "ServerNeeds", "Stacked", "State", "Step", "StepRequest",
     "StyleBank", "StyleDistribution", "StyleDistributions", "StyleStatistics", "Transcript", "Update", "Upload",
     "Wire", "decode",
