@@ -1,4 +1,4 @@
-"""What may be sent beside or as the model: frozen records of tensors, checked when made and again when loaded.
+"""Artifacts, the messages of a federation: frozen records of tensors, checked on construction and again on load.
 
 On disk and on the network an artifact is a safetensors file whose header carries one JSON record (kind, schema, text
 fields). Nothing here can execute code on load."""
@@ -24,7 +24,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Artifact:
-    """Tensors with names, of one kind; a subclass says which shapes and ranges are legal.
+    """Named tensors of one kind; a subclass defines the legal shapes and ranges.
 
     Raises ArtifactError when a float is not finite or a shape or range is wrong."""
 
@@ -42,7 +42,7 @@ class Artifact:
 
     @property
     def bytes(self) -> int:
-        """Payload bytes: what the tensors occupy, without header."""
+        """The size of the tensors in bytes, without the header."""
         return sum(value.numel() * value.element_size() for value in self.tensors().values())
 
     def encode(self) -> "builtins.bytes":
@@ -57,7 +57,7 @@ class Artifact:
 
 
 def _finite(value: Tensor) -> bool:
-    """Say whether all of a float tensor is finite: its extremes are (one pass, and they carry a NaN or an infinity)."""
+    """Whether a float tensor is all finite. One pass: its minimum and maximum are NaN or infinite otherwise."""
     return value.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(value))).all())
 
 
@@ -74,7 +74,7 @@ def _not_negative(kind: str, name: str, value: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Style(Artifact):
-    """Channel means and stds of one shape, `rank` axes of it; a std is never negative."""
+    """Channel means and stds of the same shape with `rank` axes; stds are at least 0."""
 
     rank: ClassVar[int] = 1
     mean: Tensor
@@ -121,9 +121,9 @@ class ImageStyles(_Style):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StyleBank(_Style):
-    """Every client's styles, attributed: rows `mean`, `std` (R, C) and the owner of each row (CCST eqs. 9, 10).
+    """The styles of all clients: rows `mean`, `std` (R, C), and the owner of each row (CCST eqs. 9, 10).
 
-    `owner` (R,) int64 numbers the clients."""
+    `owner` (R,) int64 holds client numbers."""
 
     kind: ClassVar[str] = "StyleBank"
     rank: ClassVar[int] = 2
@@ -137,14 +137,14 @@ class StyleBank(_Style):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InterpolationStyle(_Style):
-    """The one style that everybody receives: `mean` (C,), `std` (C,) (FISC)."""
+    """The style that every client receives: `mean` (C,), `std` (C,) (FISC)."""
 
     kind: ClassVar[str] = "InterpolationStyle"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelState(Artifact):
-    """Network parameters and buffers by name; the global model is a message like any other."""
+    """Network parameters and buffers by name; also the type of the global model."""
 
     kind: ClassVar[str] = "ModelState"
     state: Mapping[str, Tensor]
@@ -163,9 +163,9 @@ class GeneratorState(ModelState):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Amplitudes(Artifact):
-    """Amplitude spectra |FFT| of images, one per row: `values` (J, channels, H, W // 2 + 1), the half that a real image needs.
+    """Amplitude spectra |FFT| of images, one per row: `values` (J, channels, H, W // 2 + 1), as of a real FFT.
 
-    FedDG sends spectra of images, CCST's appendix E uses them as styles. `owner` (J,) int64 numbers the clients."""
+    FedDG sends spectra of images; CCST's appendix E uses them as styles. `owner` (J,) int64 holds client numbers."""
 
     kind: ClassVar[str] = "Amplitudes"
     values: Tensor
@@ -180,7 +180,7 @@ class Amplitudes(Artifact):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prototypes(Artifact):
-    """Mean features with their class: `features` (rows, d), `classes` (rows,) int64 (FPL)."""
+    """Mean features per class: `features` (rows, d), `classes` (rows,) int64 (FPL)."""
 
     kind: ClassVar[str] = "Prototypes"
     features: Tensor
@@ -194,7 +194,7 @@ class Prototypes(Artifact):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeadGradient(Artifact):
-    """The loss's gradient in the linear head: `weight` (classes, d), `bias` (classes,) (FedIIR)."""
+    """The gradient of the loss with respect to the linear head: `weight` (classes, d), `bias` (classes,) (FedIIR)."""
 
     kind: ClassVar[str] = "HeadGradient"
     weight: Tensor
@@ -208,7 +208,7 @@ class HeadGradient(Artifact):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores(Artifact):
-    """Numbers that clients report about each other or themselves: `values` (n,)."""
+    """Numbers that clients report about each other's models or their own: `values` (n,)."""
 
     kind: ClassVar[str] = "Scores"
     values: Tensor
@@ -224,7 +224,7 @@ KINDS: Mapping[str, type[Artifact]] = {
 
 
 def kind_named(kind: str) -> type[Artifact] | None:
-    """The class of a kind: a bundled one, a plug-in's, or one that this process has defined; None for an unknown one."""
+    """The class of a kind: bundled, from a plug-in, or defined in this process; None if unknown."""
     if kind in KINDS:
         return KINDS[kind]
     if kind in plugins("artifacts"):
@@ -249,7 +249,7 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
         header = json.loads(content[8 : 8 + length])
         record = json.loads(header.pop("__metadata__")["fdgsec"])
         kind = str(record["kind"])
-        tensors = {name: loaded[name] for name in header}  # the library gives them in any order
+        tensors = {name: loaded[name] for name in header}  # safetensors returns them in no fixed order
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
         raise ArtifactError(
             f"{source} is not an fdgsec artifact (safetensors with its JSON header): {error}."
@@ -257,7 +257,8 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
     cls = kind_named(kind)
     if record.get("schema") != SCHEMA or cls is None:
         raise ArtifactError(
-            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; known kinds: {', '.join([*KINDS, *plugins('artifacts')])}."
+            f"{source} has kind {kind!r}, schema {record.get('schema')!r}; "
+            f"known kinds: {', '.join([*KINDS, *plugins('artifacts')])}."
         )
     if issubclass(cls, ModelState):
         return cls(state=tensors)
@@ -268,13 +269,13 @@ def decode(content: bytes, *, source: str = "artifact") -> Artifact:
 
 
 def released_numbers(artifact: Artifact) -> Mapping[str, Tensor]:
-    """Give the numbers of styles or spectra by name, each (R, numbers) float64; whose a row is, is none."""
+    """The numbers of styles or spectra by name, each (R, numbers) float64; owners are not included."""
     if isinstance(artifact, Amplitudes):
         return {"values": artifact.values.double().flatten(1)}
     return {name: tensor.double().reshape(-1, tensor.shape[-1]) for name, tensor in artifact.tensors().items()}
 
 
 def renumbered(artifact: Artifact, change: Callable[[str, Tensor], Tensor]) -> Artifact:
-    """Give the same kind of artifact after `change(name, tensor)` of each tensor of floats; whose a row is stays."""
+    """A copy of the artifact with `change(name, tensor)` applied to each float tensor; owners stay."""
     floats = {name: value for name, value in artifact.tensors().items() if value.is_floating_point()}
     return replace(artifact, **{name: change(name, value) for name, value in floats.items()})

@@ -262,7 +262,7 @@ class DefenseStack:
             artifacts[slot], costs[slot] = self._defended(outgoing)
         weight, metrics = reply.weight, reply.metrics
         if NUMBERS in artifacts:
-            weight, metrics = reply.told(artifacts.pop(NUMBERS))
+            weight, metrics = reply.read_numbers(artifacts.pop(NUMBERS))
         return Reply(artifacts=artifacts, weight=weight, metrics=metrics, uses=costs)
 
     def defended(self, outgoing: Outgoing) -> Artifact:

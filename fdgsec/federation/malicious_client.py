@@ -82,7 +82,7 @@ def forge_reply(
         leaving = Leaving(step=step, slot=NUMBERS, artifact=numbers, sender=sender, metrics=names)
         instead = _instead(malicious_client, leaving, seen, rng)
         if instead is not None and instead is not numbers:
-            weight, told = reply.told(instead)
+            weight, told = reply.read_numbers(instead)
     return replace(reply, artifacts=artifacts, weight=weight, metrics=told)
 
 

@@ -1,8 +1,8 @@
-"""What a federated method is: its steps, who takes them, and what they are asked and answer.
+"""The interface of a federated method: its steps, and the requests and replies between server and clients.
 
-One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate; fdgsec.federation.round_loop walks it. Steps are pure
-functions of a method; what a client must remember is its `state`, a dict of tensors that the engine stores; what the
-server must remember is `server`, the same."""
+One round is: share -> combine -> broadcast -> fit -> (review) -> aggregate; fdgsec.federation.round_loop runs it. Each
+step is a pure function of its arguments. A client's memory is its `state`, a dict of tensors that the engine stores;
+the server's memory is `server`, likewise a dict of tensors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +23,13 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 SHARED_ROWS = "shared_rows"
-"""The entry of a client's state that says which of its images it released, (J,) int64 in row order: the judge's truth."""
+"""Client-state entry: the indices of the images that it released, (J,) int64 in row order; ground truth for scoring."""
 CLUSTER_SIZES = "cluster_sizes"
-"""The entry of a client's state that says how many images are in the cluster of each of its own, (n,) int64, where a
-release averages clusters: the judge's truth."""
+"""Client-state entry: for each image the size of its cluster, (n,) int64, where a release averages clusters; ground
+truth for scoring."""
 
 NUMBERS = "numbers"
-"""The slot of an update that holds its weight and metrics: they tell the server something too."""
+"""Slot of an update for its weight and metrics, which reveal information to the server too."""
 
 State = Mapping[str, Tensor]
 Inbox = Mapping[str, Artifact]
@@ -39,7 +39,7 @@ Inbox = Mapping[str, Artifact]
 class Client:
     """One participant: its name ("client:0"), training images, and validation images split off before augmentation.
 
-    `trainer` is the loop that methods train it by; a defense may put another in its place."""
+    `trainer` is the training loop that methods use for it; a defense may replace it."""
 
     name: str
     data: DomainDataset
@@ -52,13 +52,13 @@ class Client:
         return int(self.name.partition(":")[2])
 
     def training_by(self, trainer: Trainer) -> "Client":
-        """The same client under another training loop."""
+        """The same client with another training loop."""
         return replace(self, trainer=trainer)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Which round of how many, and who takes part."""
+    """The current round (from 0), the number of rounds, and the participants."""
 
     round: int
     rounds: int
@@ -67,7 +67,7 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """How to build the network that a state fits into, and on which device; states themselves stay on the CPU.
+    """The architecture of a network and its device; model states themselves stay on the CPU.
 
     `remodel` is the method's change to the plain classifier (StableFDG's attention, FedSR's random features)."""
 
@@ -80,14 +80,14 @@ class Blueprint:
     def network(self, rng: torch.Generator, *, drawn: bool = True) -> Classifier:
         """Build the network on the CPU, its parameters drawn from `rng`.
 
-        `drawn=False` leaves the plain classifier's parameters undefined, for who loads a whole state next."""
+        `drawn=False` leaves the plain classifier's parameters undefined, for callers that then load a full state."""
         plain = build_classifier(self.backbone, self.classes, norm=self.norm, rng=rng if drawn else None)
         return plain if self.remodel is None else self.remodel(plain, rng)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GlobalModel:
-    """The model that the federation trains: a blueprint and a state."""
+    """The global model of the federation: a blueprint and a state."""
 
     blueprint: Blueprint
     state: ModelState
@@ -114,11 +114,11 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerNeeds:
-    """How closely a method's server has to look at what clients upload, and (after "because") why no less will do.
+    """What a method's server must see of the clients' uploads, and (`because`) the reason.
 
-    "sum": means over clients are enough, weighted by what each upload counts. "unnamed": single uploads, but not whose they
-    are, and everybody is answered alike. "named": who sent what. `metrics` names the numbers of updates that it reads beside
-    their weight."""
+    "sum": weighted means over clients suffice. "unnamed": it needs individual uploads but not their senders, and it
+    sends the same answer to every client. "named": it needs to know who sent what. `metrics` names the metrics of
+    updates that it reads in addition to their weights."""
 
     uploads: Literal["sum", "unnamed", "named"]
     because: str
@@ -126,14 +126,15 @@ class ServerNeeds:
 
 
 NAMED = ServerNeeds(uploads="named", because="nothing says that its server can do with less")
-"""What a server is taken to need where nothing is said."""
+"""The assumption for a method that declares nothing."""
 
 
 class Method(ABC):
-    """A federated method in running order; each step is pure, options are frozen fields, nothing is kept on self.
+    """A federated method, its steps in the order they run; each step is pure, and options are frozen fields.
 
-    A subclass is a frozen dataclass. It must say how clients train (`fit`) and how the server makes the next model
-    (`aggregate`); everything else has a default. Most methods extend `fdgsec.methods.fedavg.FedAvg`, which has both."""
+    A subclass is a frozen dataclass. It must define how clients train (`fit`) and how the server computes the next
+    model (`aggregate`); everything else has a default. Most methods extend `fdgsec.methods.fedavg.FedAvg`, which has
+    both."""
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
@@ -142,109 +143,109 @@ class Method(ABC):
 
     @property
     def asks_for_shares(self) -> bool:
-        """Whether clients send something up where they share; otherwise something comes down alone, and nobody is asked."""
+        """Whether clients upload something in the share step; if not, only the server sends, and no client is asked."""
         return True
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
-        """Whether clients judge models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
+        """Whether clients evaluate models before aggregation (FedDAG), after it (FedDG-GA), or not at all."""
         return "none"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """What the run sends beside the round loop's own messages, with these options; conformance tests compare."""
+        """The messages of a run with these options, besides those of the round loop; checked by conformance tests."""
         return (TRAINED_MODEL,)
 
     @property
     def needs_training(self) -> bool:
-        """Whether nothing of a client's own leaves it before it trains."""
+        """Whether clients send nothing of their own before they train."""
         return not any(release.stage == "share" for release in self.releases)
 
     @property
     def released_kinds(self) -> frozenset[str]:
-        """The kinds of artifact by which the method is attacked: those of the exchange before training, else all.
+        """The artifact kinds that attacks target: those exchanged before training, or all kinds if there are none.
 
-        Scores are reviews; those of other stages are weights and metrics, and no target."""
-        told = [one for one in self.releases if self.needs_training or one.stage in ("share", "combine")]
-        return frozenset(one.kind.kind for one in told if one.kind is not Scores or one.stage == "review")
+        Of Scores only reviews count; those of other stages are weights and metrics."""
+        targets = [one for one in self.releases if self.needs_training or one.stage in ("share", "combine")]
+        return frozenset(one.kind.kind for one in targets if one.kind is not Scores or one.stage == "review")
 
     @property
     def shares_means(self) -> bool:
-        """Whether what clients share holds means over their images, or rows of the same statistic."""
+        """Whether clients share means over their images, or per-image rows of the same statistic."""
         return self.needs_training or self.shared_mean is not None
 
     @property
     def shared_mean(self) -> Release | None:
-        """What clients share of which the statistic is known, None where there is no such thing."""
+        """The first shared release whose statistic is known, or None."""
         return next((one for one in self.releases if one.stage == "share" and one.statistic is not None), None)
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """What the server cannot do without; a class that changes a step of the server must say it anew (`needs_of`)."""
+        """What the server must see; a class that overrides a server step must also override this (`needs_of`)."""
         return NAMED
 
     @property
     def counts_alike(self) -> bool:
-        """Whether all clients count alike in the mean of models, whatever weight they claim."""
+        """Whether all clients have the same weight in the mean of models, whatever weight they claim."""
         return False
 
     @property
     def client_plan(self) -> TrainingPlan | None:
-        """How clients train, None where no single plan says it."""
+        """The training plan of clients, or None if there is no single plan."""
         return None
 
     @property
     def keeps_moments(self) -> bool:
-        """Whether a client's optimizer goes on from its moments of earlier rounds."""
+        """Whether a client's optimizer keeps its moments across rounds."""
         return False
 
     @property
     def trains_through_trainer(self) -> bool:
-        """Whether clients' models depend on images through `Client.trainer` alone; every class says so for itself."""
+        """Whether clients' models depend on images only through `Client.trainer`; not inherited by subclasses."""
         return False
 
     @property
     def trains_on_own_releases(self) -> bool:
-        """Whether what a client shared comes back into its own training: then its model is no safer than that release."""
+        """Whether a client trains on its own releases; its model then leaks at least as much as they do."""
         return False
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for options that `clients` clients cannot meet."""
+        """Raise UsageError for options that are impossible with `clients` clients."""
         if clients < 1:
             raise UsageError("a federation needs at least one client; got none.")
 
     def fitting(self, clients: int) -> Self:
-        """The same method, with options that count clients lowered until `clients` of them can meet `check`."""
+        """The same method with client counts in its options lowered so that `check(clients)` passes."""
         return self
 
     def releasing_all(self) -> Self | None:
-        """The variant in which a client releases a row for each of its images, or None where rows are not per image."""
+        """The variant in which a client releases a row for each image, or None if the method has no per-image rows."""
         return None
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """Give the network that this method trains in place of the plain `network`; parts it adds are drawn from `rng`."""
+        """Return the network that this method trains in place of `network`; added parts are initialized from `rng`."""
         return network
 
     def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """The names of the model's entries that never leave a client."""
+        """The names of the model entries that never leave a client."""
         return frozenset()
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """Make what the client sends beside the model; `model` is what it received, None where `shares` is "once"."""
+        """Make what the client sends before training; `model` is the received one, None if `shares` is "once"."""
         return {}, state
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Turn what clients shared into what each receiver gets."""
+        """Compute what each client receives from what the clients shared."""
         return {}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """What a client minimizes."""
+        """The local training objective of a client."""
         return CrossEntropy()
 
     @abstractmethod
@@ -256,21 +257,21 @@ class Method(ABC):
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
     ) -> Mapping[str, Inbox]:
-        """Choose what each reviewer receives: peers' models (review before) or the new global model (after)."""
+        """Select what each reviewer evaluates: peers' models (reviews "before") or the new global model ("after")."""
         return {}
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
-        """Judge what was received on the client's own data."""
+        """Evaluate the received models on the client's own data."""
         raise NotImplementedError(f"{type(self).__name__} asks for reviews and has none; override review.")
 
     @abstractmethod
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """Make the next global model."""
+        """Compute the next global model."""
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
-        """Learn from a review that came after aggregation."""
+        """Update the server state with the scores of a review after aggregation."""
         return server
 
 
@@ -279,7 +280,7 @@ Step = Literal["share", "fit", "review"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepRequest:
-    """What the server asks of one client in one step."""
+    """The server's request to one client in one step."""
 
     clock: Clock
     model: GlobalModel | None
@@ -288,9 +289,9 @@ class StepRequest:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reply:
-    """What one client answers: artifacts by name, for `fit` its weight and metrics, for `share` its size as the weight.
+    """One client's answer: artifacts by name; for `fit` its weight and metrics, for `share` its size as the weight.
 
-    `uses` says what each slot cost the client's records where it is defended (fdgsec.privacy.ledger)."""
+    `uses` holds the privacy cost of each defended slot for the client's records (fdgsec.privacy.ledger)."""
 
     artifacts: Inbox
     weight: float = 1.0
@@ -298,23 +299,23 @@ class Reply:
     uses: Mapping[str, tuple[Use, ...] | None] = field(default_factory=dict)
 
     def numbers(self) -> Scores:
-        """Its weight, then its metrics in the order of their names, as one artifact."""
-        told = [self.weight, *(self.metrics[name] for name in sorted(self.metrics))]
-        return Scores(values=torch.tensor(told, dtype=torch.float64))
+        """Pack the weight, then the metrics in the order of their names, into one artifact."""
+        values = [self.weight, *(self.metrics[name] for name in sorted(self.metrics))]
+        return Scores(values=torch.tensor(values, dtype=torch.float64))
 
-    def told(self, numbers: Artifact) -> tuple[float, dict[str, float]]:
-        """Read weight and metrics back from what became of `numbers()` on its way: a defense may keep all metrics."""
+    def read_numbers(self, numbers: Artifact) -> tuple[float, dict[str, float]]:
+        """Unpack weight and metrics from `numbers()` after the defenses, which may have dropped all metrics."""
         weight, *values = numbers.tensors()["values"].tolist()
         return weight, dict(zip(sorted(self.metrics), values, strict=True)) if values else {}
 
 
 class Engine(Protocol):
-    """Runs steps on clients, wherever they are."""
+    """Runs steps on clients, in this process or elsewhere."""
 
     def clients(self) -> Sequence[str]:
         """The names of the reachable clients."""
         ...
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Have each named client do `step`; give replies and, for those that failed, the reason."""
+        """Run `step` on each named client; return the replies and, for clients that failed, the reason."""
         ...

@@ -1,4 +1,4 @@
-"""What a method releases: one record for each kind of message that it sends beside the round loop's own."""
+"""Release declarations: one record for each kind of message that a method sends besides those of the round loop."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,11 +11,11 @@ Stage = Literal["share", "combine", "model", "update", "exhibit", "review"]
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One kind of message: the stage it is sent in, its slot (a pattern where there are several: "client:*"), and its kind.
+    """One kind of message: its stage, its slot (a pattern such as "client:*" for several), and its artifact kind.
 
-    `statistic` is the per-image statistic t(x) whose mean over a client's images (or whose rows, one per image) it holds;
-    None where it is no such mean. Its styles are those of the run's encoder, unless `encoder` names another one, or `layers`
-    the stage of the received model whose maps they describe."""
+    `statistic` is the per-image statistic t(x) of which the message holds the mean over a client's images, or one row
+    per image; None if it holds neither. Styles are computed by the run's encoder unless `encoder` names another one,
+    or `layers` names the stage of the received model whose feature maps they describe."""
 
     stage: Stage
     slot: str
@@ -26,14 +26,14 @@ class Release:
 
 
 TRAINED_MODEL = Release(stage="update", slot="model", kind=ModelState)
-"""What every client sends that trains."""
+"""The update of every client that trains."""
 VALIDATION = (
     Release(stage="exhibit", slot="model", kind=ModelState),
     Release(stage="review", slot="scores", kind=Scores),
 )
-"""The averaged model, and each client's counts on its validation images."""
+"""The averaged model down, and each client's counts on its validation images up."""
 ROUND_LOOP = (
     Release(stage="model", slot="model", kind=ModelState),
     Release(stage="update", slot="numbers", kind=Scores),
 )
-"""What the round loop sends whatever the method: the global model down, and each update's weight and metrics up."""
+"""Messages of the round loop for every method: the global model down, each update's weight and metrics up."""

@@ -22,7 +22,7 @@ from fdgsec.federation.method import (
     Update,
 )
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
-from fdgsec.federation.reply_checks import SCORES, differing, narrowed, objection
+from fdgsec.federation.reply_checks import SCORES, differing_replies, objection, select_scores
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
@@ -138,7 +138,10 @@ class RoundLoop:
             said = objection(step, requests[name], reply, kept=kept) or self._guarded(STAGES[step], name, reply, clock)
             if said is not None:
                 refused[name] = said
-        return {**refused, **differing(requests, {name: one for name, one in replies.items() if name not in refused})}
+        return {
+            **refused,
+            **differing_replies(requests, {name: one for name, one in replies.items() if name not in refused}),
+        }
 
     def _guarded(self, stage: str, name: str, reply: Reply, clock: Clock) -> str | None:
         """Give a guard's reason to refuse a client's upload, where only this client is left out of the round for it.
@@ -282,7 +285,7 @@ class RoundLoop:
         rng = stream(self.seed, "secret", "exhibits", number)
         again = self.method.exhibits(kept, model=model, server=server, rng=rng)
         try:
-            return kept, narrowed(scores, shown=shown, again=again)
+            return kept, select_scores(scores, shown=shown, again=again)
         except ValueError as error:
             told = "; ".join(map(str, after.failures))
             raise ClientFailedError(f"round {number} cannot be aggregated, for {error}; {told}") from error

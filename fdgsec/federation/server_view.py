@@ -1,4 +1,4 @@
-"""How closely a method's server has to look at what single clients upload: what policies of the wire ask before they act."""
+"""What a method's server must see of single clients' uploads; wire policies check it before they apply."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,7 +8,7 @@ SERVER_STEPS = ("combine", "exhibits", "aggregate", "weigh")
 
 
 def needs_of(method: Method) -> ServerNeeds:
-    """What `method` says that its server needs; names, where a class that changes a server's step says nothing."""
+    """The declared needs of `method`; `NAMED` for a class that overrides a server step and declares nothing."""
     for cls in type(method).__mro__:
         if "server_needs" in vars(cls):
             return method.server_needs
@@ -19,9 +19,9 @@ def needs_of(method: Method) -> ServerNeeds:
 
 @runtime_checkable
 class NeedsEveryone(Protocol):
-    """What is known of a defense whose guarantee holds for the sum of all who were asked, and for no smaller one."""
+    """A defense whose guarantee holds only for the sum over all clients that were asked, not for a smaller sum."""
 
     @property
     def needs_everyone(self) -> bool:
-        """Whether it does."""
+        """Whether the sum must cover all of them."""
         ...

@@ -1,4 +1,4 @@
-"""Names to classes: literal dicts of strings, plus entry points; nothing registers at import."""
+"""Registry of names for methods, attacks, defenses and targets: literal dicts, plus entry points of plug-ins."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,9 +73,9 @@ PLAIN = "with its default options"
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What a user names to attack: a method, and the options that make it this variant; the method says what it releases.
+    """A target of an attack: a method and its options; the method declares what it releases.
 
-    `method` is a name, or a class or an object of one's own."""
+    `method` is a registered name, a class, or an object."""
 
     method: Any
     summary: str
@@ -84,7 +84,8 @@ class Target:
 
 TARGETS: Mapping[str, Target] = {
     "ccst-overall": Target(
-        method="ccst", options={"style": "overall"}, summary="one pooled style per client (CCST eq. 8), broadcast as a bank",
+        method="ccst", options={"style": "overall"},
+        summary="one pooled style per client (CCST eq. 8), broadcast as a bank",
     ),
     "ccst-single": Target(
         method="ccst", options={"style": "single"},
@@ -99,7 +100,8 @@ TARGETS: Mapping[str, Target] = {
         summary="amplitude spectra of ceil(n/32) single images per client (CCST appendix E)",
     ),
     "stablefdg": Target(
-        method="stablefdg", summary="center and spread of early-layer styles, every round, to the server and one other client",
+        method="stablefdg",
+        summary="center and spread of early-layer styles, every round, to the server and one other client",
     ),
     "feddag": Target(
         method="feddag",
@@ -139,7 +141,7 @@ TARGETS: Mapping[str, Target] = {
 
 BUNDLED: Mapping[str, Mapping[str, str]] = {"methods": METHODS, "attacks": ATTACKS, "defenses": DEFENSES}
 GROUPS = (*BUNDLED, "encoders", "artifacts", "datasets", "targets")
-"""What a package may bring: the entry-point groups are "fdgsec.methods" and so on (docs/extending.md)."""
+"""The groups that a plug-in may extend; entry-point groups are named "fdgsec.methods" and so on (docs/extending.md)."""
 
 
 def plugins(group: str) -> Mapping[str, EntryPoint]:
@@ -148,12 +150,12 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
 
 
 def names(group: str) -> list[str]:
-    """All names of a group ("methods", "attacks", "defenses"), ours first, then those of installed plug-ins."""
+    """All names of a group ("methods", "attacks", "defenses"): bundled ones first, then those of plug-ins."""
     return [*BUNDLED[group], *(name for name in plugins(group) if name not in BUNDLED[group])]
 
 
 def resolve(group: str, given: object) -> Any:
-    """Give what a name stands for, importing it; a class or an object of the caller's own is given back as it is.
+    """Import and return what a name stands for; anything but a string is returned unchanged.
 
     Raises UsageError for an unknown name, and for a plug-in that cannot be imported."""
     if not isinstance(given, str):
@@ -176,7 +178,7 @@ def resolve(group: str, given: object) -> Any:
 
 
 def name_of(group: str, thing: object) -> str:
-    """The name behind which a class, or the class of an object, stands; its own where it is registered under none."""
+    """The registered name of a class or of an object's class; the class's own name if it is not registered."""
     cls = thing if isinstance(thing, type) else type(thing)
     place = f"{cls.__module__}:{cls.__qualname__}"
     ours = [name for name, known in BUNDLED.get(group, {}).items() if known == place]
@@ -184,7 +186,7 @@ def name_of(group: str, thing: object) -> str:
 
 
 def targets() -> Mapping[str, Target]:
-    """All targets: the variants above, those of plug-ins, then every other method with its defaults under its own name.
+    """All targets by name: the variants above, those of plug-ins, then every other method with its default options.
 
     Raises UsageError for a plug-in that cannot be imported or is no Target."""
     known = {**{name: _target(name) for name in plugins("targets")}, **TARGETS}
@@ -193,7 +195,7 @@ def targets() -> Mapping[str, Target]:
 
 
 def target_named(given: object) -> Target:
-    """Look a target up; a Target is one already, and a method's class or object is one as it is.
+    """Look up a target by name; a Target is returned unchanged, and a method's class or object becomes one.
 
     Raises UsageError with the nearest name."""
     if isinstance(given, Target):

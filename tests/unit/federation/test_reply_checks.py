@@ -21,7 +21,7 @@ from fdgsec.federation.artifacts import (
 )
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, StepRequest, Update
-from fdgsec.federation.reply_checks import differing, objection
+from fdgsec.federation.reply_checks import differing_replies, objection
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg
@@ -168,7 +168,7 @@ def styles(width: int, rows: int | None = None) -> Reply:
 def told(*replies: Reply, shown: Mapping[int, Inbox] | None = None) -> Mapping[str, str]:
     """What is said of client:0, client:1, ..."""
     requests = {f"client:{number}": asked(inbox=(shown or {}).get(number)) for number in range(len(replies))}
-    return differing(requests, {f"client:{number}": reply for number, reply in enumerate(replies)})
+    return differing_replies(requests, {f"client:{number}": reply for number, reply in enumerate(replies)})
 
 
 def test_replies_of_one_form_do_not_differ_however_many_rows_they_have():

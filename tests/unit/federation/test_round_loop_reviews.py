@@ -11,7 +11,7 @@ from fdgsec.experiments.config import build
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.method import Blueprint, GlobalModel, Method, Reply, Step
 from fdgsec.federation.participation import ClientFailedError
-from fdgsec.federation.reply_checks import narrowed
+from fdgsec.federation.reply_checks import select_scores
 from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.feddg_ga import FedDGGA
@@ -139,7 +139,9 @@ def styled(*names: str) -> dict[str, Artifact]:
 def test_scores_are_narrowed_to_what_is_shown_again_in_the_order_of_the_names():
     shown = {"a": styled("z", "yy", "xxx")}
 
-    left = narrowed({"a": Scores(values=torch.tensor([3.0, 2.0, 1.0]))}, shown=shown, again={"a": styled("yy", "xxx")})
+    left = select_scores(
+        {"a": Scores(values=torch.tensor([3.0, 2.0, 1.0]))}, shown=shown, again={"a": styled("yy", "xxx")}
+    )
 
     assert left["a"].values.tolist() == [3.0, 2.0]  # of xxx and yy
 
@@ -157,7 +159,7 @@ def test_scores_of_something_else_are_nobodys(scores: int, again: dict[str, Arti
     given = {"a": Scores(values=torch.ones(scores))}
 
     with pytest.raises(ValueError, match="what a judged is not what it would have been shown"):
-        narrowed(given, shown={"a": styled("z", "yy")}, again={"a": again})
+        select_scores(given, shown={"a": styled("z", "yy")}, again={"a": again})
 
 
 def test_a_loss_below_zero_still_ends_the_run_for_only_the_method_knows_it_is_none():
