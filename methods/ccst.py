@@ -9,10 +9,10 @@ the server sends all of them to every client, attributed to their owners. With `
 what FedDG exchanges, in this framework) a style is an amplitude spectrum, 3 x H x (W // 2 + 1) numbers, the overall one
 the mean over images (its footnote 1).
 Differs from the paper: sigma of one image (eq. 6) and of AdaIN's content divides by HW - 1 and holds eps = 1e-5 inside
-its root, as every released code has it, where the paper prints a plain standard deviation (eq. 8 divides by all pixels,
-eps likewise); images are stylized at the size they have unless `style_size` says otherwise; the encoder is `mini`
-unless the AdaIN VGG was imported (`encoder="vgg19"`). What the authors' code does otherwise is an option each, set
-together by the preset `ccst-released`."""
+its root, as in every released code, where the paper prints a plain standard deviation (eq. 8 divides by all pixels,
+eps likewise); images are stylized at their own size unless `style_size` says otherwise; the encoder is `mini`
+unless the AdaIN VGG was imported (`encoder="vgg19"`). Each difference of the authors' code is an option; the preset
+`ccst-released` sets them all."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,15 +43,15 @@ Bank = StyleBank | Amplitudes
 
 @dataclass(frozen=True, kw_only=True)
 class CCST(FedAvg):
-    """CCST with its options; those of the style exchange default to the paper's, those of training are in `ccst-paper`.
+    """CCST with its options; those of the style exchange default to the paper's, `ccst-paper` sets those of training.
 
-    `style_size` is the side in pixels at which images are encoded and stylized (the released code takes 512). `k` is
-    the augmentation level: how many of the N client styles (own included) each image is drawn. `styles_per_client` is
-    J; None means ceil(n / 32), "all" one style per image. The released code divides single styles by HW
-    (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylized images as JPEG
-    (`jpeg_quality`), and validates on stylized training images (`leaky_validation`). `low_frequency` and
-    `amplitude_ratio` belong to amplitude styles: L of the window that is exchanged and the share of an image's own
-    amplitude that stays in it. Appendix E does not say them; these are the defaults of FedDG's exchange function."""
+    `style_size` is the side in pixels at which images are encoded and stylized (512 in the released code). `k` is the
+    augmentation level: the number of client styles drawn for each image, of N (its own client's included).
+    `styles_per_client` is J; None means ceil(n / 32), "all" one style per image. The released code divides single
+    styles by HW (`single_unbiased=False`), draws one style per content batch (`style_per_batch`), stores stylized
+    images as JPEG (`jpeg_quality`), and validates on stylized training images (`leaky_validation`). `low_frequency`
+    and `amplitude_ratio` belong to amplitude styles: L of the exchanged window, and the share of an image's own
+    amplitude that stays in it. Appendix E does not give them; these are the defaults of FedDG's exchange function."""
 
     style: Literal["overall", "single"] = "overall"
     k: int = 3
@@ -75,7 +75,7 @@ class CCST(FedAvg):
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: styles up, one or J (eqs. 7, 8), and everybody's bank down (eqs. 9, 10)."""
+        """Besides the model: one or J styles up (eqs. 7, 8), and the bank of all clients down (eqs. 9, 10)."""
         slot = "style" if self.style == "overall" else "styles"
         if self.representation == "amplitude":
             statistic = MeanSpectra() if self.style == "overall" else None
@@ -87,12 +87,12 @@ class CCST(FedAvg):
 
     @property
     def trains_through_trainer(self) -> bool:
-        """An image is stylized by others' styles alone (an own draw keeps it as it is), and its K versions are one record."""
+        """True: only other clients' styles change an image, and its K versions count as one record."""
         return type(self) is CCST and (self.local is None or self.local.trains_through_trainer)
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """What FedAvg's needs, and every single style; the sum of overall styles is the style of all images.
+        """Individual uploads for single styles; for overall styles FedAvg's sums, which give the style of all images.
 
         Without names a client does not know which style is its own, and stylizes with it as with any other."""
         if self.style == "single":
@@ -109,11 +109,11 @@ class CCST(FedAvg):
             )
 
     def fitting(self, clients: int) -> Self:
-        """K at most N."""
+        """The same options with k at most N."""
         return replace(self, k=max(1, min(self.k, clients)))
 
     def releasing_all(self) -> Self | None:
-        """J = n where styles are single."""
+        """J = n for single styles; None for the overall style."""
         return replace(self, styles_per_client="all") if self.style == "single" else None
 
     def share(
@@ -163,7 +163,7 @@ class CCST(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Section 3.2.2: concatenate all styles (eqs. 9, 10) and send the bank to everybody."""
+        """Section 3.2.2: concatenate all styles (eqs. 9, 10) and send the bank to every client."""
         bank = self._bank(shared)
         return {name: {"bank": bank} for name in shared}, server
 
@@ -176,7 +176,7 @@ class CCST(FedAvg):
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
-        """Algorithm 1, made once and remembered: every image K times, in its own style or in another client's."""
+        """Algorithm 1, computed once and stored: every image K times, in its own style or in another client's."""
         if "stylized_images" not in state:
             kind: type[Bank] = Amplitudes if self.representation == "amplitude" else StyleBank
             made = self.stylized(client, artifact_in(inbox, "bank", kind, of=client.name), rng)
@@ -184,16 +184,15 @@ class CCST(FedAvg):
             if self.leaky_validation:
                 state = _with_leaky_split(state, rng, k=self.k)
         images, labels = state["stylized_images"], state["stylized_labels"]
-        owners = state.get(
-            "stylized_owners", torch.arange(len(labels)) // self.k
-        )  # D has K entries per image, in order
+        # D has K entries per image, in order
+        owners = state.get("stylized_owners", torch.arange(len(labels)) // self.k)
         return TrainingSet(images=images, labels=labels, owners=owners), state
 
     def stylized(self, client: Client, bank: Bank, rng: torch.Generator) -> TrainingSet:
-        """Algorithm 1: D has K entries per image, image by image; an own draw keeps the original (lines 5, 6)."""
+        """Algorithm 1: D has K entries per image, image by image; its own style keeps the original (lines 5, 6)."""
         owners = torch.unique(bank.owner)
         count = len(client.data)
-        turns = torch.arange(self.k) % len(owners)  # 0..K-1; all 0 where only a sum, one global style, was sent
+        turns = torch.arange(self.k) % len(owners)  # 0..K-1; all 0 if the server sent one global style
         draws = torch.stack([owners[torch.randperm(len(owners), generator=rng)[turns]] for _ in range(count)])
         styles = self._style_rows(bank, draws, rng)
         images = client.data.pixels().repeat_interleave(self.k, dim=0)
@@ -208,7 +207,7 @@ class CCST(FedAvg):
         return self.generate(pixels, bank.mean[rows], bank.std[rows])
 
     def _style_rows(self, bank: Bank, draws: Tensor, rng: torch.Generator) -> Tensor:
-        """Choose one row of the bank for each drawn client (line 8); per content batch where the released code does."""
+        """Choose a row of the bank for each drawn client (line 8), or one per content batch (`style_per_batch`)."""
         chosen = torch.empty(draws.numel(), dtype=torch.int64)
         flat = draws.flatten()
         for owner in torch.unique(flat):
@@ -232,7 +231,7 @@ class CCST(FedAvg):
         return self._stored(exchange_amplitudes(content, others, b=b, ratio=self.amplitude_ratio), pixels)
 
     def _stored(self, images: Tensor, pixels: Tensor) -> Tensor:
-        """Round to 8 bits, bring to the size of the originals `pixels`, and through JPEG where it is asked for."""
+        """Round to 8 bits, resize to the originals `pixels`, and compress by JPEG if `jpeg_quality` is set."""
         made = pictures(images, size=None if self.style_size is None else pixels.shape[2])
         return made if self.jpeg_quality is None else torch.stack([_through_jpeg(i, self.jpeg_quality) for i in made])
 

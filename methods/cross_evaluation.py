@@ -10,11 +10,11 @@ Shares: beside the model its perturbed copy (where rho > 0), which the server pa
 client (n (n - 1) models a round, or n c with c `evaluators`); each answers with one mean validation loss per model,
 in the sorted order of their owners' names. A client's loss on its own images travels with its update ("own_loss"),
 as do the share of coordinates that the perturbation changed and by how much its own validation loss moved.
-Differs from the paper: there clients compute the scores and upload them; here the server does, from the losses, for
-it is the one that passes the models on. History lies on the server (k models from the clients would be k times the
-traffic). Who evaluates whom where not all do rotates over the rounds, so that the server knows at aggregation what
-it had shown to whom; the paper does not say how evaluators are chosen. A client without validation images can judge
-nobody and is refused."""
+Differs from the paper: there clients compute the scores and upload them; here the server does, from the losses, because
+it passes the models on. The server keeps the history (k models from the clients would be k times the
+traffic). With `evaluators` below n - 1, the assignment rotates over the rounds, so that the server can recompute it at
+aggregation; the paper does not say how evaluators are chosen. A client without validation images cannot evaluate
+models and is refused."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -51,9 +51,9 @@ from fdgsec.runtime.errors import ArtifactError, UsageError
 
 
 def within_client(current: PastModel, past: Sequence[PastModel], k: int) -> PastModel:
-    """Algorithm 2, lines 3 and 4: the plain mean of a client's model and its latest `k` better ones, and of scores.
+    """Algorithm 2, lines 3 and 4: the mean of a client's model and its latest `k` better ones, and of their scores.
 
-    The model itself where none is better."""
+    Returns the model itself if no past one is better."""
     chosen = [current, *(past[place] for place in recalled([model.score for model in past], current.score, k))]
     if len(chosen) == 1:
         return current
@@ -64,14 +64,13 @@ def within_client(current: PastModel, past: Sequence[PastModel], k: int) -> Past
 
 @dataclass(frozen=True, kw_only=True)
 class SharpnessAware(FedAvg):
-    """FedAvg whose clients judge each other's perturbed models before aggregation (section III-C): FedAvg++.
+    """FedAvg whose clients evaluate each other's perturbed models before aggregation (section III-C): FedAvg++.
 
-    `rho` is the length of the perturbation (1e-7 is the paper's and in float32 next to nothing, 0.05 is SAM's; 0
-    makes it plain cross-evaluation, FedAvg+), `beta` the exponent of eq. 6, `k` how many better past models a
-    client's is averaged with. `evaluators` is the number of other clients that judge a model (None: all),
-    `include_self` adds the owner's loss, as eq. 5 does though the text says "other clients". With beta = 0 and k = 0
-    nothing depends on scores: nobody is asked, and the mean is uniform (the paper's "w/o SHA"). Update weights
-    (`weights`) have no say in eq. 6."""
+    `rho` is the length of the perturbation (1e-7 is the paper's, almost nothing in float32; 0.05 is SAM's; 0 gives
+    plain cross-evaluation, FedAvg+), `beta` the exponent of eq. 6, `k` the number of better past models in a client's
+    average. `evaluators` is the number of other clients that evaluate a model (None: all). `include_self` adds the
+    owner's loss, as in eq. 5, though the text says "other clients". With beta = 0 and k = 0 nothing depends on scores:
+    there are no reviews, and the mean is uniform (the paper's "w/o SHA"). Eq. 6 ignores update weights (`weights`)."""
 
     own_weights: ClassVar[bool] = True
     rho: float = 1e-7
@@ -94,17 +93,17 @@ class SharpnessAware(FedAvg):
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
-        """Before aggregation, where anything depends on scores."""
+        """Before aggregation, if anything depends on scores."""
         return "before" if self.judged else "none"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """The model and, where it is judged, its perturbed copy, what peers are shown, and their losses."""
+        """The model; if it is evaluated, also its perturbed copy, the models sent to peers, and their losses."""
         return (*super().releases, *self.judgment)
 
     @property
     def judgment(self) -> Sequence[Release]:
-        """What cross-evaluation adds."""
+        """The releases that cross-evaluation adds."""
         if not self.judged:
             return ()
         perturbed = () if self.rho == 0 else (Release(stage="update", slot="perturbed", kind=ModelState),)
@@ -113,11 +112,11 @@ class SharpnessAware(FedAvg):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each model is."""
+        """The owner of each model."""
         return ServerNeeds(uploads="named", because="models are judged by other clients one by one")
 
     def check(self, clients: int) -> None:
-        """Raise UsageError where models would have too few judges, or a round would be chosen as well."""
+        """Raise UsageError for too few evaluators per model, or for `select="validation"`."""
         super().check(clients)
         if self.select != "last":
             raise UsageError(
@@ -133,25 +132,27 @@ class SharpnessAware(FedAvg):
             )
 
     def fitting(self, clients: int) -> Self:
-        """At most as many evaluators as there are other clients; a single client judges itself."""
+        """At most as many evaluators as there are other clients; a single client evaluates itself."""
         evaluators = None if self.evaluators is None else max(1, min(self.evaluators, clients - 1))
         return replace(self, evaluators=evaluators, include_self=self.include_self or clients == 1)
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Train, then measure the perturbed model at home. Raises UsageError for a client without validation images."""
+        """Train, then evaluate the perturbed model locally. Raises UsageError without validation images."""
         if self.judged:
-            self._judging(client, state)
+            self._validation_images(client, state)
         update, state = self.train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         if not self.judged:
             return update, state
-        return replace(update, metrics={**update.metrics, **self._measured(client, model, update, state)}), state
+        return replace(
+            update, metrics={**update.metrics, **self._perturbation_metrics(client, model, update, state)}
+        ), state
 
     def train(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """FedAvg's local training; others replace it."""
+        """FedAvg's local training; subclasses override it."""
         return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
     def results(
@@ -167,21 +168,23 @@ class SharpnessAware(FedAvg):
     ) -> tuple[Inbox, State]:
         """The model, and its copy perturbed along the last batch's gradient."""
         sent, state = super().results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
-        return {**sent, **self.shown_instead(sent["model"].tensors(), gradient_of(network))}, state
+        return {**sent, **self.perturbed_copy(sent["model"].tensors(), gradient_of(network))}, state
 
-    def shown_instead(self, state: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Inbox:
-        """What peers will judge in place of the model: nothing where rho = 0 or nobody judges."""
+    def perturbed_copy(self, state: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Inbox:
+        """The perturbed copy for peers to evaluate; empty if rho = 0 or without reviews."""
         if not self.judged or self.rho == 0:
             return {}
         return {"perturbed": ModelState(state=perturb_weights(state, gradient, self.rho))}
 
-    def _measured(self, client: Client, model: GlobalModel, update: Update, state: State) -> dict[str, float]:
-        """The owner's own loss, and what the perturbation did to the weights and to that loss."""
+    def _perturbation_metrics(
+        self, client: Client, model: GlobalModel, update: Update, state: State
+    ) -> dict[str, float]:
+        """Metrics: the owner's loss, and the effect of the perturbation on the weights and on that loss."""
         if not self.include_self and "perturbed" not in update.artifacts:
             return {}
-        data, network = self._judging(client, state), model.module()
+        data, network = self._validation_images(client, state), model.module()
         base = model.state.state
-        sent, shown = update.artifacts["model"].tensors(), _shown(update).tensors()
+        sent, shown = update.artifacts["model"].tensors(), _evaluated_model(update).tensors()
         new = losses_with(network, {**base, **shown}, data)
         own = {"own_loss": float(new.mean())} if self.include_self else {}
         if "perturbed" not in update.artifacts:
@@ -190,7 +193,7 @@ class SharpnessAware(FedAvg):
         moved = {"loss_moved": effect.mean_move, "loss_moved_most": effect.largest_move}
         return {**own, "perturbed_share": effect.share, **moved}
 
-    def _judging(self, client: Client, state: State) -> TrainingSet:
+    def _validation_images(self, client: Client, state: State) -> TrainingSet:
         data = self.validation_set(client, state)
         if data is None or not len(data):
             raise UsageError(
@@ -201,17 +204,19 @@ class SharpnessAware(FedAvg):
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
     ) -> Mapping[str, Inbox]:
-        """Pass each perturbed model on to its judges, under its owner's name."""
-        judged = evaluations(updates, self.evaluators, _round(server))
+        """Send each perturbed model to its evaluators, under its owner's name."""
+        judged = evaluations(updates, self.evaluators, _current_round(server))
         return {
-            reviewer: {peer: _shown(updates[peer]) for peer in peers} for reviewer, peers in judged.items() if peers
+            reviewer: {peer: _evaluated_model(updates[peer]) for peer in peers}
+            for reviewer, peers in judged.items()
+            if peers
         }
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
-        """E[L_cls] of each received model on the own validation images (eq. 5), in the order of the sorted names.
+        """E[L_cls] of each received model on the client's validation images (eq. 5), in the order of the sorted names.
 
-        Entries that a method does not send are those of the global model. Raises UsageError without images."""
-        data, network = self._judging(client, state), model.module()
+        Entries that a method does not send come from the global model. Raises UsageError without images."""
+        data, network = self._validation_images(client, state), model.module()
         states = [{**model.state.state, **inbox[peer].tensors()} for peer in sorted(inbox)]
         return Scores(values=torch.stack([losses_with(network, peer, data).mean() for peer in states]))
 
@@ -220,8 +225,8 @@ class SharpnessAware(FedAvg):
     ) -> tuple[GlobalModel, State]:
         """Algorithm 2: score models, average each with better ones of its client's past, then average across clients.
 
-        Raises ArtifactError for a review that does not fit what its sender was shown."""
-        round, history = _round(server), histories(server)
+        Raises ArtifactError for a review with a wrong number of losses."""
+        round, history = _current_round(server), histories(server)
         found = self._scores(updates, scores, round) if self.judged else dict.fromkeys(updates, 1.0)
         within: dict[str, PastModel] = {}
         for name, update in updates.items():
@@ -239,30 +244,30 @@ class SharpnessAware(FedAvg):
             )
             for name, update in updates.items()
         }
-        theirs: State = {name: value for name, value in server.items() if not name.startswith(KEPT)}
-        model, theirs = self.merge(weighed, model=model, server=theirs)
-        told = {f"weight/{name}": weight for name, weight in weights.items()}
-        told |= {f"score/{name}": one.score for name, one in within.items()}
-        numbers = {KEPT + name: torch.tensor(value, dtype=torch.float64) for name, value in told.items()}
-        return model, {**theirs, **memory_of(history), **numbers, KEPT + "round": torch.tensor(round + 1)}
+        rest: State = {name: value for name, value in server.items() if not name.startswith(KEPT)}
+        model, rest = self.merge(weighed, model=model, server=rest)
+        numbers = {f"weight/{name}": weight for name, weight in weights.items()}
+        numbers |= {f"score/{name}": one.score for name, one in within.items()}
+        reported = {KEPT + name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        return model, {**rest, **memory_of(history), **reported, KEPT + "round": torch.tensor(round + 1)}
 
     def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:
-        """theta = sum_i w_i theta_i (eq. 6): FedAvg's mean, with the weights that `updates` now carry."""
+        """theta = sum_i w_i theta_i (eq. 6): FedAvg's mean, with the weights of `updates`."""
         return super().aggregate(updates, scores={}, model=model, server=server)
 
     def _scores(self, updates: Mapping[str, Update], scores: Mapping[str, Scores], round: int) -> dict[str, float]:
-        """Sort the reviews' losses by the model that they judge, and score each (eq. 5)."""
+        """Group the losses of reviews by model, and score each model (eq. 5)."""
         losses: dict[str, list[float]] = {name: [] for name in updates}
         for reviewer, peers in evaluations(updates, self.evaluators, round).items():
             if self.include_self:
-                losses[reviewer].append(_told(reviewer, updates[reviewer].metrics.get("own_loss")))
+                losses[reviewer].append(_checked_loss(reviewer, updates[reviewer].metrics.get("own_loss")))
             given = scores[reviewer].values.flatten().tolist() if peers else []
             if len(given) != len(peers):
                 raise ArtifactError(
                     f"{reviewer} was shown {len(peers)} models, but its review has {len(given)} losses."
                 )
             for peer, loss in zip(peers, given, strict=True):
-                losses[peer].append(_told(reviewer, loss))
+                losses[peer].append(_checked_loss(reviewer, loss))
         alone = [name for name, found in losses.items() if not found]
         if alone:
             raise UsageError(
@@ -271,16 +276,16 @@ class SharpnessAware(FedAvg):
         return {name: score_of(found) for name, found in losses.items()}
 
 
-def _shown(update: Update) -> Artifact:
-    """What peers judge: the perturbed model, or the model itself where there is none."""
+def _evaluated_model(update: Update) -> Artifact:
+    """The model that peers evaluate: the perturbed copy, or the model itself if there is none."""
     return update.artifacts.get("perturbed", update.artifacts["model"])
 
 
-def _round(server: State) -> int:
+def _current_round(server: State) -> int:
     return int(server.get(KEPT + "round", torch.tensor(0)))
 
 
-def _told(sender: str, loss: float | None) -> float:
+def _checked_loss(sender: str, loss: float | None) -> float:
     if loss is None or loss < 0:
         raise ArtifactError(f"{sender} must report mean validation losses of at least 0; got {loss}.")
     return loss
@@ -288,14 +293,13 @@ def _told(sender: str, loss: float | None) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEvaluation(SharpnessAware):
-    """Sharpness-aware aggregation on top of another method: with `base` CCST it makes CCST++, at rho = 0 CCST+.
+    """Sharpness-aware aggregation on top of another method: with `base` CCST this is CCST++, at rho = 0 CCST+.
 
-    `base` shares, combines, trains and remodels as it always does; its aggregation runs with the weights of eq. 6 in
-    the place of its own. Without a `base` this is FedAvg++ (or MixStyle++ and the like, by `local`). With one,
-    options of training (`plan`, `weights`, `keep_optimizer`, `local`) are the base's and have no place here. A
-    base's training is closed to its user, so that the perturbation follows the gradient of its objective on one
-    batch dealt anew at the trained weights, where the paper takes the last step's: one step more per client and
-    round."""
+    `base` shares, combines, trains and remodels unchanged; its aggregation uses the weights of eq. 6 in place of its
+    own. Without a `base` this is FedAvg++ (or MixStyle++ and the like, by `local`). With a `base`, options of training
+    (`plan`, `weights`, `keep_optimizer`, `local`) must be set there. The last gradient of the base's training is not
+    accessible; the perturbation therefore follows the gradient of its objective on one new batch at the trained
+    weights, where the paper takes the last step's. This costs one more step per client and round."""
 
     base: FedAvg | None = None
 
@@ -308,26 +312,26 @@ class CrossEvaluation(SharpnessAware):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """What the base does."""
+        """As the base."""
         return "never" if self.base is None else self.base.shares
 
     @property
     def asks_for_shares(self) -> bool:
-        """What the base does."""
+        """As the base."""
         return self.base is not None and self.base.asks_for_shares
 
     @property
     def releases(self) -> Sequence[Release]:
-        """What the base releases, and what it is judged by."""
+        """The releases of the base, and those of cross-evaluation."""
         return super().releases if self.base is None else (*self.base.releases, *self.judgment)
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each model is."""
+        """The owner of each model."""
         return super().server_needs
 
     def check(self, clients: int) -> None:
-        """The base's conditions too, and that it has no reviews and no rule of its own for the clients' weights."""
+        """Check the base too; it must have no reviews and no rule of its own for the clients' weights."""
         super().check(clients)
         if self.base is not None:
             self.base.check(clients)
@@ -343,12 +347,12 @@ class CrossEvaluation(SharpnessAware):
                 )
 
     def fitting(self, clients: int) -> Self:
-        """The base fitted too."""
+        """The same method with a fitting base."""
         fitted = super().fitting(clients)
         return fitted if self.base is None else replace(fitted, base=self.base.fitting(clients))
 
     def releasing_all(self) -> Self | None:
-        """The base's variant, where it has one."""
+        """The same method on the base's variant, if the base has one."""
         base = None if self.base is None else self.base.releasing_all()
         return None if base is None else replace(self, base=base)
 
@@ -357,7 +361,7 @@ class CrossEvaluation(SharpnessAware):
         return super().remodel(network, rng) if self.base is None else self.base.remodel(network, rng)
 
     def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """What the base keeps."""
+        """The entries that the base keeps."""
         return super().kept_entries(network) if self.base is None else self.base.kept_entries(network)
 
     def share(
@@ -383,7 +387,7 @@ class CrossEvaluation(SharpnessAware):
     def train(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Train as the base does, then perturb what it made."""
+        """Train as the base does, then perturb the trained model."""
         if self.base is None:
             return super().train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         update, state = self.base.fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
@@ -395,10 +399,10 @@ class CrossEvaluation(SharpnessAware):
         objective = self.base.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         network = self.base.start(client, model=made, state=state)
         gradient = batch_gradient(network, data, objective, self.base.plan, rng)
-        return replace(update, artifacts={**update.artifacts, **self.shown_instead(sent, gradient)}), state
+        return replace(update, artifacts={**update.artifacts, **self.perturbed_copy(sent, gradient)}), state
 
     def merge(self, updates: Mapping[str, Update], *, model: GlobalModel, server: State) -> tuple[GlobalModel, State]:
-        """The base's aggregation, with the weights that `updates` now carry."""
+        """The base's aggregation, with the weights of `updates`."""
         if self.base is None:
             return super().merge(updates, model=model, server=server)
         return self.base.aggregate(updates, scores={}, model=model, server=server)

@@ -5,10 +5,10 @@ of an image's feature maps are replaced by draws around its own, as uncertain as
 beta = mu + eps Sigma_mu, gamma = sigma + eps Sigma_sigma, then AdaIN to them. Extends methods/fedavg.py.
 
 Shares: what FedAvg shares.
-Differs from the paper: nothing but what its code fixes: variances are unbiased with eps = 1e-6 inside the root, the
+Differs from the paper only where its code fixes details: variances are unbiased with eps = 1e-6 inside the root, the
 noise is fresh per image and channel, no statistic is detached, and each of six places (after the first convolution, the
 stem and the four stages) acts with `probability` on a whole batch, never at test time. A batch of one image is left
-alone."""
+unchanged."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +25,17 @@ from fdgsec.runtime.errors import UsageError
 EPS = 1e-6
 
 
-def perturbed(maps: Tensor, rng: torch.Generator, *, factor: float = 1.0) -> Tensor:
-    """Give maps (N, C, H, W) styles drawn around their own; `factor` scales the noise."""
+def perturb_styles(maps: Tensor, rng: torch.Generator, *, factor: float = 1.0) -> Tensor:
+    """Replace the styles of maps (N, C, H, W) by draws around them; `factor` scales the noise."""
     if len(maps) < 2:
         return maps
     mean, std = instance_statistics(maps, eps=EPS)
-    return apply_style(maps, mean, std, new_mean=_drawn(mean, rng, factor), new_std=_drawn(std, rng, factor))
+    return apply_style(
+        maps, mean, std, new_mean=_draw_statistic(mean, rng, factor), new_std=_draw_statistic(std, rng, factor)
+    )
 
 
-def _drawn(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:
+def _draw_statistic(statistic: Tensor, rng: torch.Generator, factor: float) -> Tensor:
     """Draw from N(statistic, Sigma^2), Sigma^2 the statistic's variance over the batch."""
     spread = (statistic.var(0, keepdim=True) + EPS).sqrt()
     noise = torch.randn(statistic.shape, generator=rng).to(statistic)
@@ -61,4 +63,4 @@ class DSU(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
         """Cross-entropy under uncertain styles."""
-        return StageStyleObjective(self.places, self.probability, partial(perturbed, factor=self.factor), rng)
+        return StageStyleObjective(self.places, self.probability, partial(perturb_styles, factor=self.factor), rng)

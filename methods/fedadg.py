@@ -2,7 +2,7 @@
 
 Zhang, Lei, Shi, Huang & Chen, 2021, https://arxiv.org/abs/2111.10487. A distribution generator turns noise and a class
 into a reference feature; a discriminator on a random projection of (feature, class) tells references (1) from features
-(0); the feature extractor learns to be taken for the reference, class by class. Phase 1 trains E0 epochs of
+(0); the feature extractor learns to fool it, class by class. Phase 1 trains E0 epochs of
 cross-entropy, phase 2 E1 epochs of a CE + (1 - a) (1 - D(f, y))^2, with one step of discriminator and generator per
 batch. Extends methods/fedavg.py.
 
@@ -10,12 +10,12 @@ Shares, every round: the model and the generator's state, both averaged with the
 comes back at the start of the next round. Discriminators stay with their clients (`discriminators="averaged"`:
 FedCCRL's code).
 Differs from the paper: the losses are those of the codes that could be read (the benchmark's and FedCCRL's), with two
-changes. There the generator's output is detached in the generator's own update, so that it keeps its first weights for
-ever (`released=True`; here it learns), and the random projection, there a trained layer of norm 1, is a fixed Gaussian
-matrix that keeps lengths on average. The codes' generator seeks D = 1 like the extractor; `generator_seeks="features"`
-sets it against the discriminator instead. In round 0 everybody draws the same generator, seeded by the hash of the
-model that all received, so that nothing is sent for it. Features are those of the extractor's own forward pass
-(training mode)."""
+changes. There the generator's output is detached in the generator's own update, so that its weights never change
+(`released=True`; here it learns), and the random projection, there a trained layer of norm 1, is a fixed Gaussian
+matrix that preserves lengths on average. The codes' generator seeks D = 1 like the extractor;
+`generator_seeks="features"` makes it adversarial to the discriminator instead. In round 0 all clients draw the same
+generator, seeded by the hash of the received model, so that it need not be sent. Features are those of the extractor's
+own forward pass (training mode)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,11 +38,11 @@ from fdgsec.runtime.random_streams import child, stream
 
 GENERATOR = "generator"
 DISCRIMINATOR = "discriminator"
-JUDGE_WIDTH = 1024
+DISCRIMINATOR_WIDTH = 1024
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    """A layer whose parameters are still to be drawn or loaded."""
+    """A linear layer with undefined parameters, to be drawn or loaded."""
     with torch.device("meta"):
         layer = nn.Linear(inputs, outputs)
     return layer.to_empty(device="cpu")
@@ -59,19 +59,19 @@ class Generator(nn.Module):
         self.first, self.second = _linear(noise + classes, hidden), _linear(hidden, width)
 
     def draw(self, rng: torch.Generator) -> None:
-        """Draw the parameters by the codes' law: Xavier with gain 1/2."""
+        """Initialize the parameters as the codes do: Xavier uniform with gain 1/2."""
         for layer in (self.first, self.second):
             init.xavier_uniform_(layer.weight, 0.5, generator=rng)
             init.zeros_(layer.bias)
 
     def forward(self, noise: Tensor, condition: Tensor) -> Tensor:
-        """Draw features from the reference distribution."""
+        """Generate reference features, (B, width)."""
         hidden = functional.leaky_relu(self.first(torch.cat([noise, condition], 1)))
         return functional.relu(self.second(hidden))
 
 
 class Discriminator(nn.Module):
-    """D(f, y) in (0, 1), (B,): how much a feature looks like a reference, on a fixed random projection of both.
+    """D(f, y) in (0, 1), (B,): the probability that a feature is a reference, on a fixed random projection of (f, y).
 
     Its parameters are undefined until they are drawn or loaded."""
 
@@ -80,10 +80,10 @@ class Discriminator(nn.Module):
     def __init__(self, *, width: int, classes: int, projected: int) -> None:
         super().__init__()
         self.register_buffer("projection", torch.zeros(width + classes, projected))
-        self.first, self.second = _linear(projected, JUDGE_WIDTH), _linear(JUDGE_WIDTH, 1)
+        self.first, self.second = _linear(projected, DISCRIMINATOR_WIDTH), _linear(DISCRIMINATOR_WIDTH, 1)
 
     def draw(self, rng: torch.Generator) -> None:
-        """Draw the projection, N(0, 1 / projected), and the layers by the default law of nn.Linear."""
+        """Draw the projection from N(0, 1 / projected), and initialize the layers as nn.Linear does."""
         self.projection.normal_(0, self.projection.shape[1] ** -0.5, generator=rng)
         for layer in (self.first, self.second):
             bound = layer.in_features**-0.5
@@ -91,7 +91,7 @@ class Discriminator(nn.Module):
             init.uniform_(layer.bias, -bound, bound, generator=rng)
 
     def forward(self, features: Tensor, condition: Tensor) -> Tensor:
-        """Judge features (B, width) under their condition (B, classes)."""
+        """Classify features (B, width) under their condition (B, classes)."""
         projected = torch.cat([features, condition], 1) @ self.projection
         return cast(Tensor, self.second(functional.leaky_relu(self.first(projected)))).sigmoid().squeeze(1)
 
@@ -123,7 +123,7 @@ class Alignment:
     optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
     method: "FedADG"
     rng: torch.Generator
-    couples_records: bool = True  # the discriminator's step is the batch's
+    couples_records: bool = True  # the discriminator steps on the whole batch
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give a CE + (1 - a) (1 - D(f, y))^2, (B,)."""
@@ -158,7 +158,8 @@ def generator_loss(judge: Discriminator, reference: Tensor, condition: Tensor, *
 
 @dataclass(frozen=True, kw_only=True)
 class FedADG(FedAvg):
-    """FedADG; `plan` is phase 1 (E0 epochs), `adversarial_epochs` E1, `game` the two other players' optimizer.
+    """FedADG; `plan` is phase 1 (E0 epochs), `adversarial_epochs` E1, `game` the optimizer of generator and
+    discriminator.
 
     `alpha` weighs cross-entropy in phase 2 (.45 in FedCCRL's code), `label_value` stands for the 1 of a one-hot label.
     `noise` is the generator's input width (None: the features'), `hidden` its hidden width, `projected` the
@@ -190,17 +191,17 @@ class FedADG(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """The global generator reaches the clients before they train; theirs goes up with the update."""
+        """Every round: the global generator comes down before training."""
         return "every"
 
     @property
     def asks_for_shares(self) -> bool:
-        """Generators go up with the update alone."""
+        """False: generators go up only with the update."""
         return False
 
     @property
     def releases(self) -> Sequence[Release]:
-        """The model and a feature generator up, the averaged generator down; with it the discriminator where averaged."""
+        """The model and the generator up, the averaged generator down; likewise the discriminator if averaged."""
         sent: dict[str, type[ModelState]] = {GENERATOR: GeneratorState}
         if self.discriminators == "averaged":
             sent[DISCRIMINATOR] = ModelState
@@ -214,7 +215,7 @@ class FedADG(FedAvg):
         return super().server_needs
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a local method, whose objective would not be trained."""
+        """Raise UsageError for a local method, whose objective would be ignored."""
         super().check(clients)
         if self.local is not None:
             raise UsageError("fedadg trains its own objective; it takes no local method (drop --with).")
@@ -222,16 +223,16 @@ class FedADG(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Hand the averaged generator of the round before to every participant."""
+        """Send the averaged generator of the previous round to every participant."""
         kinds: Mapping[str, type[ModelState]] = {GENERATOR: GeneratorState, DISCRIMINATOR: ModelState}
-        states = {slot: _under(slot, server) for slot in kinds}
+        states = {slot: _entries_of(slot, server) for slot in kinds}
         handed = {slot: kinds[slot](state=state) for slot, state in states.items() if state}
         return {name: handed for name in shared} if handed else {}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """What training ends with: phase 2's losses and players, or phase 1's losses where there is no phase 2."""
+        """The objective at the end of training: phase 2's, or phase 1's if there is no phase 2."""
         error = SmoothedCrossEntropy(self.label_smoothing)
         if not self.adversarial_epochs:
             return error
@@ -261,7 +262,7 @@ class FedADG(FedAvg):
             metrics = {"loss": more["loss"], "steps": metrics["steps"] + more["steps"]}
         if self.keep_optimizer:
             state = {**state, **optimizer_memory(optimizer)}
-        artifacts, state = self.sent(network, players, state=state)
+        artifacts, state = self.trained_artifacts(network, players, state=state)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
 
@@ -272,10 +273,10 @@ class FedADG(FedAvg):
         generator, discriminator = (optimizer_of(player.parameters(), self.game) for player in players)
         return Alignment(error=error, players=players, optimizers=(generator, discriminator), method=self, rng=rng)
 
-    def sent(
+    def trained_artifacts(
         self, network: Classifier, players: tuple[Generator, Discriminator], *, state: State
     ) -> tuple[Inbox, State]:
-        """Model and generator; the discriminator is remembered, or sent too where it is averaged."""
+        """The model and the generator; the discriminator is stored, or also sent if it is averaged."""
         generator, discriminator = (detached(player) for player in players)
         sent: dict[str, Artifact] = {"model": ModelState(state=detached(network))}
         sent[GENERATOR] = GeneratorState(state=generator)
@@ -286,7 +287,7 @@ class FedADG(FedAvg):
     def players(
         self, network: Classifier, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[Generator, Discriminator]:
-        """The received generator and the client's (or the received) discriminator; new ones where there are none."""
+        """The received generator and the stored or received discriminator; new ones if there are none."""
         width, classes = network.features_width, network.classes
         noise = width if self.noise is None else self.noise
         generator = Generator(noise=noise, classes=classes, hidden=self.hidden, width=width)
@@ -294,12 +295,12 @@ class FedADG(FedAvg):
         if GENERATOR in inbox:
             generator.load_state_dict(inbox[GENERATOR].tensors())
         else:
-            generator.draw(child(_common(model), GENERATOR))
-        remembered = inbox[DISCRIMINATOR].tensors() if DISCRIMINATOR in inbox else _under(DISCRIMINATOR, state)
+            generator.draw(child(_shared_stream(model), GENERATOR))
+        remembered = inbox[DISCRIMINATOR].tensors() if DISCRIMINATOR in inbox else _entries_of(DISCRIMINATOR, state)
         if remembered:
             discriminator.load_state_dict(remembered)
         else:
-            discriminator.draw(child(rng if self.discriminators == "local" else _common(model), DISCRIMINATOR))
+            discriminator.draw(child(rng if self.discriminators == "local" else _shared_stream(model), DISCRIMINATOR))
         device = model.blueprint.device
         return generator.to(device), discriminator.to(device)
 
@@ -316,12 +317,12 @@ class FedADG(FedAvg):
         return made, server
 
 
-def _common(model: GlobalModel) -> torch.Generator:
-    """The stream that everybody has who received `model`."""
+def _shared_stream(model: GlobalModel) -> torch.Generator:
+    """The random stream that all receivers of `model` share."""
     return stream(int(model.state.sha256[:15], 16), "world", "fedadg")
 
 
-def _under(slot: str, memory: State) -> dict[str, Tensor]:
-    """The entries "slot.name" of a memory, by name."""
+def _entries_of(slot: str, memory: State) -> dict[str, Tensor]:
+    """The entries "slot.name" of `memory`, by name."""
     prefix = f"{slot}."
     return {name.removeprefix(prefix): value for name, value in memory.items() if name.startswith(prefix)}

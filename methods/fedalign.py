@@ -1,20 +1,20 @@
 """FedAlign: federated domain generalization with cross-client feature alignment.
 
-Gupta, Sutar, Singh & Sethi, CVPR Workshops 2025, https://arxiv.org/abs/2501.15486. Algorithm 1 is the round, eq. (3) the
-two views, eqs. (5) and (6) their features and predictions, Algorithm 2 MixCluster on the pool of eqs. (9) and (10),
-Algorithm 3 AugMix (fdgsec/nn/training/augmix.py), eqs. (11) to (14) the domain discriminator, (15) to (22) the alignment of
-features, (23) that of predictions (fdgsec/nn/training/losses.py), (24) their sum. Extends methods/fedccrl.py, which holds what both
-papers have: the pool, the views' frame, contrast.
+Gupta, Sutar, Singh & Sethi, CVPR Workshops 2025, https://arxiv.org/abs/2501.15486. Algorithm 1 is the round, eq. (3)
+the two views, eqs. (5) and (6) their features and predictions, Algorithm 2 MixCluster on the pool of eqs. (9) and
+(10), Algorithm 3 AugMix (fdgsec/nn/training/augmix.py), eqs. (11) to (14) the domain discriminator, (15) to (22) the
+alignment of features, (23) that of predictions (fdgsec/nn/training/losses.py), (24) their sum. Extends
+methods/fedccrl.py, which has the parts that both papers share: the pool, the views and supervised contrast.
 
-Shares: exactly what FedCCRL shares, the color statistics of a share r of the images each round, to everybody else.
+Shares: exactly what FedCCRL shares, the color statistics of a share r of the images each round, to all other clients.
 The discriminator stays with its client.
 Differs from the paper: pool and batch statistics as in FedCCRL (unbiased, 1e-6 inside the root); the pool is clustered
-once per client and round, not per batch, for it does not change in between; remainders of the floors b_k go to the
-largest clusters and the drawn rows are dealt out in random order; contrast and consistency are means over records and
-coordinates, to which the weights .1 belong (`sums` takes eqs. (17) and (21) as printed); L_D has the labels of
-eq. (13) and Algorithm 1, not those of eq. (11), and the minus that eq. (14) leaves out; the discriminator is off unless
-asked for, because in the authors' code, too, none of its gradient reaches the encoder.
-d as Algorithm 2 prints it is a constant, 1 - 1/C, whatever the image: means of normalized channels are 0. Then
+once per client and round, not per batch, because it does not change in between; remainders of the floors b_k go to the
+largest clusters and the drawn rows are assigned in random order; contrast and consistency are means over records and
+coordinates, for which the weights .1 are meant (`sums` takes eqs. (17) and (21) as printed); L_D has the labels of
+eq. (13) and Algorithm 1, not those of eq. (11), and the minus that eq. (14) leaves out; the discriminator is off by
+default, because in the authors' code, too, none of its gradient reaches the encoder.
+d as Algorithm 2 prints it is a constant, 1 - 1/C, for every image: means of normalized channels are 0. Then
 sigma(kd) = .99995 and lambda is Beta's alone; `difficulty="input"` takes the means before normalization."""
 
 import warnings
@@ -46,11 +46,11 @@ HIDDEN = (1024, 512)
 """Widths of the discriminator's two hidden layers (the authors' code)."""
 DROPOUT = 0.3
 KEPT = "discriminator."
-"""Prefix of a client's memory of its discriminator."""
+"""Prefix, in a client's state, of its discriminator's entries."""
 
 
 def allocation(sizes: Tensor, count: int) -> Tensor:
-    """Share `count` draws among clusters of these `sizes` (K,): b_k = floor(B |P_k| / |P|), what is left to the largest."""
+    """Divide `count` draws among clusters of `sizes` (K,): b_k = floor(B |P_k| / |P|), the rest to the largest."""
     shares = count * sizes // sizes.sum()
     rest = count - int(shares.sum())
     shares[torch.sort(sizes, descending=True, stable=True).indices[:rest]] += 1
@@ -58,9 +58,9 @@ def allocation(sizes: Tensor, count: int) -> Tensor:
 
 
 def cluster_weights(rows: Tensor, labels: Tensor) -> Tensor:
-    """Weigh each row (2C numbers) within its cluster: w = v / sum v, v the variance of its entries (Algorithm 2, 3 to 8).
+    """The weight of each row (2C numbers) in its cluster: w = v / sum v, v its variance (Algorithm 2, 3 to 8).
 
-    Rows of a cluster in which nothing varies weigh the same."""
+    If all variances of a cluster are 0, its rows have equal weights."""
     variance = rows.var(1)
     totals = torch.zeros(int(labels.max()) + 1, dtype=rows.dtype).index_add_(0, labels, variance)[labels]
     sizes = torch.bincount(labels)[labels]
@@ -68,13 +68,13 @@ def cluster_weights(rows: Tensor, labels: Tensor) -> Tensor:
 
 
 def difficulty_score(channels: Tensor) -> Tensor:
-    """Give d = 1 - max softmax of each row's channel means (B, C), (B,) (Algorithms 2 and 3)."""
+    """d = 1 - max softmax of each row's channel means (B, C), (B,) (Algorithms 2 and 3)."""
     return 1 - channels.softmax(1).max(1).values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClusteredPool(Pool):
-    """A pool cut into clusters: the cluster of each row, `labels` (R,), and its `weights` (R,) there."""
+    """A pool with clusters: the cluster of each row, `labels` (R,), and its weight in the cluster, `weights` (R,)."""
 
     labels: Tensor
     weights: Tensor
@@ -98,7 +98,7 @@ class Dropout(nn.Module):
         self.rng = rng
 
     def forward(self, features: Tensor) -> Tensor:
-        """Zero a share `rate` of the features, (B, d), and enlarge the others; none in evaluation mode."""
+        """Zero a fraction `rate` of the features (B, d) and scale up the others; identity in evaluation mode."""
         if not self.training:
             return features
         kept = torch.rand(features.shape, generator=self.rng) >= self.rate
@@ -123,19 +123,20 @@ def discriminator_network(width: int, rng: torch.Generator) -> nn.Sequential:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Discriminator:
-    """Section 3.4: D, which tells originals (0) from views (1), with its own optimizer.
+    """Section 3.4: D, which classifies originals (0) and views (1), with its own optimizer.
 
-    `reversal` is the strength of gradient reversal; 0 keeps every gradient from the features."""
+    `reversal` is the strength of gradient reversal; with 0 no gradient reaches the features."""
 
     network: nn.Sequential
     optimizer: torch.optim.Optimizer
     reversal: float
 
     def oppose(self, features: Sequence[Tensor]) -> Tensor:
-        """Step D down L_D (eqs. 12 to 14), and give each record a term of value 0 with gradient -`reversal` dL_D/dZ.
+        """Step D on L_D (eqs. 12 to 14); return for each record a term of value 0 with gradient -`reversal` dL_D/dZ.
 
-        `features` are those of the originals and of their views, each (B, d). L_D reaches the encoder by that term
-        alone, as behind a gradient reversal layer: by D as it was before its step, and without entering eq. (24)."""
+        `features` are those of the originals and of their views, each (B, d). L_D reaches the encoder only by that
+        term, as with a gradient reversal layer. The gradient is of D before its step, and L_D does not enter eq.
+        (24)."""
         joined = torch.cat(list(features))  # eq. 12
         records = len(features[0])
         seen = joined.detach().requires_grad_()
@@ -154,19 +155,19 @@ class Discriminator:
         return -self.reversal * records * pull  # losses are averaged over the records
 
     def memory(self) -> dict[str, Tensor]:
-        """What the client keeps of it until its next round."""
+        """The state that the client stores until its next round."""
         state = {name: value.detach().cpu().clone() for name, value in self.network.state_dict().items()}
         return {KEPT + name: value for name, value in (state | optimizer_memory(self.optimizer)).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAlign(FedCCRL):
-    """FedAlign with its options; those of the pool, the views and contrast are FedCCRL's.
+    """FedAlign with its options; those of the pool, the views and contrast are inherited from FedCCRL.
 
-    `consistency` weighs L_RC (the paper's lambda1, the code's lambda3; 0 leaves it out), `clusters` is K, `sharpness` the
+    `consistency` weighs L_RC (the paper's lambda1, the code's lambda3; 0 disables it), `clusters` is K, `sharpness` the
     k of sigma(kd). `augmix_difficulty` scales AugMix's m by sigma(kd) of the image's channel means (Algorithm 3, 11 and
-    12). `discriminator` is left out ("off"), trained without any effect on what is sent ("detached", the authors' code)
-    or opposed by the encoder through gradient reversal ("reversed", section 3.7) of strength `reversal`."""
+    12). `discriminator` is "off", "detached" (the authors' code: trained without effect on what is sent),
+    or "reversed" (section 3.7): the encoder opposes it by gradient reversal of strength `reversal`."""
 
     classification: Literal["sum", "mean"] = "mean"
     consistency: float = 0.1
@@ -181,7 +182,7 @@ class FedAlign(FedCCRL):
 
     @property
     def couples_records(self) -> bool:
-        """The discriminator's batch norm couples records too, where its gradient comes back."""
+        """Contrast couples records; so does the discriminator's batch norm with `discriminator="reversed"`."""
         return super().couples_records or self.discriminator == "reversed"
 
     def check(self, clients: int) -> None:
@@ -189,15 +190,15 @@ class FedAlign(FedCCRL):
         super().check(clients)
         if self.clusters < 1 or self.discriminator_rate <= 0 or min(self.consistency, self.reversal) < 0:
             raise UsageError(
-                "fedalign needs at least 1 cluster, discriminator_rate above 0, and consistency and reversal at least 0; "
-                f"got {self.clusters}, {self.discriminator_rate}, {self.consistency} and {self.reversal}."
+                "fedalign needs at least 1 cluster, discriminator_rate above 0, and consistency and reversal at least "
+                f"0; got {self.clusters}, {self.discriminator_rate}, {self.consistency} and {self.reversal}."
             )
 
-    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Pool:
-        """Algorithm 2, line 2: k-means on the rows (mu, sigma), K at most the number of different rows."""
+    def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Pool:
+        """Algorithm 2, line 2: k-means on the rows (mu, sigma), with K at most the number of distinct rows."""
         rows = torch.cat([bank.mean, bank.std], dim=1).to(torch.float64)
         clusters = min(self.clusters, len(torch.unique(rows, dim=0)))
-        with warnings.catch_warnings():  # rows that nearly coincide may leave a cluster empty, which draws nothing
+        with warnings.catch_warnings():  # near-duplicate rows may leave a cluster empty
             warnings.simplefilter("ignore", ConvergenceWarning)
             found = KMeans(n_clusters=clusters, random_state=integer_seed(rng)).fit(rows.numpy())
         labels = torch.from_numpy(cast("npt.NDArray[np.int32]", found.labels_).astype(np.int64))
@@ -209,8 +210,8 @@ class FedAlign(FedCCRL):
         d = difficulty_score(channels.mean((2, 3)))
         return torch.sigmoid(self.sharpness * d).cpu() * super().ratio(inputs, mean, std, rng)
 
-    def kept(self, pixels: Tensor) -> Tensor | None:
-        """Algorithm 3, 11 and 12: sigma(k d), (B,), where the option says so."""
+    def augmix_scale(self, pixels: Tensor) -> Tensor | None:
+        """Algorithm 3, 11 and 12: sigma(k d), (B,), with `augmix_difficulty`."""
         if not self.augmix_difficulty:
             return None
         return torch.sigmoid(self.sharpness * difficulty_score(normalized(as_float(pixels)).mean((2, 3))))
@@ -224,25 +225,25 @@ class FedAlign(FedCCRL):
             total = total + self.consistency * (len(labels) * apart if self.sums else apart)
         return total
 
-    def contrasted(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Eq. (18) as a mean over the 2B anchors, or as the sum that eq. (17) prints."""
-        mean = super().contrasted(features, labels)
+    def contrastive_loss(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Eq. (18) as a mean over the 2B anchors, or with `sums` as the sum of eq. (17)."""
+        mean = super().contrastive_loss(features, labels)
         return 2 * len(labels) * mean if self.sums else mean
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """FedCCRL's three views with eq. (24), and where there is a discriminator, its training on their features."""
+        """FedCCRL's three views with eq. (24), and the training of the discriminator on their features, if any."""
         if self.discriminator == "off":
             return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        pool = self.received(client, inbox, child(rng, "pool"))
-        judge = self.recalled(model, state, child(rng, "discriminator"))
+        pool = self.received_pool(client, inbox, child(rng, "pool"))
+        judge = self.load_discriminator(model, state, child(rng, "discriminator"))
         return OpposedAlignment(method=self, pool=pool, rng=child(rng, "views"), judge=judge)
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Algorithm 1, client side; FedAvg's steps, after which a discriminator is remembered."""
+        """Algorithm 1, client side: FedAvg's steps; afterwards the discriminator is stored."""
         if self.discriminator == "off":
             return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         data, state = self.training_set(client, inbox=inbox, state=state, rng=rng)
@@ -261,8 +262,8 @@ class FedAlign(FedCCRL):
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
 
-    def recalled(self, model: GlobalModel, state: State, rng: torch.Generator) -> Discriminator:
-        """The client's discriminator with its optimizer's moments, or in its first round a new one."""
+    def load_discriminator(self, model: GlobalModel, state: State, rng: torch.Generator) -> Discriminator:
+        """The client's stored discriminator with its optimizer moments; a new one in its first round."""
         width = model.state.state["head.weight"].shape[1]
         made = discriminator_network(width, rng).to(model.blueprint.device)
         optimizer = torch.optim.Adam(made.parameters(), lr=self.discriminator_rate)
@@ -277,7 +278,7 @@ class FedAlign(FedCCRL):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpposedAlignment(CrossClientAlignment):
-    """The local objective with a discriminator, `judge`, that trains on the same features."""
+    """The local objective with a discriminator, `judge`, trained on the same features."""
 
     judge: Discriminator
 

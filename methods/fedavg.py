@@ -1,10 +1,11 @@
 """FedAvg: communication-efficient learning of deep networks from decentralized data.
 
-McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629. Algorithm 1: clients train E local epochs from the global
-model; the server averages.
+McMahan et al., AISTATS 2017, https://arxiv.org/abs/1602.05629. Algorithm 1: clients train E local epochs from the
+global model; the server averages.
 
-Shares: the model, and beside it its weight (n_i), mean loss and number of steps. With `select="validation"` also, after each aggregation, how many of its validation images each client
-gets right, from which the server picks the round to keep (what CCST section 4.2 does).
+Shares: the model, its weight (n_i), its mean loss and its number of steps. With `select="validation"` each client also
+reports, after each aggregation, the number of its validation images that the model classifies correctly; from this the
+server selects the round to keep (as in CCST, section 4.2).
 Differs from the paper: the last short batch of one record is skipped (batch norm has no variance there)."""
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
 from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 
 KEPT = "kept/"
-"""What the names of model entries that stay with their client begin with in its state."""
+"""Prefix, in a client's state, of the model entries that stay with the client."""
 
 
 def averaged(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
@@ -47,11 +48,11 @@ def detached(network: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(Method):
-    """FedAvg with its local plan; other methods extend the steps that they change.
+    """FedAvg with its training plan; other methods override the steps that they change.
 
-    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimizer` lets a client's
-    moments survive its rounds. `local` is a method whose local objective is trained in place of cross-entropy: what
-    `--with mixstyle` puts on top of CCST."""
+    `weights` is "size" (n_i / n, the paper's) or "uniform" (CCST's released code). `keep_optimizer` keeps a client's
+    optimizer moments across rounds. `local` is a method whose local objective replaces cross-entropy, for example
+    `--with mixstyle` on top of CCST."""
 
     plan: TrainingPlan = field(default_factory=TrainingPlan)
     weights: Literal["size", "uniform"] = "size"
@@ -61,29 +62,29 @@ class FedAvg(Method):
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
-        """After aggregation, where the round is chosen on validation images."""
+        """After aggregation, if the round is selected on validation images."""
         return "after" if self.select == "validation" else "none"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """The trained model; where validation images choose the round, the averaged one again, and counts."""
+        """The trained model; with `select="validation"` also the averaged model and counts of correct predictions."""
         return (*super().releases, *VALIDATION) if self.reviews == "after" else super().releases
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """The mean of the models; where validation images choose the round, every client's accuracy."""
+        """The mean of the models; with `select="validation"` also every client's accuracy."""
         if self.select == "validation":
             return ServerNeeds(uploads="unnamed", because='select = "validation" averages the accuracies of clients')
         return ServerNeeds(uploads="sum", because="models are averaged")
 
     @property
     def trains_through_trainer(self) -> bool:
-        """FedAvg's own clients take nothing from their images but what the trainer sees; a subclass speaks for itself."""
+        """True for FedAvg itself; a subclass must declare it again."""
         return type(self) is FedAvg and (self.local is None or self.local.trains_through_trainer)
 
     @property
     def counts_alike(self) -> bool:
-        """Where the mean is over clients and not over images."""
+        """Whether the mean is over clients rather than images."""
         return self.weights == "uniform"
 
     @property
@@ -93,17 +94,17 @@ class FedAvg(Method):
 
     @property
     def keeps_moments(self) -> bool:
-        """As `keep_optimizer` says."""
+        """The option `keep_optimizer`."""
         return self.keep_optimizer
 
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
-        """Train on the client's own images."""
+        """The client's own images."""
         return TrainingSet.of(client.data), state
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """The plain classifier, or what the local method makes of it."""
+        """The plain classifier, or the local method's network."""
         return network if self.local is None else self.local.remodel(network, rng)
 
     def objective(
@@ -115,7 +116,7 @@ class FedAvg(Method):
         return self.local.objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
-        """The network that local training starts from: the received model, with what the client kept."""
+        """The network that local training starts from: the received model with the entries that the client kept."""
         network = model.module()
         own = {name.removeprefix(KEPT): value for name, value in state.items() if name.startswith(KEPT)}
         if own:
@@ -152,7 +153,7 @@ class FedAvg(Method):
         clock: Clock,
         rng: torch.Generator,
     ) -> tuple[Inbox, State]:
-        """What a client sends after training: the model, under "model", without the entries that it keeps."""
+        """The artifacts after training: the model, under "model", without the entries that the client keeps."""
         entries = detached(network)
         kept = {KEPT + name: entries.pop(name) for name in sorted(self.kept_entries(network))}
         return {"model": ModelState(state=entries)}, {**state, **kept} if kept else state
@@ -160,11 +161,11 @@ class FedAvg(Method):
     def exhibits(
         self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
     ) -> Mapping[str, Inbox]:
-        """Show every client the new global model."""
+        """Send every client the new global model."""
         return {name: {"model": model.state} for name in updates}
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
-        """Count validation images and how many of them the received model gets right."""
+        """The numbers of correctly classified and of all validation images, for the received model."""
         data = self.validation_set(client, state)
         if data is None or not len(data):
             return Scores(values=torch.zeros(2))
@@ -173,20 +174,20 @@ class FedAvg(Method):
         return Scores(values=torch.tensor([float(correct), float(len(data))]))
 
     def validation_set(self, client: Client, state: State) -> TrainingSet | None:
-        """Validation images: originals, split off before any augmentation."""
+        """The validation images: originals, split off before any augmentation."""
         return None if client.validation is None else TrainingSet.of(client.validation)
 
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """w = sum_i (n_i / n) w_i over the participants; entries that nobody sent stay what they were."""
+        """w = sum_i (n_i / n) w_i over the participants; entries that no client sent are unchanged."""
         total = sum(update.weight for update in updates.values())
         weights = [update.weight / total for update in updates.values()]
         states = [update.artifacts["model"].tensors() for update in updates.values()]
         return model.with_state({**model.state.state, **averaged(states, weights)}), server
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
-        """Remember the mean source-validation accuracy of this round (mean over clients, as CCST selects)."""
+        """Store the mean source-validation accuracy of this round (mean over clients, as in CCST)."""
         counted = [score.values for score in scores.values() if float(score.values[1]) > 0]
         if not counted:
             return server

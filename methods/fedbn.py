@@ -3,15 +3,15 @@
 Li, Jiang, Zhang, Kamp & Dou, ICLR 2021, https://arxiv.org/abs/2102.07623. Clients keep the parameters and the
 statistics of their batch-norm layers, the server averages the rest. Extends methods/fedavg.py.
 
-Shares: the model without its batch-norm layers. The paper tests on the clients' own domains; a model for a domain that
-no client has needs batch norm from somewhere. With `unseen="average"` (what CCST's code does) every client also sends
+Shares: the model without its batch-norm layers. The paper tests on the clients' own domains; for a domain that no
+client has, batch norm must come from elsewhere. With `unseen="average"` (as in CCST's code) every client also sends
 its batch-norm entries in every round, as a second artifact "norm", and the server puts their average into the global
 model, which is sent back whole: clients with batch norm of their own ignore that part. FedBN then shares everything
 that FedAvg does, and only what a client trains from differs. With `unseen="initial"` batch norm never leaves a client
 and the global model keeps the entries it started with, untrained, with which it is also tested.
 Differs from the paper: a client that first takes part after round 0 starts from the batch norm of the model it
-receives. Validation (`select="validation"`) judges the global model, the one that is tested. A network without batch
-norm (`--norm group`, SqueezeNet) is refused, for nothing would be local and the run would be FedAvg's."""
+receives. Validation (`select="validation"`) evaluates the global model, which is also the tested one. A network without
+batch norm (`--norm group`, SqueezeNet) is refused, because nothing would be local and the run would equal FedAvg."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,29 +45,29 @@ def norm_entries(network: nn.Module, *, by: Literal["type", "bn-substring"] = "t
 
 @dataclass(frozen=True, kw_only=True)
 class FedBN(FedAvg):
-    """FedBN; `unseen` says which batch norm the tested model has, `released` how CCST's code finds the layers."""
+    """FedBN; `unseen` selects the batch norm of the tested model, `released` the way CCST's code finds the layers."""
 
     unseen: Literal["average", "initial"] = "average"
     released: Literal["", "bn-substring"] = ""
 
     @property
     def releases(self) -> Sequence[Release]:
-        """The model, and batch norm beside it where the unseen domain gets the average."""
+        """The model, and with `unseen="average"` its batch norm as a second artifact."""
         if self.unseen == "initial":
             return super().releases
         return (*super().releases, Release(stage="update", slot="norm", kind=ModelState))
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Means of what is sent."""
+        """The means of all uploads."""
         return super().server_needs
 
     def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """Batch norm."""
+        """The batch-norm entries."""
         return norm_entries(network, by=self.released or "type")
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """The plain classifier. Raises UsageError where it has no layer to keep local."""
+        """The plain classifier. Raises UsageError if it has no batch-norm layer."""
         changed = super().remodel(network, rng)
         if not self.kept_entries(changed):
             found = "an entry named bn" if self.released else "a batch-norm layer"
@@ -88,7 +88,7 @@ class FedBN(FedAvg):
         clock: Clock,
         rng: torch.Generator,
     ) -> tuple[Inbox, State]:
-        """Send the model without batch norm, and batch norm beside it where the unseen domain gets the average."""
+        """Send the model without batch norm, and with `unseen="average"` batch norm as a second artifact."""
         sent, state = super().results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         if self.unseen == "initial":
             return sent, state
@@ -98,7 +98,7 @@ class FedBN(FedAvg):
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """Average what was sent; entries that nobody sent stay what they were."""
+        """Average all sent entries; the others are unchanged."""
         made, server = super().aggregate(updates, scores=scores, model=model, server=server)
         if self.unseen == "initial":
             return made, server

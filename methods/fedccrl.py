@@ -1,19 +1,19 @@
 """FedCCRL: federated domain generalization with cross-client representation learning.
 
-Wang, Guo & Tang, 2024, https://arxiv.org/abs/2410.11267. Every image of a batch is seen three times: as it is, and in two
-views that take on the color statistics of other clients' images (MixStyle) and are then perturbed (AugMix); supervised
-contrast aligns the features and a Jensen-Shannon divergence the predictions. FedAlign extends it, and its paper prints
-the same parts: eqs. (7) and (8) the statistics, (9) and (10) the pool, (3) the views, (17) to (20) supervised contrast,
-(23) Jensen-Shannon; equation numbers here are FedAlign's. Extends methods/fedavg.py.
+Wang, Guo & Tang, 2024, https://arxiv.org/abs/2410.11267. Every image of a batch is used three times: unchanged, and in
+two views that take on the color statistics of other clients' images (MixStyle) and are then perturbed (AugMix);
+supervised contrast aligns the features and a Jensen-Shannon divergence the predictions. FedAlign extends it, and its
+paper gives the same parts: eqs. (7) and (8) the statistics, (9) and (10) the pool, (3) the views, (17) to (20)
+supervised contrast, (23) Jensen-Shannon; equation numbers here are FedAlign's. Extends methods/fedavg.py.
 
-Shares, every round: per client the mean and std of the three channels of floor(r n_i) of its images, fresh ones each
-round, six float32 per image and no labels; the server sends every participant all rows but its own, attributed to their
+Shares, every round: per client the mean and std of the three channels of floor(r n_i) of its images, new ones each
+round, six float32 per image and no labels; the server sends every participant all rows except its own, with their
 owners. They are statistics of the network's input: un-augmented images in RGB normalized by ImageNet's mean and std.
-Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, as the authors' code has it where eq. (8)
-is plain; the loss is as that code adds it up, the sum of three cross-entropies and a tenth of each alignment term
-(`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the code);
-mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code cuts off and lets values outside
-wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/nn/networks/classifiers.py)."""
+Differs from the paper: sigma divides by HW - 1 and holds 1e-6 inside its root, as the authors' code has it where eq.
+(8) is plain; the loss is that code's, the sum of three cross-entropies and a tenth of each alignment term
+(`classification="mean"` divides the first by three); the anchor is not its own positive (eq. 17; `include_self` is the
+code); mixed images are clamped to [0, 1] before AugMix and rounded to 8 bits, where the code truncates and lets values
+outside wrap around (`overflow="wrapped"`); MobileNetV3 has no dropout (fdgsec/nn/networks/classifiers.py)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 
 EPS = 1e-6
-"""Inside the root of every sigma."""
+"""Added to the variance inside the root of every sigma."""
 AT_ONCE = 64  # images whose moments are taken in float64 at a time
 
 
@@ -53,26 +53,26 @@ def _constants(like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def normalized(images: Tensor) -> Tensor:
-    """Bring images in [0, 1] into the space of the network's input, where all statistics are taken."""
+    """Normalize images in [0, 1] as the network does; all statistics are taken in that space."""
     mean, std = _constants(images)
     return (images - mean) / std
 
 
 def denormalized(inputs: Tensor) -> Tensor:
-    """Undo `normalized`; what was mixed may leave [0, 1]."""
+    """The inverse of `normalized`; mixed images may leave [0, 1]."""
     mean, std = _constants(inputs)
     return inputs * std + mean
 
 
 def eight_bits(images: Tensor, *, wrapped: bool = False) -> Tensor:
-    """Bring images in [0, 1] to uint8; values outside are clamped, or cut off and taken modulo 256 (the released code)."""
+    """Convert images in [0, 1] to uint8; others are clamped, or truncated modulo 256 (`wrapped`, the released code)."""
     if wrapped:
         return (images * 255).trunc().to(torch.int64).remainder(256).to(torch.uint8)
     return (images.clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 def color_moments(data: DomainDataset, rows: Tensor) -> Moments:
-    """Give the moments of the three normalized channels of the images at `rows`, one float64 row each (eqs. 7, 8)."""
+    """The moments of the three normalized channels of the images at `rows`, one float64 row each (eqs. 7, 8)."""
     if not len(rows):
         return Moments(count=torch.zeros(0), mean=torch.zeros(0, 3), m2=torch.zeros(0, 3))
     found = concatenated([moments(as_float(data.pixels(part))) for part in rows.split(AT_ONCE)])
@@ -83,8 +83,8 @@ def color_moments(data: DomainDataset, rows: Tensor) -> Moments:
 Statistics = tuple[Tensor, Tensor]  # mean and std, each (B, C, 1, 1)
 
 
-def interpolated(inputs: Tensor, own: Statistics, other: Statistics, lam: Tensor) -> Tensor:
-    """Give `inputs` (B, C, H, W), whose statistics are `own`, the statistics lam own + (1 - lam) other, lam (B,).
+def interpolate_statistics(inputs: Tensor, own: Statistics, other: Statistics, lam: Tensor) -> Tensor:
+    """Change the statistics of `inputs` (B, C, H, W) from `own` to lam own + (1 - lam) other, lam (B,).
 
     Algorithm 2, lines 11 and 19 to 21; MixStyle's mixing."""
     share = lam.view(-1, 1, 1, 1)
@@ -100,7 +100,7 @@ class Pool:
     std: Tensor
 
     def rows(self, count: int, rng: torch.Generator) -> Tensor:
-        """Draw `count` rows, without replacement where there are as many."""
+        """Draw `count` rows, without replacement if there are that many."""
         if count <= len(self.mean):
             return torch.randperm(len(self.mean), generator=rng)[:count]
         return torch.randint(len(self.mean), (count,), generator=rng)
@@ -111,9 +111,9 @@ class FedCCRL(FedAvg):
     """FedCCRL with its options.
 
     `upload_ratio` is r, `alpha` shapes MixStyle's lambda ~ Beta(alpha, alpha), `contrast` and `agreement` weigh the two
-    alignment terms (lambda1, lambda2) and leave them out at 0, as `mixing` and `perturbing` switch MixStyle and AugMix.
-    `views` says whether the second view is made of the image or of the first view (FedAlign's code). `ignore_pool` mixes
-    with the batch's own images instead of the pool (FedAlign's code): what is shared is then of no use."""
+    alignment terms (lambda1, lambda2), and 0 disables them; `mixing` and `perturbing` switch MixStyle and AugMix. The
+    second view is made of the image or, with `views="sequential"`, of the first view (FedAlign's code). `ignore_pool`
+    mixes with the batch's own images instead of the pool (FedAlign's code); the shared statistics are then unused."""
 
     upload_ratio: float = 0.1
     alpha: float = 0.1
@@ -131,23 +131,23 @@ class FedCCRL(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Statistics of other images every round."""
+        """Every round: statistics of newly drawn images."""
         return "every"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: color statistics of single images up, the pool of the other clients' down (eqs. 9, 10)."""
+        """Besides the model: color statistics of single images up, the other clients' pool down (eqs. 9, 10)."""
         rows = Release(stage="share", slot="statistics", kind=ImageStyles, statistic=PooledStyles(), encoder="pixels")
         return (*super().releases, rows, Release(stage="combine", slot="pool", kind=StyleBank))
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Who sent which rows."""
+        """The sender of each row."""
         return ServerNeeds(uploads="named", because="each client receives the pool without its own rows")
 
     @property
     def couples_records(self) -> bool:
-        """Contrast compares the records of a batch, and without the pool they lend each other their statistics."""
+        """True with contrast between records, or with mixing inside the batch (`ignore_pool`)."""
         return self.contrast > 0 or (self.mixing and self.ignore_pool)
 
     def check(self, clients: int) -> None:
@@ -166,13 +166,13 @@ class FedCCRL(FedAvg):
             raise UsageError(f"{type(self).__name__.lower()} has a local objective of its own; leave `local` out.")
 
     def releasing_all(self) -> Self | None:
-        """The statistics of every image, r = 1."""
+        """The same method with r = 1: the statistics of every image."""
         return replace(self, upload_ratio=1.0)
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """Eq. (9): the statistics of floor(r n_i) random images, in random order; the model is not looked at."""
+        """Eq. (9): the statistics of floor(r n_i) random images, in random order; the model is not used."""
         count = math.floor(self.upload_ratio * len(client.data) + 1e-9)  # .29 of 100 images are 29, not 28
         rows = torch.randperm(len(client.data), generator=rng)[:count]
         mean, std = color_moments(client.data, rows).style(unbiased=True, eps=EPS)
@@ -181,20 +181,20 @@ class FedCCRL(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Eq. (10) and below: join all rows to the pool, and send each client the pool minus its own."""
+        """Eq. (10) and below: join all rows into the pool, and send each client the pool without its own rows."""
         pool = stack_styles(shared, "statistics", ImageStyles)
         return {name: {"pool": without_owner(pool, number_of(name))} for name in shared}, server
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """Three views and their losses; views draw from a stream of their own, so that batches come as in FedAvg."""
+        """The losses of three views, which draw from a separate stream so that batches are those of FedAvg."""
         return CrossClientAlignment(
-            method=self, pool=self.received(client, inbox, child(rng, "pool")), rng=child(rng, "views")
+            method=self, pool=self.received_pool(client, inbox, child(rng, "pool")), rng=child(rng, "views")
         )
 
-    def received(self, client: Client, inbox: Inbox, rng: torch.Generator) -> Pool | None:
-        """Take the pool out of the inbox, None where it is not used.
+    def received_pool(self, client: Client, inbox: Inbox, rng: torch.Generator) -> Pool | None:
+        """The received pool, or None if it is not used.
 
         Raises UsageError where it is empty, ArtifactError where its rows are not statistics of three channels."""
         if self.ignore_pool or not self.mixing:
@@ -204,28 +204,28 @@ class FedCCRL(FedAvg):
             raise ArtifactError(f"the pool of {client.name} must have rows of 3 channels; got {bank.mean.shape[1]}.")
         if not len(bank.mean):
             raise UsageError(
-                f"{client.name} received an empty pool; two participants or more need at least {math.ceil(1 / self.upload_ratio)} "
-                "images each, or a larger upload_ratio (or mixing=false)."
+                f"{client.name} received an empty pool; two participants or more need at least "
+                f"{math.ceil(1 / self.upload_ratio)} images each, or a larger upload_ratio (or mixing=false)."
             )
-        return self.arranged(bank, rng)
+        return self.build_pool(bank, rng)
 
-    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Pool:
-        """Make the received rows ready to draw from."""
+    def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Pool:
+        """The pool of the received rows."""
         return Pool(mean=bank.mean, std=bank.std)
 
     @torch.no_grad()
-    def enriched(self, images: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
-        """M of eq. (3): images (B, 3, H, W) in [0, 1], mixed and then perturbed; layout and device stay."""
+    def augmented_view(self, images: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
+        """M of eq. (3): images (B, 3, H, W) in [0, 1], mixed, then augmented by AugMix; layout and device stay."""
         channels_last = images.is_contiguous(memory_format=torch.channels_last)
         view = images
         if self.mixing:
-            view = denormalized(self.mixed(normalized(view), pool, rng))
+            view = denormalized(self.mix_statistics(normalized(view), pool, rng))
         if self.perturbing:
             pixels = eight_bits(view, wrapped=self.overflow == "wrapped").contiguous()
-            view = as_float(self.augmix(pixels, rng, scale=self.kept(pixels)))
+            view = as_float(self.augmix(pixels, rng, scale=self.augmix_scale(pixels)))
         return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
-    def mixed(self, inputs: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
+    def mix_statistics(self, inputs: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
         """Give normalized `inputs` statistics between their own and those drawn from the pool (Algorithm 2, 10 to 21).
 
         Without a pool they are drawn from the batch: a random permutation of its own statistics."""
@@ -236,28 +236,30 @@ class FedCCRL(FedAvg):
         else:
             rows = pool.rows(len(inputs), rng)
             other_mean, other_std = (drawn[rows].to(mean).view(-1, 3, 1, 1) for drawn in (pool.mean, pool.std))
-        return interpolated(inputs, (mean, std), (other_mean, other_std), self.ratio(inputs, mean, std, rng).to(mean))
+        return interpolate_statistics(
+            inputs, (mean, std), (other_mean, other_std), self.ratio(inputs, mean, std, rng).to(mean)
+        )
 
     def ratio(self, inputs: Tensor, mean: Tensor, std: Tensor, rng: torch.Generator) -> Tensor:
-        """Draw how much of its own statistics each input keeps, (B,): lambda ~ Beta(alpha, alpha)."""
+        """Draw the share of its own statistics that each input keeps, (B,): lambda ~ Beta(alpha, alpha)."""
         return dirichlet(len(inputs), 2, self.alpha, rng)[:, 0]
 
-    def kept(self, pixels: Tensor) -> Tensor | None:
-        """What AugMix's m is multiplied by; None leaves it alone."""
+    def augmix_scale(self, pixels: Tensor) -> Tensor | None:
+        """The factor of AugMix's m, (B,); None for 1."""
         return None
 
     def losses(self, features: Sequence[Tensor], logits: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Give each record's share of the loss, (B,), from the features and logits of the image and its two views."""
+        """The loss of each record, (B,), from the features and logits of the image and its two views."""
         each = torch.stack([functional.cross_entropy(given, labels, reduction="none") for given in logits])
         total = each.sum(0) if self.classification == "sum" else each.mean(0)
         if self.contrast:
-            total = total + self.contrast * self.contrasted(features, labels)
+            total = total + self.contrast * self.contrastive_loss(features, labels)
         if self.agreement:
             total = total + self.agreement * jensen_shannon(logits)
         return total
 
-    def contrasted(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
-        """Eqs. (18) to (20): contrast of each view with the image, averaged over views and over a record's two anchors."""
+    def contrastive_loss(self, features: Sequence[Tensor], labels: Tensor) -> Tensor:
+        """Eqs. (18) to (20): contrast of each view with the image, a mean over views and a record's two anchors."""
         original, *views = features
         twice = torch.cat([labels, labels])
         anchors = [
@@ -273,7 +275,7 @@ class FedCCRL(FedAvg):
 class CrossClientAlignment:
     """The local objective of `method` with the received `pool`; `rng` draws the views.
 
-    Three forward passes, not one of three times the batch: each has batch-norm statistics of its own."""
+    Three forward passes, so that each has its own batch-norm statistics."""
 
     method: FedCCRL
     pool: Pool | None
@@ -281,14 +283,14 @@ class CrossClientAlignment:
 
     @property
     def couples_records(self) -> bool:
-        """As the method's terms do."""
+        """As declared by the method."""
         return self.method.couples_records
 
     def features(self, batch: Batch, model: Classifier) -> list[Tensor]:
         """Eqs. (3) and (5): the features (B, d) of the images and of their two views."""
-        first = self.method.enriched(batch.images, self.pool, self.rng)
+        first = self.method.augmented_view(batch.images, self.pool, self.rng)
         source = first if self.method.views == "sequential" else batch.images
-        second = self.method.enriched(source, self.pool, self.rng)
+        second = self.method.augmented_view(source, self.pool, self.rng)
         return [model.features(images).float() for images in (batch.images, first, second)]
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:

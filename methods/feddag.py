@@ -7,14 +7,14 @@ Algorithm 2, is methods/cross_evaluation.py, which this extends. Section III-D d
 sets the constants. No code was released, hence there is no preset but `feddag-paper`.
 
 Shares, every round: the teacher ("model") and the generator up; the perturbed teacher up, and on to every other
-client; one loss per judged model back; the student too, where it is global. Down come the global model, for the
+client; one loss per evaluated model back; the student too, if it is global. Down come the global model, for the
 student, and the global generator, from round 0 on.
 Differs from the paper, or fills in what it leaves open: the teacher follows with 0.99; the generator is DDAIG's;
 x_hat is perturbed in the classifier's normalized space and not clamped; f and f_hat are the penultimate features;
 the margin cuts each record's discrepancy; the student's task loss is that of x plus that of x_hat; in warm-up rounds
-the student minimizes L_cls(x) alone and the generator is handed round untouched; teacher and student normalize by
-their batches, and the teacher takes over the student's running statistics. One forward pass S(x_hat) serves both
-steps of a batch: Algorithm 1 leaves the student untouched between them. It trains by two optimizers, hence not
+the student minimizes L_cls(x) alone and the generator is passed on unchanged; teacher and student normalize by
+their batches, and the teacher copies the student's running statistics. One forward pass S(x_hat) serves both
+steps of a batch: Algorithm 1 leaves the student unchanged between them. Training takes two optimizers, hence not
 through training.epochs."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ def generated_images(
 ) -> Tensor:
     """x_hat = x + a G(x) (eq. 2) for images (B, 3, H, W) in [0, 1].
 
-    With `normalize` x and x_hat are taken in that normalized space, where a perturbation of a is one of a std in
+    With `normalize` x and x_hat are in the normalized space, where a perturbation of a means a times std in
     pixels. `clamp` brings the result back to [0, 1]."""
     drawn: Tensor = generator(images if normalize is None else normalize(images))
     moved = images + a * (drawn if normalize is None else normalize.std * drawn)
@@ -85,7 +85,7 @@ def follow(teacher: nn.Module, student: nn.Module, *, ema: float, buffers: Liter
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Networks:
-    """A client's three networks and the optimizers of the two that it trains, all on one device."""
+    """A client's three networks, and the optimizers of student and generator, all on one device."""
 
     student: Classifier
     teacher: Classifier
@@ -97,7 +97,7 @@ class Networks:
     def of(
         cls, student: Classifier, teacher: Classifier, generator: PerturbationNetwork, plan: TrainingPlan
     ) -> "Networks":
-        """Make the optimizers; the teacher normalizes as the student does, without a memory of batches."""
+        """Create the optimizers; the teacher normalizes by its batches and does not update running statistics."""
         device, _ = prepare_training(student, plan)
         prepare_training(teacher, plan)
         for module in teacher.modules():
@@ -112,17 +112,17 @@ class Networks:
         )
 
     def set_rate(self, rate: float) -> None:
-        """Give both optimizers the learning rate `rate`."""
+        """Set the learning rate of both optimizers."""
         for group in [*self.student_optimizer.param_groups, *self.generator_optimizer.param_groups]:
             group["lr"] = rate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Generated:
-    """A batch's generated images and what the student made of them, before either network took its step.
+    """A batch's generated images and the student's outputs on them, before either network takes its step.
 
-    `images` (B, 3, H, W) hang on the generator's graph; `seen` are the same numbers, from which the student's graph
-    starts; `classified` is L_cls(x_hat, y) of eq. (3) and `distance` the discrepancy, (B,) both."""
+    `images` (B, 3, H, W) belong to the generator's graph; `seen` has the same values and is the leaf of the student's
+    graph; `classified` is L_cls(x_hat, y) of eq. (3) and `distance` the discrepancy, (B,) both."""
 
     images: Tensor
     seen: Tensor
@@ -132,12 +132,12 @@ class Generated:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDAG(SharpnessAware):
-    """FedDAG; `plan` is that of the student and of the generator, which have an optimizer each.
+    """FedDAG; student and generator each have an optimizer with the settings of `plan`.
 
     `a` is the intensity of eq. (2), `margin` the m of eq. (1), `ema` the teacher's coefficient. `distribution` is
     section IV-C2's: "student" (the paper's: F to the student, teachers stay), "both" (type 1: F to teacher and
     student) or "global-student" (type 2: students are uploaded and averaged too, F goes to the teacher, their mean
-    to the student; the paper says no more of it than "maintain a global student model"). `student_loss` is over
+    to the student; the paper only says "maintain a global student model"). `student_loss` is over
     original and generated images, as the text has it, or over generated ones, as Algorithm 1 may be read. Without
     NDAG this is CrossEvaluation; without SHA set beta = 0 and k = 0."""
 
@@ -167,17 +167,17 @@ class FedDAG(SharpnessAware):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Nothing goes up before training, but the global generator comes down every round."""
+        """Every round: the global generator comes down before training."""
         return "every"
 
     @property
     def asks_for_shares(self) -> bool:
-        """Generators go up with the update alone."""
+        """False: generators go up only with the update."""
         return False
 
     @property
     def releases(self) -> Sequence[Release]:
-        """As SharpnessAware's, and a generator up and down; the student too where it is global."""
+        """As SharpnessAware's, and a generator up and down; the student too if it is global."""
         states: dict[str, type[ModelState]] = {"generator": GeneratorState}
         if self.distribution == "global-student":
             states["student"] = ModelState
@@ -187,42 +187,42 @@ class FedDAG(SharpnessAware):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each model is."""
+        """The owner of each model."""
         return ServerNeeds(uploads="named", because="models are judged by other clients one by one")
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Section III-D, model distribution: hand out the global generator, drawn from `rng` before the first round."""
-        if not _under(GENERATOR, server):
+        """Section III-D, model distribution: send the global generator, drawn from `rng` before the first round."""
+        if not _without_prefix(GENERATOR, server):
             drawn = perturbation_network(self.generator, rng=child(rng, "generator"))
-            server = {**server, **_prefixed(GENERATOR, detached(drawn))}
-        inbox: dict[str, Artifact] = {"generator": GeneratorState(state=_under(GENERATOR, server))}
-        if self.distribution == "global-student" and _under(STUDENT, server):
-            inbox["student"] = ModelState(state=_under(STUDENT, server))
+            server = {**server, **_with_prefix(GENERATOR, detached(drawn))}
+        inbox: dict[str, Artifact] = {"generator": GeneratorState(state=_without_prefix(GENERATOR, server))}
+        if self.distribution == "global-student" and _without_prefix(STUDENT, server):
+            inbox["student"] = ModelState(state=_without_prefix(STUDENT, server))
         return {name: inbox for name in shared}, server
 
     def train(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Algorithm 1; the teacher is remembered where the global model does not replace it."""
+        """Algorithm 1; the teacher is stored unless the global model replaces it."""
         networks = self._networks(client, model, inbox, state)
         data = TrainingSet.of(client.data)
-        metrics = self.taught(networks, data, clock=clock, rng=rng)
+        metrics = self.train_networks(networks, data, clock=clock, rng=rng)
         teacher = detached(networks.teacher)
         artifacts: dict[str, Artifact] = {
             "model": ModelState(state=teacher),
             "generator": GeneratorState(state=detached(networks.generator)),
-            **self.shown_instead(teacher, gradient_of(networks.student)),
+            **self.perturbed_copy(teacher, gradient_of(networks.student)),
         }
         if self.distribution == "global-student":
             artifacts["student"] = ModelState(state=detached(networks.student))
         if self.distribution == "student":
-            state = {**state, **_prefixed(TEACHER, teacher)}
+            state = {**state, **_with_prefix(TEACHER, teacher)}
         return Update(artifacts=artifacts, weight=1.0, metrics=metrics), state
 
     def _networks(self, client: Client, model: GlobalModel, inbox: Inbox, state: State) -> Networks:
-        """F -> S_i, G -> G_i (section III-D); T_i is the client's own, or F for a client that has none."""
+        """F -> S_i, G -> G_i (section III-D); T_i is the client's stored teacher, or F if it has none."""
         received = inbox.get("generator")
         if not isinstance(received, GeneratorState):
             came = "nothing" if received is None else f"a {received.kind}"
@@ -231,18 +231,20 @@ class FedDAG(SharpnessAware):
         generator.load_state_dict(received.tensors())
         student = model.module()
         teacher = deepcopy(student)
-        if self.distribution == "student" and (own := _under(TEACHER, state)):
+        if self.distribution == "student" and (own := _without_prefix(TEACHER, state)):
             teacher.load_state_dict(own)
         if "student" in inbox:
             student.load_state_dict(inbox["student"].tensors())
         return Networks.of(student, teacher, generator, self.plan)
 
-    def taught(self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator) -> dict[str, float]:
-        """Run Algorithm 1's loop over mini-batches, in place; give the student's mean loss, steps and discrepancy."""
+    def train_networks(
+        self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator
+    ) -> dict[str, float]:
+        """Run Algorithm 1's loop over mini-batches, in place; return the student's mean loss, steps and discrepancy."""
         device, precision = prepare_training(networks.student, self.plan)
         total, apart, seen, steps = torch.zeros((), device=device), torch.zeros((), device=device), 0, 0
         warming = clock.round < self.warm_up
-        dealt = _dealt(data, self.plan, rng, clock=clock, device=device, precision=precision)
+        dealt = _scheduled_batches(data, self.plan, rng, clock=clock, device=device, precision=precision)
         for rate, batch in islice(dealt, self.plan.steps):
             networks.set_rate(rate)
             if warming:
@@ -279,14 +281,14 @@ class FedDAG(SharpnessAware):
         return (made.classified - made.distance.clamp_max(self.margin)).mean()
 
     def generator_step(self, networks: Networks, made: Generated) -> None:
-        """Step G down its loss with S and T frozen: the loss's gradient in x_hat first, then through G alone."""
+        """Step G on its loss with S and T frozen: first the gradient with respect to x_hat, then through G."""
         (slope,) = torch.autograd.grad(self.generator_loss(made), made.seen, retain_graph=True)
         optimizer_step(networks.generator_optimizer, (made.images * slope).sum(), self.plan)
 
     def student_step(self, networks: Networks, batch: Batch, made: Generated | None, precision: Precision) -> Tensor:
-        """Step S down L_cls + L_sim (Algorithm 1, line 4) with G and T frozen; without `made` down L_cls(x, y).
+        """Step S on L_cls + L_sim (Algorithm 1, line 4) with G and T frozen; without `made` on L_cls(x, y).
 
-        Gives the losses, (B,)."""
+        Returns the losses, (B,)."""
         parts = [] if made is None else [made.classified + made.distance]
         if made is None or self.student_loss == "both":
             with autocast(batch.images.device, precision):
@@ -303,11 +305,11 @@ class FedDAG(SharpnessAware):
         parts = {"generator": GENERATOR} | ({"student": STUDENT} if self.distribution == "global-student" else {})
         for part, prefix in parts.items():
             states = [update.artifacts[part].tensors() for update in updates.values()]
-            server = {**server, **_prefixed(prefix, averaged(states, weights))}
+            server = {**server, **_with_prefix(prefix, averaged(states, weights))}
         return model, server
 
 
-def _dealt(
+def _scheduled_batches(
     data: TrainingSet,
     plan: TrainingPlan,
     rng: torch.Generator,
@@ -316,7 +318,7 @@ def _dealt(
     device: torch.device,
     precision: Precision,
 ) -> Iterator[tuple[float, Batch]]:
-    """Deal the plan's epochs (without end where it counts steps), each batch with its learning rate."""
+    """Yield the batches of the plan's epochs (endlessly if it counts steps), each with its learning rate."""
     epoch = 0
     while plan.steps is not None or epoch < plan.epochs:
         rate = plan.rate(round=clock.round, rounds=clock.rounds, epoch=epoch)
@@ -325,9 +327,9 @@ def _dealt(
         epoch += 1
 
 
-def _prefixed(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _with_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {prefix + name: value for name, value in state.items()}
 
 
-def _under(prefix: str, memory: State) -> dict[str, Tensor]:
+def _without_prefix(prefix: str, memory: State) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in memory.items() if name.startswith(prefix)}

@@ -1,24 +1,24 @@
-"""FedDAG as it can train under DP-SGD: the student and the generator by noisy steps, losses that have a bound.
+"""FedDAG for training under DP-SGD: noisy steps for student and generator, and bounded losses.
 
-Che, Wu, Jin, Xia & Chen, 2025, https://arxiv.org/abs/2501.13967; extends methods/feddag.py, whose equations these are.
-FedDAG's losses are those of single records as they stand (the discrepancy of eq. (1), the margin cut per record, the task
-loss of eq. (3), the similarity of eq. (4)); instance normalization in the generator is of one image. Three networks touch
-the data, and everything that leaves is made of what they learn.
+Che, Wu, Jin, Xia & Chen, 2025, https://arxiv.org/abs/2501.13967; extends methods/feddag.py; equation numbers are the
+same. FedDAG's losses are already per record (the discrepancy of eq. (1), the margin applied per record, the task loss
+of eq. (3), the similarity of eq. (4)), and the generator's instance normalization uses one image. Three networks are
+trained on the data, and everything that is sent is computed from them.
 
-Shares: what FedDAG shares, less a client's loss on its own images and what perturbing did to it.
+Shares: what FedDAG shares, without a client's loss on its own images and the effect of the perturbation on it.
 Differs from FedDAG:
-* Algorithm 1, lines 3 and 4: under a private trainer (fdgsec/federation/dp_sgd_joint.py) the generator's and the student's gradients of
-  a record, both at the weights before the step, are clipped, summed and noised side by side, as one release: lines 3 and 4
-  see the same sample. The generator's goes through the student that noisy steps made; the student that the plain data made
-  exists nowhere. In warm-up rounds the student has the whole bound.
-* line 5: the teacher is a mean of students, so that following costs nothing; it is what is sent.
+* Algorithm 1, lines 3 and 4: under a private trainer (fdgsec/federation/dp_sgd_joint.py) a record's gradients of
+generator and student, both at the weights before the step, are clipped, summed and noised jointly, as one release,
+because lines 3 and 4 use the same sample. The generator's gradient passes through the student trained by noisy steps;
+no student is trained without noise. In warm-up rounds the student has the whole clipping bound.
+* line 5: the teacher, which is sent, is a mean of students; the update is post-processing and costs no privacy.
 * eq. (5): the perturbation follows the last *noisy* gradient of the student.
-* eqs. (5) and (6): a judge's answer is the mean over its validation images of losses cut at `loss_bound`, which one image
-  moves by at most loss_bound / images; noise is for a defense to add where scores leave. The server brings what arrives
-  back to [`loss_floor`, loss_bound], for noise can make a loss negative. An own loss (`include_self`) would travel among an
-  update's numbers, past that, and is refused; so is `margin_over="batch"`, by which records meet.
-Under the plain trainer this is FedDAG with those scores. A private trainer refuses batch norm, whose running statistics are
-made of records without noise and are sent: it needs `norm="group"`."""
+* eqs. (5) and (6): an evaluator's answer is the mean over its validation images of losses clipped at `loss_bound`, so
+that one image changes it by at most loss_bound / images; a defense adds noise to the scores. The server clips the
+received scores to [`loss_floor`, loss_bound], because noise can make a loss negative. An own loss (`include_self`)
+would be sent among an update's numbers, without that noise, and is refused; so is `margin_over="batch"`, which couples
+records. Under the plain trainer this is FedDAG with those scores. A private trainer refuses batch norm, whose running
+statistics are computed from records without noise and are sent: it needs `norm="group"`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -42,17 +42,17 @@ from fdgsec.runtime.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateNetworks(Networks):
-    """A client's networks and who trains them privately."""
+    """A client's networks and the private trainer of student and generator."""
 
     trainer: PrivateTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDAGDP(FedDAG):
-    """FedDAG with bounded scores, and private steps where its clients have a private trainer.
+    """FedDAG with bounded scores, and private steps for clients with a private trainer.
 
-    `loss_bound` is where each validation image's loss is cut, in nats (log classes is what guessing costs); `loss_floor`
-    the least mean loss that the server believes."""
+    `loss_bound` clips the loss of each validation image, in nats (uniform guessing has log classes); `loss_floor` is
+    the smallest mean loss that the server accepts."""
 
     include_self: bool = False
     loss_bound: float = 4.0
@@ -60,7 +60,7 @@ class FedDAGDP(FedDAG):
 
     @property
     def trains_through_trainer(self) -> bool:
-        """Student and generator take private steps; the teacher is a mean of students."""
+        """True: student and generator take private steps, and the teacher is a mean of students."""
         return type(self) is FedDAGDP
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class FedDAGDP(FedDAG):
             )
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a client alone, whose model nobody can judge."""
+        """Raise UsageError for a single client, whose model has no evaluator."""
         if clients < 2:
             raise UsageError("feddag-dp needs two clients or more: peers judge each model, and nobody its own.")
         super().check(clients)
@@ -87,9 +87,9 @@ class FedDAGDP(FedDAG):
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Train; nothing is measured on own validation images. Raises UsageError for a client without any to judge by."""
+        """Train, without metrics on own validation images. Raises UsageError for a client without validation images."""
         if self.judged:
-            self._judging(client, state)
+            self._validation_images(client, state)
         return self.train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
     def _networks(self, client: Client, model: GlobalModel, inbox: Inbox, state: State) -> Networks:
@@ -101,16 +101,18 @@ class FedDAGDP(FedDAG):
             student_optimizer=made.student_optimizer, generator_optimizer=made.generator_optimizer,
         )  # fmt: skip
 
-    def stepping(self, clock: Clock) -> int:
-        """The student alone while warming up, then it and the generator."""
+    def network_count(self, clock: Clock) -> int:
+        """The number of trained networks: 1 (the student) in warm-up rounds, then 2 (and the generator)."""
         return 1 if clock.round < self.warm_up else 2
 
-    def taught(self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator) -> dict[str, float]:
-        """Run Algorithm 1, in place: by noisy steps where the networks have a private trainer."""
+    def train_networks(
+        self, networks: Networks, data: TrainingSet, *, clock: Clock, rng: torch.Generator
+    ) -> dict[str, float]:
+        """Run Algorithm 1, in place; by noisy steps if there is a private trainer."""
         if not isinstance(networks, PrivateNetworks):
-            return super().taught(networks, data, clock=clock, rng=rng)
+            return super().train_networks(networks, data, clock=clock, rng=rng)
         device, precision = prepare_training(networks.student, self.plan)
-        count = self.stepping(clock)
+        count = self.network_count(clock)
         players: list[nn.Module] = [networks.student, networks.generator][:count]
         optimizers = [networks.student_optimizer, networks.generator_optimizer][:count]
         return joint_training(
@@ -121,14 +123,14 @@ class FedDAGDP(FedDAG):
         )  # fmt: skip
 
     def gradients(self, networks: Networks, record: Batch, precision: Precision, *, warming: bool) -> Gradients:
-        """Give the gradients of one record in the student and, but for warm-up rounds, in the generator."""
+        """One record's gradients of the student and, after warm-up rounds, of the generator."""
         if warming:
             losses = self.student_losses(networks, record, None, precision)
-            return [_slopes(losses, networks.student)]
+            return [_gradients(losses, networks.student)]
         made = self.generated(networks, record, precision)
         (slope,) = torch.autograd.grad(self.generator_loss(made), made.seen, retain_graph=True)
-        drawn = _slopes(made.images * slope, networks.generator)
-        return [_slopes(self.student_losses(networks, record, made, precision), networks.student), drawn]
+        drawn = _gradients(made.images * slope, networks.generator)
+        return [_gradients(self.student_losses(networks, record, made, precision), networks.student), drawn]
 
     def student_losses(self, networks: Networks, batch: Batch, made: Generated | None, precision: Precision) -> Tensor:
         """L_cls + L_sim (Algorithm 1, line 4), or L_cls(x, y) without `made`: the losses of `student_step`, (B,)."""
@@ -142,8 +144,8 @@ class FedDAGDP(FedDAG):
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
         """E[min(L_cls, loss_bound)] of each received model (eq. 5), in the order of the sorted names.
 
-        A loss that is no number, as a peer's weights may make it for one image alone, counts as the bound."""
-        data, network = self._judging(client, state), model.module()
+        A NaN loss, which a peer's weights may cause for a single image, counts as the bound."""
+        data, network = self._validation_images(client, state), model.module()
         found = [losses_with(network, {**model.state.state, **inbox[peer].tensors()}, data) for peer in sorted(inbox)]
         bound = self.loss_bound
         return Scores(values=torch.stack([losses.nan_to_num(nan=bound).clamp(0.0, bound).mean() for losses in found]))
@@ -151,15 +153,15 @@ class FedDAGDP(FedDAG):
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """Algorithm 2, with losses that noise has moved out of their range brought back to it."""
+        """Algorithm 2, with received losses clipped to [`loss_floor`, `loss_bound`]."""
         held = {
             name: Scores(values=given.values.clamp(self.loss_floor, self.loss_bound)) for name, given in scores.items()
         }
         return super().aggregate(updates, scores=held, model=model, server=server)
 
 
-def _slopes(values: Tensor, network: nn.Module) -> list[Tensor]:
-    """Give the gradient of the sum of `values` in the trained parameters of `network`; the graph stays."""
+def _gradients(values: Tensor, network: nn.Module) -> list[Tensor]:
+    """The gradient of the sum of `values` with respect to the trained parameters of `network`; the graph is kept."""
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     return list(
         torch.autograd.grad(values.sum(), trained, retain_graph=True, materialize_grads=True, allow_unused=True)

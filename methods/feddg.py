@@ -2,17 +2,17 @@
 
 Liu, Chen, Qin, Dou & Heng, CVPR 2021, https://arxiv.org/abs/2103.06030; as CCST (WACV 2023, section 4.2) and StableFDG
 use it for classification. Amplitude spectra go into a bank that all clients receive; a client mixes those of other
-clients into its images (continuous frequency space interpolation, fdgsec/nn/styles/amplitude_spectra.py), takes one gradient step on the
-originals, and asks that the model after that step also fits the mixed images (episodic learning). Extends
-methods/fedavg.py.
+clients into its images (continuous frequency space interpolation, fdgsec/nn/styles/amplitude_spectra.py), takes one
+gradient step on the originals, and requires the model after that step to fit the mixed images too (episodic learning).
+Extends methods/fedavg.py.
 
 Shares, once, before round 0: per client the amplitude spectra of an eighth of its images (3 x H x (W // 2 + 1) numbers
-each); the server sends all of them to every client, attributed to their owners.
+each); the server sends all of them to every client, with their owners.
 Differs from the paper: cross-entropy takes the place of the Dice loss, and the contrastive term at organ boundaries is
-left out, for it needs segmentation masks; the window holds at least frequency 1 (L = .003 is meant for 384 px and gives
-b = 0 below 334 px). The released codes differ in turn: FedDG's takes first-order gradients ("first-order") and replaces
-the mean color alone (`low_frequency=0, least_window=0, ratios=(0,)`), CCST's evaluates the outer loss on a copy, so
-that it reaches no parameter ("unconnected", preset `feddg-released`)."""
+left out, because it needs segmentation masks; the window holds at least frequency 1 (L = .003 is meant for 384 px and
+gives b = 0 below 334 px). The released codes differ in turn: FedDG's takes first-order gradients ("first-order") and
+replaces the mean color alone (`low_frequency=0, least_window=0, ratios=(0,)`), CCST's evaluates the outer loss on a
+copy, so that it reaches no parameter ("unconnected", preset `feddg-released`)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "amplitudes"
-"""Where spectra lie on both ways."""
+"""The slot of spectra, up and down."""
 NO_SECOND_DERIVATIVE = ("mobilenet_v3_large",)
 MetaGradient = Literal["second-order", "first-order", "unconnected"]
 
@@ -84,7 +84,7 @@ class Episode:
         return {name: weights[name] - self.meta_step * g.clamp(-bound, bound) for name, g in gradients.items()}
 
     def mixed(self, images: Tensor) -> Tensor:
-        """Give each image the low frequencies of another client: the client, its image and the ratio drawn evenly."""
+        """Mix low frequencies of another client's image into each image; client, image and ratio are uniform."""
         count = len(images)
         clients, sizes = torch.unique_consecutive(self.bank.owner[self.foreign], return_counts=True)
         chosen = torch.randint(len(clients), (count,), generator=self.rng)
@@ -100,19 +100,18 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _with_gradient(losses: Tensor, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Tensor:
-    """Give `losses` (B,) the gradient that is already known, so that they need no second backward pass."""
+    """Attach the known gradient to `losses` (B,), which saves a second backward pass."""
     zeros = [((weights[name] - weights[name].detach()) * g.detach()).sum() for name, g in gradients.items()]
     return losses.detach() + torch.stack(zeros).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDG(FedAvg):
-    """FedDG with its options; on top of another method (fdgsec/federation/local_methods.py) its spectra travel beside that one's own.
+    """FedDG with its options; on top of another method (fdgsec/federation/local_methods.py) it shares its spectra too.
 
     `share_of_images` go into the bank (at least one per client). `low_frequency` is L of b = floor(L min(h, w)), which
-    is at least `least_window`; `ratios` are those of which lambda is drawn (A' = lambda A + (1 - lambda) A_other).
-    `meta_step` and `clip_value` make the inner step; `meta_gradient` says what the outer loss is differentiated
-    through."""
+    is at least `least_window`; lambda is drawn from `ratios` (A' = lambda A + (1 - lambda) A_other). `meta_step` and
+    `clip_value` define the inner step; `meta_gradient` selects the gradient of the outer loss through that step."""
 
     share_of_images: float = 1 / 8
     low_frequency: float = 0.003
@@ -142,29 +141,29 @@ class FedDG(FedAvg):
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: spectra of single images up, everybody's down."""
+        """Besides the model: spectra of single images up, those of all clients down."""
         up = Release(stage="share", slot=SLOT, kind=Amplitudes)
         return (*super().releases, up, Release(stage="combine", slot=SLOT, kind=Amplitudes))
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each spectrum is."""
+        """The owner of each spectrum."""
         return ServerNeeds(uploads="named", because="each client mixes with the other clients' spectra, never its own")
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a local method below this one, whose objective would not be trained."""
+        """Raise UsageError for a local method, whose objective would be ignored."""
         super().check(clients)
         if self.local is not None:
             raise UsageError("feddg trains its own objective; put it on top of the other method (ccst --with feddg).")
 
     def releasing_all(self) -> Self | None:
-        """The spectrum of every image."""
+        """The same method with the spectra of all images."""
         return replace(self, share_of_images=1.0)
 
     def share(
         self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Inbox, State]:
-        """Send the amplitude spectra of randomly chosen images; the phases stay.
+        """Send the amplitude spectra of random images; phases are not sent.
 
         Raises UsageError for a client without images."""
         count = len(client.data)
@@ -178,7 +177,7 @@ class FedDG(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Join all spectra into the distribution bank and send it to everybody."""
+        """Join all spectra into the distribution bank and send it to every client."""
         bank = stack_spectra(shared, SLOT)
         return {name: {SLOT: bank} for name in shared}, server
 
@@ -187,7 +186,7 @@ class FedDG(FedAvg):
     ) -> Objective:
         """The episode, with the spectra of the other clients.
 
-        Raises TypeError where no spectra came, UsageError where all of them are the client's own or where the network
+        Raises TypeError without received spectra, UsageError if all of them are the client's own or if the network
         cannot be differentiated twice."""
         if self.meta_gradient == "second-order" and model.blueprint.backbone in NO_SECOND_DERIVATIVE:
             raise UsageError(

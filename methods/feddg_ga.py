@@ -5,11 +5,11 @@ on its validation images than its own model did before aggregation; aggregation 
 large gap, by steps that shrink linearly over the rounds, and stay on the simplex. Extends methods/fedavg.py; any local
 objective fits.
 
-Shares: the model, and after each aggregation one scalar per client: its gap. The new model reaches the clients once
-more as an exhibit, for they measure it before the next round starts.
+Shares: the model, and after each aggregation one scalar per client: its gap. The new model is sent to the clients once
+more, because they evaluate it before the next round starts.
 Differs from the paper: as in the authors' code the step is divided by 3, its number of source clients, whatever the
 number here; that code counts rounds from 0 in a formula made for 1, so that its steps are longer by d / (3 R). A client
-without validation images answers 0; were every weight clipped to 0, all would be equal. `rule="pardon"` is the variant
+without validation images answers 0; if every weight is clipped to 0, all become equal. `rule="pardon"` is the variant
 that FISC compares with (its released code): the gap is the received model's loss on the training images minus the mean
 loss of the client's last training, it is sent with the update and moves the weights before aggregation, and round 0 is
 weighted by n_i."""
@@ -31,16 +31,16 @@ from fdgsec.nn.training.loop import logits
 from fdgsec.runtime.errors import UsageError
 
 OWN = "own_metric"
-"""The entry of a client's state that holds its own model's metric before aggregation, on validation images."""
+"""Client-state entry: the metric of its own model before aggregation, on validation images."""
 LAST_LOSS = "last_loss"
-"""The entry of a client's state that holds the mean loss of its last training ("pardon")."""
+"""Client-state entry: the mean loss of its last training ("pardon")."""
 DIVISOR = 3.0  # the authors' code; it has three source clients
 
 
-def adjusted(weights: Tensor, gaps: Tensor, *, step: float) -> Tensor:
-    """Give a_i + step gap_i / max|gap|, clipped to [0, 1] and divided by the sum: (N,) on the simplex, like `weights`.
+def adjust_weights(weights: Tensor, gaps: Tensor, *, step: float) -> Tensor:
+    """a_i + step gap_i / max|gap|, clipped to [0, 1] and divided by the sum: (N,) on the simplex, like `weights`.
 
-    `gaps` (N,) are positive where generalization is bad. Without any gap the weights stay."""
+    `gaps` (N,) are positive for bad generalization. If all gaps are 0, the weights are unchanged."""
     largest = gaps.abs().max()
     if float(largest) == 0:
         return weights
@@ -51,10 +51,10 @@ def adjusted(weights: Tensor, gaps: Tensor, *, step: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDGGA(FedAvg):
-    """FedDG-GA; `step` is d, the first round's step before the division by 3, and `metric` what a gap is measured in.
+    """FedDG-GA; `step` is d, the first round's step before the division by 3, and `metric` the unit of gaps.
 
-    `rule="pardon"` has no use for `metric`: its gaps are losses; its step is d = 1. Update weights (`weights`) have a say
-    in its round 0 alone."""
+    `rule="pardon"` ignores `metric`: its gaps are losses; its step is d = 1. It uses update weights (`weights`) only in
+    round 0."""
 
     own_weights: ClassVar[bool] = True
     rule: Literal["paper", "pardon"] = "paper"
@@ -67,31 +67,31 @@ class FedDGGA(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Nothing is sent; the exchange before round 0 tells the server who its clients are."""
+        """Once: no artifact is sent, but the server learns the names of its clients before round 0."""
         return "once"
 
     @property
     def asks_for_shares(self) -> bool:
-        """The server knows its clients without a word of theirs."""
+        """False: clients upload nothing before training."""
         return False
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Whose each model and gap is; under "pardon" gaps come among an update's numbers."""
+        """The owner of each model and gap; under "pardon" gaps are metrics of updates."""
         because = "every client has a weight of its own, which its gaps move"
         metrics = frozenset({"gap"}) if self.rule == "pardon" else frozenset[str]()
         return ServerNeeds(uploads="named", because=because, metrics=metrics)
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
-        """After aggregation: gaps, unless they come with the update."""
+        """After aggregation, unless gaps are sent with the update ("pardon")."""
         return "after" if self.rule == "paper" else super().reviews
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Start with a_i = 1 / N for every client; nothing is handed out."""
-        numbers = torch.tensor(sorted(_number(name) for name in shared))
+        """Initialize a_i = 1 / N for every client; nothing is sent."""
+        numbers = torch.tensor(sorted(_client_number(name) for name in shared))
         weights = torch.full((len(numbers),), 1 / len(numbers), dtype=torch.float64)
         progress = {"round": torch.tensor(0), "rounds": torch.tensor(clock.rounds)}
         return {}, {**server, "clients": numbers, "weights": weights, **progress}
@@ -99,10 +99,10 @@ class FedDGGA(FedAvg):
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
-        """Train as FedAvg does; under "pardon" measure the received model on the training images first."""
+        """Train as FedAvg does; under "pardon" first evaluate the received model on the training images."""
         if self.rule == "paper":
             return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        received = self.measured(model.module(), TrainingSet.of(client.data), metric="loss")
+        received = self.evaluate(model.module(), TrainingSet.of(client.data), metric="loss")
         gap = float(received - state[LAST_LOSS]) if LAST_LOSS in state else float(received)
         update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         state = {**state, LAST_LOSS: torch.tensor(update.metrics["loss"], dtype=torch.float64)}
@@ -120,19 +120,19 @@ class FedDGGA(FedAvg):
         clock: Clock,
         rng: torch.Generator,
     ) -> tuple[Inbox, State]:
-        """Send the model; remember how it does on validation images before it is averaged away."""
+        """Send the model; store its metric on validation images before aggregation."""
         sent, state = super().results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         held = self.validation_set(client, state)
         if self.rule == "paper" and held is not None and len(held):
-            state = {**state, OWN: self.measured(network, held, metric=self.metric)}
+            state = {**state, OWN: self.evaluate(network, held, metric=self.metric)}
         return sent, state
 
-    def measured(self, network: Classifier, data: TrainingSet, *, metric: Literal["accuracy", "loss"]) -> Tensor:
-        """Give accuracy or mean cross-entropy of `network` on `data`, a float64 scalar."""
+    def evaluate(self, network: Classifier, data: TrainingSet, *, metric: Literal["accuracy", "loss"]) -> Tensor:
+        """Accuracy or mean cross-entropy of `network` on `data`, a float64 scalar."""
         return _metric(logits(network, data.images), data.labels, metric)
 
     def review(self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, rng: torch.Generator) -> Scores:
-        """Answer the gap; before it, where rounds are chosen by validation, FedAvg's two counts."""
+        """The gap; with `select="validation"` preceded by FedAvg's two counts."""
         if self.rule == "pardon":
             return super().review(client, model=model, inbox=inbox, state=state, rng=rng)
         held = self.validation_set(client, state)
@@ -149,14 +149,14 @@ class FedDGGA(FedAvg):
     def aggregate(
         self, updates: Mapping[str, Update], *, scores: Mapping[str, Scores], model: GlobalModel, server: State
     ) -> tuple[GlobalModel, State]:
-        """theta = sum_i a_i theta_i over the participants, whose weights are made to sum to 1."""
+        """theta = sum_i a_i theta_i over the participants, with weights normalized to sum 1."""
         first = int(server["round"]) == 0
         server = {**server, "round": server["round"] + 1}
         if self.rule == "pardon":
             if first:
                 return super().aggregate(updates, scores=scores, model=model, server=server)
             gaps = {name: update.metrics["gap"] for name, update in updates.items()}
-            server = self.moved(server, gaps, done=int(server["round"]) - 1)
+            server = self.adjust(server, gaps, done=int(server["round"]) - 1)
         places = [self._place(server, name) for name in updates]
         chosen = server["weights"][places]
         total = chosen.sum()
@@ -165,27 +165,27 @@ class FedDGGA(FedAvg):
         return model.with_state(averaged(states, shares.tolist())), server
 
     def weigh(self, scores: Mapping[str, Scores], *, server: State, clock: Clock) -> State:
-        """Move the weights by the gaps; without a gap (a client that did not take part) by nothing."""
+        """Adjust the weights by the gaps; the gap of a client that did not take part is 0."""
         if self.select == "validation":
             server = super().weigh(scores, server=server, clock=clock)
         if self.rule == "pardon":
             return server
         gaps = {name: float(score.values[-1]) for name, score in scores.items()}
-        return self.moved(server, gaps, done=clock.round)
+        return self.adjust(server, gaps, done=clock.round)
 
-    def moved(self, server: State, gaps: Mapping[str, float], *, done: int) -> State:
-        """Take the step d (1 - r / R) / 3 of round r = `done`."""
+    def adjust(self, server: State, gaps: Mapping[str, float], *, done: int) -> State:
+        """Adjust the weights by the step d (1 - r / R) / 3 of round r = `done`."""
         every = torch.zeros_like(server["weights"])
         for name, gap in gaps.items():
             every[self._place(server, name)] = gap
         step = self.step / DIVISOR * (1 - done / max(int(server["rounds"]), 1))
-        return {**server, "weights": adjusted(server["weights"], every, step=step)}
+        return {**server, "weights": adjust_weights(server["weights"], every, step=step)}
 
     def _place(self, server: State, name: str) -> int:
-        return int((server["clients"] == _number(name)).nonzero()[0, 0])
+        return int((server["clients"] == _client_number(name)).nonzero()[0, 0])
 
 
-def _number(name: str) -> int:
+def _client_number(name: str) -> int:
     return int(name.partition(":")[2])
 
 

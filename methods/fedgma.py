@@ -7,8 +7,8 @@ methods/fedavg.py; any local objective fits.
 
 Shares: what FedAvg shares.
 Differs from the paper: what is not a parameter (batch-norm's running statistics) is averaged, unmasked. `released=True`
-is the mask that the benchmark code used by FISC's authors computes in fact: 1 + A where the signs agree and 0 where
-they do not, because "0 - mask" gives "+ mask" there, over the running statistics too; use no number of it as a
+is the mask that the benchmark code used by FISC's authors actually computes: 1 + A where the signs agree and 0 where
+they do not, because "0 - mask" gives "+ mask" there, over the running statistics too; its results are no
 reference."""
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from fdgsec.runtime.errors import UsageError
 
 
 def agreement(changes: Sequence[Tensor]) -> Tensor:
-    """Give A = |mean_i sign(Delta_i)| in [0, 1], every client counting once; float64, of the changes' shape."""
+    """A = |mean_i sign(Delta_i)| in [0, 1], unweighted over clients; float64, of the changes' shape."""
     votes = torch.zeros_like(changes[0], dtype=torch.float64)
     for change in changes:
         votes += change.sign()
@@ -32,7 +32,7 @@ def agreement(changes: Sequence[Tensor]) -> Tensor:
 
 
 def mask(agreed: Tensor, *, tau: float, released: bool = False) -> Tensor:
-    """Give 1 where `agreed` >= tau and `agreed` elsewhere; `released` gives 1 + `agreed` and 0."""
+    """1 where `agreed` >= tau and `agreed` elsewhere; with `released` 1 + `agreed` and 0."""
     accepted = agreed >= tau
     if released:
         return torch.where(accepted, 1 + agreed, 0.0)
@@ -41,7 +41,7 @@ def mask(agreed: Tensor, *, tau: float, released: bool = False) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class FedGMA(FedAvg):
-    """FedGMA; `tau` is the least agreement that leaves a coordinate as it is, `server_step` is eta."""
+    """FedGMA; coordinates with an agreement of at least `tau` are not masked; `server_step` is eta."""
 
     tau: float = 0.4
     server_step: float = 1.0
@@ -55,7 +55,7 @@ class FedGMA(FedAvg):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Every client's change of the model."""
+        """Individual model changes, without names."""
         return ServerNeeds(uploads="unnamed", because="signs of single clients' changes vote")
 
     def aggregate(

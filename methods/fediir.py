@@ -1,7 +1,7 @@
 """FedIIR: out-of-distribution generalization of federated learning via implicit invariant relationships.
 
-Guo, Guo, Cao, Wu & Chang, ICML 2023. Clients whose loss has the same gradient in the classifier agree about the
-relation between features and labels; so each client's classifier gradient is held near an average over all clients,
+Guo, Guo, Cao, Wu & Chang, ICML 2023. Clients whose losses have the same classifier gradient share the same
+relation between features and labels. Each client's classifier gradient is therefore kept near an average over clients,
 which the server smooths over the rounds (gbar = e gbar + (1 - e) mean, from 0, without bias correction), and clients
 minimize cross-entropy + gamma ||grad_head - gbar||^2. Extends methods/fedavg.py.
 
@@ -32,12 +32,12 @@ from fdgsec.nn.training.precision import autocast, precision_of
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "gradient"
-"""Where head gradients lie on both ways."""
+"""The slot of head gradients, up and down."""
 BATCHES = "batches"
 
 
 def head_gradient(features: Tensor, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the gradient of the batch's mean cross-entropy in a linear head: weight (C, d) and bias (C,).
+    """The gradient of the batch's mean cross-entropy with respect to a linear head: weight (C, d) and bias (C,).
 
     It is (softmax - onehot)^T f / B and its column sums over f = 1, differentiable in `features` and `logits`."""
     error = functional.softmax(logits, 1) - functional.one_hot(labels, logits.shape[1]).to(logits)
@@ -66,9 +66,9 @@ class InvariantLoss:
 
 @torch.inference_mode()
 def mean_head_gradient(network: Classifier, client: Client, *, batch_size: int) -> tuple[HeadGradient, int]:
-    """Average the batches' head gradients over a client's images, in evaluation mode; say over how many batches.
+    """The mean of the batches' head gradients over a client's images, in evaluation mode, and the number of batches.
 
-    The last batch counts as much as the others, however short."""
+    The last batch has the same weight as the others, even if it is shorter."""
     device = next(network.parameters()).device
     precision = precision_of(device, network.backbone)
     network.to(memory_format=precision.layout).eval()
@@ -110,7 +110,7 @@ class FedIIR(FedAvg):
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: the head's gradient up, with the number of batches that weighs it, and the mean down."""
+        """Besides the model: the head's gradient up, with its number of batches as weight, and the mean down."""
         counts = () if self.mean == "clients" else (Release(stage="share", slot=BATCHES, kind=Scores),)
         gradients = (
             Release(stage="share", slot=SLOT, kind=HeadGradient),
@@ -120,16 +120,16 @@ class FedIIR(FedAvg):
 
     @property
     def needs_training(self) -> bool:
-        """Gradients are those of a model in training."""
+        """True: gradients are those of a model in training."""
         return True
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Every client's gradient, beside its number of batches."""
+        """Every client's gradient together with its number of batches."""
         return ServerNeeds(uploads="unnamed", because="gradients are weighed by their clients' batches")
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a local method, whose objective would not be trained."""
+        """Raise UsageError for a local method, whose objective would be ignored."""
         super().check(clients)
         if self.local is not None:
             raise UsageError("fediir trains its own objective; it takes no local method (drop --with).")
@@ -168,7 +168,7 @@ class FedIIR(FedAvg):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """The head's gradient held near the received one."""
+        """Cross-entropy with a penalty on the distance of the head's gradient to the received one."""
         target = inbox.get(SLOT)
         if not isinstance(target, HeadGradient):
             came = "nothing" if target is None else target.kind

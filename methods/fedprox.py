@@ -5,7 +5,7 @@ w_t) = F_k(w) + mu/2 ||w - w_t||^2 around the model w_t that it received. Extend
 
 Shares: what FedAvg shares.
 Differs from the paper: every client does the same work (gamma is not varied), and clients are drawn uniformly and
-averaged by size, as in FedAvg. The term may go around another method's local objective (`local`)."""
+averaged by size, as in FedAvg. The term may be added to another method's local objective (`local`)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Proximal:
 
     @property
     def couples_records(self) -> bool:
-        """As `inner`: the term knows no record."""
+        """As `inner`: the proximal term does not depend on records."""
         return self.inner.couples_records
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
@@ -46,7 +46,7 @@ class Proximal:
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedProx with its one constant; `released` leaves the term out of round 0, as CCST's code does.
+    """FedProx with its constant mu; `released` omits the term in round 0, as CCST's code does.
 
     That code also skips the first step of each local epoch, which changes nothing in its one epoch (there w = w_t)."""
 
@@ -61,7 +61,7 @@ class FedProx(FedAvg):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """The local objective, held near the received model."""
+        """The local objective plus the proximal term."""
         inner = super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         if self.mu == 0 or (self.released and clock.round == 0):
             return inner

@@ -9,9 +9,9 @@ their client (`reference="local"`, the authors' code) or are averaged with the m
 code).
 Differs from the paper: as in the authors' code the L2 norm is plain (`norm="squared"` is the variant of
 FedDG-Benchmark), C scales mu and sigma before the KL, and one sample per record and step is drawn. C enters the KL by
-its square, so that it may change its sign, where the authors' logarithm would give NaN. At test time the probabilities
+its square, so that it may become negative, where the authors' logarithm would give NaN. At test time the probabilities
 of `samples` representations are averaged; their noise is drawn once from a fixed seed and is the same for every image,
-so that a prediction depends on its image alone."""
+so that a prediction depends only on its image."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ REFERENCE = ("reference_mean", "reference_spread", "scale")
 
 
 class StochasticClassifier(Classifier):
-    """A classifier on random features: `encoder` gives their mean and spread, `head` classifies a draw.
+    """A classifier on random features: `encoder` computes their mean and spread, `head` classifies a sample.
 
     The test-time noise, (samples, width), is a buffer outside the state dict: it is never sent."""
 
@@ -62,7 +62,7 @@ class StochasticClassifier(Classifier):
         return self.distribution(images)[0]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logarithm of the probabilities averaged over the fixed draws, (B, classes)."""
+        """The logarithm of the probabilities averaged over the fixed noise samples, (B, classes)."""
         mean, std = self.distribution(images)
         draws = mean.unsqueeze(1) + std.unsqueeze(1) * self.noise
         summed: Tensor = self.head(draws).float().log_softmax(2).logsumexp(1)
@@ -78,7 +78,7 @@ def divergence(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor)
 
 @dataclass(frozen=True)
 class SimpleRepresentation:
-    """Cross-entropy of one draw of z, plus the two regularizers."""
+    """Cross-entropy of one sample of z, plus the two regularizers."""
 
     l2r: float
     cmi: float
@@ -128,5 +128,5 @@ class FedSR(FedAvg):
         return SimpleRepresentation(self.l2r, self.cmi, self.norm, rng)
 
     def kept_entries(self, network: Classifier) -> frozenset[str]:
-        """The reference, where it is local: the global model keeps the one it started with, and tests do not use it."""
+        """The reference, if it is local; the global model keeps its initial one, which tests do not use."""
         return frozenset(REFERENCE if self.reference == "local" else ())

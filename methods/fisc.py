@@ -6,20 +6,20 @@ the clients' styles eq. (3) and the interpolation style its median (lines 15, 16
 (5), the regularizer eq. (6), the objective eq. (7) (Algorithm 2). Extends methods/fedavg.py, which averages by n_i.
 
 Shares, once, before round 0: every client's style, 2C numbers, with the server alone; the server sends the
-interpolation style, 2C numbers, to everybody.
+interpolation style, 2C numbers, to every client.
 Differs from the paper: eq. (5) as printed has no hinge and squares the distances of features of any length, so that it
-falls without bound; the default is the authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the
+is unbounded below; the default is the authors' code (hinge, unit vectors, plain distances), `triplet="printed"` the
 equation. Eq. (6) does not say whether a vector's squares are summed; they are averaged, as in the code. Eq. (4) alone
 is `alpha=1`; the default mixes half of the content back in, as the code behind the paper's numbers does. Images are
 transferred in the encoder's features, decoded, once each, and cropped like their originals; the code transfers every
 crop anew. The features of a batch and of its transferred batch serve all three terms: two passes where the code makes
-five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). What else the
-code does is an option each, set together by `fisc-released`; its color jitter and random grays are not offered.
-Eq. (6) grows with the square of the features, and the paper's gamma_2 is for ResNet-50: without batch norm features can be
-so long that shortening them is all that training does (SqueezeNet, ImageNet weights, PACS at 64 px: mean square 1,600, the
-bound's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there.
-Under about 20 clients there is little to cluster: FINCH puts up to 3 into one, and the median of one mean is that mean;
-a client alone gets its own style."""
+five, with the same gradient as long as no batch norm trains (`plan.freeze_norm`, set by both presets). Each further
+difference of the code is an option; `fisc-released` sets them all. Its color jitter and random grays are not
+available. Eq. (6) grows with the square of the features, and the paper's gamma_2 is for ResNet-50: without batch norm
+features can be so long that training only shortens them (SqueezeNet, ImageNet weights, PACS at 64 px: mean square
+1,600, the regularizer's gradient 90 times that of cross-entropy); set gamma2 to about 1e-4 there. With fewer than
+about 20 clients there is little to cluster: FINCH puts up to 3 into one cluster, and the median of one mean is that
+mean; a single client gets its own style."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ AT_ONCE = 32  # images encoded or transferred together
 
 
 def partition_of(rows: Tensor, which: Partition) -> Tensor:
-    """Give the finest ("first") or coarsest ("last") FINCH partition of `rows` (n, d) by cosine: labels (n,)."""
+    """The finest ("first") or coarsest ("last") FINCH partition of `rows` (n, d) by cosine: labels (n,)."""
     if which not in ("first", "last"):
         raise ValueError(f"partition must be 'first' or 'last'; got {which!r}.")
     return finch(rows, metric="cosine")[0 if which == "first" else -1]
@@ -79,7 +79,7 @@ def interpolation_style(
 
     `means` and `stds` are (clients, C), as clients send them; the result has their dtype. The paper takes FINCH's last
     partition, the code its first. For an even number of clusters, "lower" is the smaller of the two middle values (the
-    code), "mean_of_middle" their mean. The order of the clients does not matter, beyond rounding; one client alone gets
+    code), "mean_of_middle" their mean. The order of the clients does not matter, beyond rounding; a single client gets
     its own style. Raises ValueError for other shapes or names and for values that are not finite."""
     if means.ndim != 2 or means.shape != stds.shape or not means.numel():
         raise ValueError(f"means and stds must both be (clients, C); got {tuple(means.shape)} and {tuple(stds.shape)}.")
@@ -95,9 +95,10 @@ def interpolation_style(
 
 
 def verbatim_fraction(interpolation: InterpolationStyle, means: Tensor, stds: Tensor) -> float:
-    """Count how many of the 2C numbers of an interpolation style are, bit by bit, some client's own, as a fraction.
+    """The fraction of the 2C numbers of an interpolation style that equal some client's number exactly.
 
-    `means` and `stds` are (clients, C). Coordinates on which clients agree count too. Raises ValueError: other shapes."""
+    `means` and `stds` are (clients, C). Coordinates on which clients agree count too. Raises ValueError for other
+    shapes."""
     center = torch.cat([interpolation.mean, interpolation.std])
     styles = torch.cat([means, stds], dim=-1)
     if styles.ndim != 2 or means.shape != stds.shape or styles.shape[1] != len(center):
@@ -109,15 +110,15 @@ def verbatim_fraction(interpolation: InterpolationStyle, means: Tensor, stds: Te
 
 
 def negatives(labels: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw for each record a uniformly random one of another class (section 2.2), (B,); -1 where all have one class."""
+    """Draw for each record a uniformly random one of another class (section 2.2), (B,); -1 if there is none."""
     foreign = labels.unsqueeze(0) != labels.unsqueeze(1)
-    lots = torch.rand(foreign.shape, generator=rng).to(labels.device).masked_fill(~foreign, -1.0)
-    best, position = lots.max(dim=1)
+    priorities = torch.rand(foreign.shape, generator=rng).to(labels.device).masked_fill(~foreign, -1.0)
+    best, position = priorities.max(dim=1)
     return torch.where(best >= 0, position, -1)
 
 
 def triplet_losses(anchor: Tensor, positive: Tensor, negative: Tensor, *, margin: float, form: Triplet) -> Tensor:
-    """Give each triplet's loss, (B,), for features (B, d): the code's, or eq. (5) as it is printed."""
+    """The loss of each triplet, (B,), for features (B, d): the code's, or eq. (5) as printed."""
     if form == "printed":
         return (anchor - positive).square().sum(1) - (anchor - negative).square().sum(1) + margin
     a, p, n = (functional.normalize(features, dim=1) for features in (anchor, positive, negative))
@@ -133,13 +134,13 @@ class SecondView:
     rng: torch.Generator
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Give (B, 3, H, W) in [0, 1], on the batch's device."""
+        """Return (B, 3, H, W) in [0, 1], on the batch's device."""
         return augment(as_float(self.images[batch.records].to(batch.images.device)), self.plan, self.rng)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contrast:
-    """Eq. (7): cross-entropy on originals, triplets toward their positives, bounded features."""
+    """Eq. (7): cross-entropy on originals, the triplet loss, and the regularizer."""
 
     gamma1: float
     gamma2: float
@@ -151,17 +152,17 @@ class Contrast:
     couples_records: bool = True  # a negative is another record
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,): two passes, whatever the number of terms."""
+        """The losses, (B,), from two forward passes."""
         features = model.features(batch.images)
-        entropy = functional.cross_entropy(wide(model.head(features)), batch.labels, reduction="none")
-        anchor = wide(features)
-        positive = wide(model.features(positives(batch) if self.view is None else self.view(batch)))
+        entropy = functional.cross_entropy(at_least_float32(model.head(features)), batch.labels, reduction="none")
+        anchor = at_least_float32(features)
+        positive = at_least_float32(model.features(positives(batch) if self.view is None else self.view(batch)))
         squares = anchor.square() + positive.square()  # eq. (6)
         bound = squares.mean(1) if self.regularizer == "mean" else squares.sum(1)
         return entropy + self.gamma1 * self.triplets(anchor, positive, batch.labels) + self.gamma2 * bound
 
     def triplets(self, anchor: Tensor, positive: Tensor, labels: Tensor) -> Tensor:
-        """Eq. (5) term by term, (B,); a batch of one class has no triplets."""
+        """Eq. (5) per record, (B,); 0 for a batch of one class."""
         picked = negatives(labels, self.rng)
         losses = triplet_losses(anchor, positive, positive[picked.clamp_min(0)], margin=self.margin, form=self.triplet)
         return torch.where(picked >= 0, losses, 0.0)
@@ -169,36 +170,36 @@ class Contrast:
 
 @dataclass(frozen=True)
 class BothVersions:
-    """Cross-entropy on originals and transferred images alike, without contrast (FISC-v3)."""
+    """Cross-entropy on both originals and transferred images, without contrast (FISC-v3)."""
 
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give the losses, (2B,)."""
         logits = torch.cat([model(batch.images), model(positives(batch))])
-        return functional.cross_entropy(wide(logits), batch.labels.repeat(2), reduction="none")
+        return functional.cross_entropy(at_least_float32(logits), batch.labels.repeat(2), reduction="none")
 
 
 def positives(batch: Batch) -> Tensor:
-    """The transferred images of a batch. Raises ValueError where the training set has none."""
+    """The transferred images of a batch. Raises ValueError if there are none."""
     if batch.partners is None:
         raise ValueError("fisc trains with transferred images as partners; this batch has none.")
     return batch.partners
 
 
-def wide(features: Tensor) -> Tensor:
-    """Give at least float32: a margin is lost among bfloat16 distances."""
+def at_least_float32(features: Tensor) -> Tensor:
+    """Convert to at least float32; bfloat16 distances are too coarse for the margin."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 @dataclass(frozen=True, kw_only=True)
 class FISC(FedAvg):
-    """FISC with its options; the defaults are the paper's where it decides, else the authors' code's.
+    """FISC with its options; the defaults are the paper's where it specifies them, else the authors' code's.
 
-    `encoder` "vgg19-pre-relu" takes styles before ReLU 4_1 and transfers behind it, as the code does. `compared` is
+    `encoder` "vgg19-pre-relu" takes styles before ReLU 4_1 and transfers after it, as the code does. `compared` is
     what FINCH compares at a client: image styles, or (the code) whole feature maps, all held in memory. `style_input`
-    "loader" shows the encoder what the code's loader gives: cropped, mirrored, ImageNet-normalized. `extra_layer` is
-    the code's fresh linear layer behind the pooled features. Table 11: v1 and v2 are `local_clustering` and
+    "loader" encodes images as the code's loader yields them: cropped, mirrored, ImageNet-normalized. `extra_layer` is
+    the code's additional linear layer after the pooled features. Table 11: v1 and v2 are `local_clustering` and
     `global_clustering` off (plain averages of image styles and of clients), v3 is `contrastive="none"`, v4 "ordinary"
     (two crops of one image; nothing is shared), v5 the default."""
 
@@ -233,12 +234,12 @@ class FISC(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Styles, once, before round 0; nothing where training does not use them."""
+        """Styles, once, before round 0; never if training does not use them."""
         return "never" if self.contrastive == "ordinary" else "once"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: a style over clusters of images up, the interpolation style down."""
+        """Besides the model: a style over clusters of images up, the interpolation style down."""
         if self.shares == "never":
             return super().releases
         style = Release(stage="share", slot="style", kind=StyleStatistics)
@@ -246,13 +247,13 @@ class FISC(FedAvg):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Every client's style, without names, unless none is shared."""
+        """Individual styles without names, if styles are shared."""
         if self.shares == "never":
             return super().server_needs
         return ServerNeeds(uploads="unnamed", because="the interpolation style is a median over clusters of clients")
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """The plain classifier, or with the released code's extra layer in its neck."""
+        """The plain classifier, with `extra_layer` a linear layer in its neck."""
         if not self.extra_layer:
             return network
         width = network.features_width
@@ -269,7 +270,7 @@ class FISC(FedAvg):
             raise UsageError(
                 f"{client.name} has no images; a style needs at least one. Use fewer clients or more data."
             )
-        images, compared = self.extracted(client.data, rng)
+        images, compared = self.encode_images(client.data, rng)
         alone = torch.arange(len(images))
         labels = partition_of(compared, self.client_partition) if self.local_clustering else alone
         mean, std = client_style(images, labels, sigma=self.sigma, eps=self.eps)
@@ -277,32 +278,34 @@ class FISC(FedAvg):
         return {"style": StyleStatistics(mean=mean.float(), std=std.float())}, {**state, CLUSTER_SIZES: sizes}
 
     @torch.no_grad()
-    def extracted(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:
-        """Give each image's moments, and the rows (n, d) that FINCH compares."""
-        if self.style_input == "images" and self.compared == "style":  # each image is encoded once in a process
+    def encode_images(self, data: DomainDataset, rng: torch.Generator) -> tuple[Moments, Tensor]:
+        """The moments of each image, and the rows (n, d) that FINCH compares."""
+        if self.style_input == "images" and self.compared == "style":  # encodings of images are cached in a process
             found = statistics(self.encoder, data, size=self.style_size)
             return found, torch.cat(found.style(unbiased=True, eps=self.eps), dim=1)
         encoder, parts, maps = encoder_named(self.encoder), [], []
         for rows in torch.arange(len(data)).split(AT_ONCE):
             pixels = as_float(resized(data.pixels(rows), self.style_size))
-            features = encoder.encode(self._seen(augment(pixels, self.plan, rng) if self._loaded else pixels))
+            features = encoder.encode(
+                self._encoder_input(augment(pixels, self.plan, rng) if self._uses_loader else pixels)
+            )
             parts.append(moments(features))
             maps += [features.flatten(1)] if self.compared == "map" else []
         found = concatenated(parts)
         return found, torch.cat(maps) if maps else torch.cat(found.style(unbiased=True, eps=self.eps), dim=1)
 
     @property
-    def _loaded(self) -> bool:
+    def _uses_loader(self) -> bool:
         return self.style_input == "loader"
 
-    def _seen(self, images: Tensor) -> Tensor:
-        normalized: Tensor = Normalization()(images) if self._loaded else images
+    def _encoder_input(self, images: Tensor) -> Tensor:
+        normalized: Tensor = Normalization()(images) if self._uses_loader else images
         return normalized
 
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Lines 15, 16: one interpolation style from all clients' styles, for everybody."""
+        """Lines 15, 16: one interpolation style from all clients' styles, sent to every client."""
         sent = [inbox["style"].tensors() for inbox in shared.values()]
         means, stds = (torch.stack([tensors[name] for tensors in sent]) for name in ("mean", "std"))
         if self.global_clustering:
@@ -314,7 +317,7 @@ class FISC(FedAvg):
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
-        """The client's images, with their transferred versions beside them; these are made once and remembered."""
+        """The client's images with their transferred versions, which are computed once and stored."""
         if self.contrastive == "ordinary":
             return TrainingSet.of(client.data), state
         pixels = client.data.pixels()
@@ -323,18 +326,18 @@ class FISC(FedAvg):
             if not isinstance(style, InterpolationStyle):
                 came = "nothing" if style is None else f"a {style.kind}"
                 raise TypeError(f"fisc trains with an InterpolationStyle; {client.name} received {came}.")
-            state = {**state, "transferred": torch.cat([self.transferred(p, style) for p in pixels.split(AT_ONCE)])}
+            state = {**state, "transferred": torch.cat([self.transfer(p, style) for p in pixels.split(AT_ONCE)])}
         return TrainingSet(images=pixels, labels=client.data.labels, partners=state["transferred"]), state
 
     @torch.no_grad()
-    def transferred(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
+    def transfer(self, pixels: Tensor, style: InterpolationStyle) -> Tensor:
         """Eq. (4) in the encoder's features, mixed with the content by `alpha`, decoded; uint8 (n, 3, H, W) in and out.
 
-        With `style_input="loader"` the picture is such that the network, normalizing it, sees what the decoder drew."""
+        With `style_input="loader"` the decoder's output is denormalized, because the network normalizes its input."""
         encoder = encoder_named(self.encoder.removesuffix("-pre-relu"))
-        content = self._seen(as_float(resized(pixels, self.style_size)))
+        content = self._encoder_input(as_float(resized(pixels, self.style_size)))
         drawn = style_transfer(encoder, content, style.mean, style.std, eps=self.eps, alpha=self.alpha)
-        if self._loaded:
+        if self._uses_loader:
             normal = Normalization()
             drawn = drawn * normal.std + normal.mean
         return pictures(drawn, size=None if self.style_size is None else pixels.shape[2])
@@ -342,7 +345,7 @@ class FISC(FedAvg):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """Eq. (7), or what an ablation of Table 11 puts in its place."""
+        """Eq. (7), or its replacement in an ablation of Table 11."""
         if self.contrastive == "none":
             return BothVersions()
         view: SecondView | None = None

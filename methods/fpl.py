@@ -1,15 +1,15 @@
 """FPL: rethinking federated learning with domain shift, a prototype view.
 
 Huang, Ye, Shi, Li & Du, CVPR 2023. Clients send the mean feature of each class; per class the server clusters them by
-FINCH and sends the clusters' means to everybody (cluster prototypes), so that a domain held by many clients counts
+FINCH and sends the clusters' means to everybody (cluster prototypes), so that a domain of many clients counts
 once. A client pulls its features toward the cluster prototypes of their class and away from the others (contrast,
 temperature t), and toward their mean, the unbiased prototype (consistency). Extends methods/fedavg.py.
 
 Shares, every round: up to C x d mean features per participant, beside the model; all cluster prototypes come back at
 the start of the next round, so that round 0 has none and trains by cross-entropy alone.
 Differs from the paper where the authors' code does: class means are running ones (features as training saw them in the
-last local epoch: augmented, under changing weights), so that they need no pass of their own; every client's mean counts
-once in its cluster, however many images are behind it; the consistency term is a mean over the features."""
+last local epoch: augmented, under changing weights), so that they need no separate pass; every client's mean has the
+same weight in its cluster, whatever its number of images; the consistency term is a mean over the features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,14 +30,14 @@ from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "prototypes"
-"""Where prototypes lie on both ways, and (with the ending below) in the server's memory."""
+"""The slot of prototypes, up and down, and the entry of their features in the server's state."""
 CLASSES = "prototype_classes"
 
 
 class ClassMeans(nn.Module):
-    """Running sums of features by class over one pass through the data; a record seen again starts the next pass.
+    """Running sums of features by class over one pass through the data; a repeated record starts the next pass.
 
-    It rides on the network as buffers outside the state dict: never sent, never averaged."""
+    A submodule of the network with buffers outside the state dict: never sent, never averaged."""
 
     sums: Tensor
     counts: Tensor
@@ -59,7 +59,7 @@ class ClassMeans(nn.Module):
         self.counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.float32))
 
     def prototypes(self) -> Prototypes:
-        """Give the mean feature of every class that was seen, on the CPU."""
+        """The mean feature of every class in the pass, on the CPU."""
         classes = self.counts.nonzero().flatten()
         means = self.sums[classes] / self.counts[classes].unsqueeze(1)
         return Prototypes(features=means.cpu(), classes=classes.cpu())
@@ -67,9 +67,9 @@ class ClassMeans(nn.Module):
 
 @dataclass(frozen=True)
 class PrototypeLoss:
-    """Cross-entropy, contrast with the cluster prototypes, and consistency with their means; sums features on the way.
+    """Cross-entropy, contrast with the cluster prototypes, and consistency with their means; also sums features.
 
-    Records of a class without prototypes have cross-entropy only; without any prototype all have."""
+    Records of a class without prototypes have only cross-entropy."""
 
     prototypes: Prototypes | None
     temperature: float
@@ -100,16 +100,16 @@ def contrast(features: Tensor, centers: Tensor, same: Tensor, *, temperature: fl
 
 
 def consistency(features: Tensor, centers: Tensor, same: Tensor) -> Tensor:
-    """Give the mean squared difference from the mean of the own class's centers, (B,); of 0 where there are none."""
+    """Give the mean squared difference from the mean of the own class's centers, (B,); from 0 if there are none."""
     belongs = same.to(features)
     unbiased = belongs @ centers / belongs.sum(1, keepdim=True).clamp_min(1)
     return (features - unbiased).square().mean(1)
 
 
 def cluster_prototypes(received: Mapping[str, Prototypes]) -> Prototypes:
-    """Cluster each class's prototypes by FINCH (cosine, last partition) and give the clusters' means, class by class.
+    """Cluster each class's prototypes by FINCH (cosine, last partition); return the clusters' means, class by class.
 
-    A class that one client sent keeps that client's prototype."""
+    A class of a single client keeps that client's prototype."""
     features = torch.cat([sent.features for sent in received.values()]).double()
     classes = torch.cat([sent.classes for sent in received.values()])
     found, labels = [], []
@@ -134,12 +134,12 @@ class FPL(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Cluster prototypes reach the clients before they train; theirs go up with the update."""
+        """Every round: cluster prototypes come down before training."""
         return "every"
 
     @property
     def asks_for_shares(self) -> bool:
-        """Prototypes go up with the update alone."""
+        """False: prototypes go up only with the update."""
         return False
 
     @property
@@ -150,11 +150,11 @@ class FPL(FedAvg):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Every client's prototypes."""
+        """Individual prototypes, without names."""
         return ServerNeeds(uploads="unnamed", because="the prototypes of single clients are clustered")
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a local method, whose objective would not be trained."""
+        """Raise UsageError for a local method, whose objective would be ignored."""
         super().check(clients)
         if self.local is not None:
             raise UsageError("fpl trains its own objective; it takes no local method (drop --with).")
@@ -162,14 +162,14 @@ class FPL(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Hand the cluster prototypes of the round before to every participant."""
+        """Send the cluster prototypes of the previous round to every participant."""
         if SLOT not in server:
             return {}, server
         prototypes = Prototypes(features=server[SLOT], classes=server[CLASSES])
         return {name: {SLOT: prototypes} for name in shared}, server
 
     def start(self, client: Client, *, model: GlobalModel, state: State) -> Classifier:
-        """The received model, with room for its class means."""
+        """The received model with a `ClassMeans` submodule."""
         network = super().start(client, model=model, state=state)
         means = ClassMeans(classes=network.classes, width=network.features_width, records=len(client.data))
         network.add_module("class_means", means.to(model.blueprint.device))
@@ -178,7 +178,7 @@ class FPL(FedAvg):
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """Contrast and consistency with the received prototypes, if any came."""
+        """Contrast and consistency with the received prototypes, if any."""
         received = inbox.get(SLOT)
         if received is not None and not isinstance(received, Prototypes):
             raise TypeError(f"fpl trains with Prototypes; {client.name} received a {received.kind}.")

@@ -1,11 +1,11 @@
 """JiGen: domain generalization by solving jigsaw puzzles.
 
 Carlucci, D'Innocente, Bucci, Caputo & Tommasi, CVPR 2019, https://arxiv.org/abs/1903.06864. Images are cut into 3 x 3
-tiles and put together in one of P orders; the loss is that of the class, on ordered images, plus alpha times that of a
-second head which names the order. Extends methods/fedavg.py; both heads are averaged.
+tiles and reassembled in one of P orders; the loss is that of the class, on ordered images, plus alpha times that of a
+second head, which predicts the order. Extends methods/fedavg.py; both heads are averaged.
 
 Shares: what FedAvg shares, the second head included.
-Differs from the paper: images are cut down at the center to sides that 3 divides (32 -> 30, 128 -> 126; the authors
+Differs from the paper: images are center-cropped to sides divisible by 3 (32 -> 30, 128 -> 126; the authors
 resize to 222 or 225), and tested whole; tiles are not turned gray at random (the authors' code: one in ten). The P
 orders of the paper come from a greedy search for large Hamming distance (Noroozi & Favaro 2016); here they are affine
 maps of the field with nine elements, any two of which differ in at least 8 of the 9 places, the most that ten or more
@@ -33,7 +33,7 @@ MOST = 71  # affine maps of the field with nine elements, without the identity
 
 
 class JigsawClassifier(Classifier):
-    """A classifier with a second linear head `jigsaw` that names the order of the tiles, 0 being the right one."""
+    """A classifier with a second linear head `jigsaw` that predicts the order of the tiles; order 0 is the original."""
 
     def __init__(self, plain: Classifier, *, orders: int, rng: torch.Generator) -> None:
         super().__init__(backbone=plain.backbone, norm=plain.norm, body=plain.body, neck=plain.neck, head=plain.head)
@@ -42,7 +42,7 @@ class JigsawClassifier(Classifier):
 
 @lru_cache(maxsize=8)
 def tile_orders(count: int) -> Tensor:
-    """Give `count` permutations of the nine tiles and before them the identity, (count + 1, 9).
+    """The identity and `count` other permutations of the nine tiles, (count + 1, 9).
 
     They are x -> a x + b in the field GF(3)[i] with i^2 = -1, tile 3 u + v standing for u + v i."""
     parts = torch.cartesian_prod(torch.arange(3), torch.arange(3))  # row 3 u + v is (u, v)
@@ -57,10 +57,10 @@ def tile_orders(count: int) -> Tensor:
     return torch.stack([identity, *others[:count]])
 
 
-def shuffled(images: Tensor, orders: Tensor) -> Tensor:
-    """Put the tiles of each image in its order, (B, 9): place t of the result holds tile `orders[:, t]` of the image.
+def shuffle_tiles(images: Tensor, orders: Tensor) -> Tensor:
+    """Reorder the tiles of each image by `orders` (B, 9): place t of the result holds tile `orders[:, t]`.
 
-    Images are cut at the center to sides that 3 divides. Raises ValueError below 3 px."""
+    Images are center-cropped to sides divisible by 3. Raises ValueError below 3 px."""
     count, channels, height, width = images.shape
     high, wide = height // GRID, width // GRID
     if min(high, wide) < 1:
@@ -75,22 +75,22 @@ def shuffled(images: Tensor, orders: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class JigsawLoss:
-    """The class loss plus `weight` times the loss of naming the order."""
+    """The class loss plus `weight` times the loss of the order."""
 
     orders: Tensor
     whole: float
     weight: float
     class_loss: Literal["ordered", "all"]
     rng: torch.Generator
-    couples_records: bool = False  # the mean over the ordered images is over coins, not over records
+    couples_records: bool = False  # which images are ordered is random and does not depend on records
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
         """Give the losses, (B,); their mean is that of the ordered images plus `weight` times that of all."""
         if not isinstance(model, JigsawClassifier):
             raise TypeError(f"jigen trains a JigsawClassifier; got a {type(model).__name__}.")
-        chosen = self.drawn(len(batch.labels))
+        chosen = self.draw_orders(len(batch.labels))
         device = batch.images.device
-        images = shuffled(batch.images, self.orders[chosen].to(device))
+        images = shuffle_tiles(batch.images, self.orders[chosen].to(device))
         features = model.features(images)
         named = functional.cross_entropy(model.jigsaw(features).float(), chosen.to(device), reduction="none")
         classed = functional.cross_entropy(model.head(features).float(), batch.labels, reduction="none")
@@ -99,10 +99,10 @@ class JigsawLoss:
             classed = classed * ordered * (len(chosen) / ordered.sum().clamp_min(1))
         return classed + self.weight * named
 
-    def drawn(self, count: int) -> Tensor:
-        """Draw the order of each image: the right one with probability `whole`, else any, the right one included."""
-        anyone = torch.randint(len(self.orders), (count,), generator=self.rng)
-        return torch.where(torch.rand(count, generator=self.rng) < self.whole, 0, anyone)
+    def draw_orders(self, count: int) -> Tensor:
+        """Draw the order of each image: the original with probability `whole`, else uniform over all orders."""
+        uniform = torch.randint(len(self.orders), (count,), generator=self.rng)
+        return torch.where(torch.rand(count, generator=self.rng) < self.whole, 0, uniform)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class JiGen(FedAvg):
             )
 
     def remodel(self, network: Classifier, rng: torch.Generator) -> Classifier:
-        """The classifier with the second head beside its own."""
+        """The classifier with a second head."""
         return JigsawClassifier(super().remodel(network, rng), orders=self.permutations + 1, rng=rng)
 
     def objective(

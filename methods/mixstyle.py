@@ -1,8 +1,8 @@
 """MixStyle: domain generalization with MixStyle.
 
-Zhou, Yang, Qiao & Xiang, ICLR 2021, https://arxiv.org/abs/2104.02008. While training, feature maps of one image take a
-style mixed from its own and another's: means and stds mixed with lambda ~ Beta(alpha, alpha) per image, then AdaIN to
-them. Extends methods/fedavg.py; the operation is fdgsec.nn.styles.feature_styles.mixed_styles.
+Zhou, Yang, Qiao & Xiang, ICLR 2021, https://arxiv.org/abs/2104.02008. While training, the feature maps of an image get
+a style mixed from its own and another image's: means and stds mixed with lambda ~ Beta(alpha, alpha) per image, then
+AdaIN to them. Extends methods/fedavg.py; the operation is fdgsec.nn.styles.feature_styles.mixed_styles.
 
 Shares: what FedAvg shares.
 Differs from the paper: partners are drawn by a random permutation inside the client's own batch (the paper's variant

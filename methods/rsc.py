@@ -6,12 +6,12 @@ eq. (3) the muted features, eq. (4) their prediction, section 3.3 the share of a
 Extends methods/fedavg.py.
 
 Shares: what FedAvg shares.
-Differs from the paper: `variant="pooled"` (the default) mutes the pooled features, as DomainBed and CCST's baseline do;
-the head is linear, so the gradient of eq. (1) is the head's row of the true class and needs no backward pass. It mutes
-features in the top third of each record's gradients, in the records whose confidence falls in the top third of the
-batch. `variant="maps"` is the authors' code: positions or channels of the last stage's maps, by a fair coin per batch;
-without its doubling of the batch by mirror images (the plan mirrors), and with its growing share of the batch held at 1
-(that code, made for 20 epochs, fails in the 40th)."""
+Differs from the paper: `variant="pooled"` (the default) mutes the pooled features, as DomainBed and CCST's baseline
+do; the head is linear, so the gradient of eq. (1) is the head's row of the true class and needs no backward pass. It
+mutes features in the top third of each record's gradients, in the records whose confidence falls in the top third of
+the batch. `variant="maps"` is the authors' code: positions or channels of the last stage's maps, chosen at random with
+probability 1/2 per batch; without its doubling of the batch by mirror images (the plan mirrors), and with its growing
+share of the batch held at 1 (that code, made for 20 epochs, fails in the 40th)."""
 
 import math
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 CHANNELS_DROPPED = 3.2  # the authors' code drops a third of the positions, but 1 / 3.2 of the channels
-SMALLEST_FALL = 1e-4  # confidence that must be lost at least, in the authors' code
+SMALLEST_FALL = 1e-4  # the smallest loss of confidence that counts, in the authors' code
 
 
 @dataclass(frozen=True)
 class PooledChallenge:
-    """Cross-entropy on pooled features of which the decisive ones are muted (DomainBed's RSC)."""
+    """Cross-entropy on pooled features with the most predictive ones muted (DomainBed's RSC)."""
 
     features_dropped: float
     batch_dropped: float
@@ -48,7 +48,7 @@ class PooledChallenge:
         return functional.cross_entropy(model.head(features * mask).float(), batch.labels, reduction="none")
 
     def mask(self, features: Tensor, labels: Tensor, model: Classifier) -> Tensor:
-        """Give 0 where a feature is muted and 1 elsewhere, (B, d), by eqs. (1), (2) and section 3.3."""
+        """The mask: 0 where a feature is muted and 1 elsewhere, (B, d), by eqs. (1), (2) and section 3.3."""
         gradient = model.head.weight[labels].float()
         threshold = torch.quantile(gradient, 1 - self.features_dropped, dim=1, keepdim=True)
         kept = gradient < threshold
@@ -59,7 +59,7 @@ class PooledChallenge:
 
 @dataclass(frozen=True)
 class MapsChallenge:
-    """Cross-entropy on feature maps of which the decisive positions or channels are muted (the authors' code)."""
+    """Cross-entropy on feature maps with the most predictive positions or channels muted (the authors' code)."""
 
     share: float
     dropped: float
@@ -76,7 +76,7 @@ class MapsChallenge:
 
     @torch.enable_grad()
     def mask(self, maps: Tensor, labels: Tensor, model: Classifier, *, positions: bool) -> Tensor:
-        """Give 0 where the maps are muted, (B, 1, h, w) for `positions`, else (B, C, 1, 1)."""
+        """The mask: 0 where the maps are muted, (B, 1, h, w) for `positions`, else (B, C, 1, 1)."""
         wanted = maps.clone().requires_grad_(True)
         logits = model.head(model.neck(wanted)).float()
         (gradient,) = torch.autograd.grad(logits.gather(1, labels.unsqueeze(1)).sum(), wanted)
@@ -100,7 +100,7 @@ def confidence(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
 
 
 def _ranked(values: Tensor, rank: int) -> Tensor:
-    """Give each row's entry of rank `rank` (0: the largest), (rows, 1); minus infinity beyond the last."""
+    """Each row's entry of rank `rank` (0: the largest), (rows, 1); minus infinity beyond the last."""
     if rank >= values.shape[1]:
         return values.new_full((len(values), 1), -torch.inf)
     return values.sort(dim=1, descending=True).values[:, rank : rank + 1]
@@ -108,9 +108,9 @@ def _ranked(values: Tensor, rank: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RSC(FedAvg):
-    """RSC; `features_dropped` is the share of features (or positions) muted, `batch_dropped` that of a batch's records.
+    """RSC; `features_dropped` is the share of muted features (or positions), `batch_dropped` that of a batch's records.
 
-    `batch_dropped` belongs to "pooled"; "maps" starts with 3/10 of the records and adds 2/10 every 10 epochs."""
+    Only "pooled" uses `batch_dropped`; "maps" starts with 3/10 of the records and adds 2/10 every 10 epochs."""
 
     variant: Literal["pooled", "maps"] = "pooled"
     features_dropped: float = 1 / 3

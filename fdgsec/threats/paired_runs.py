@@ -43,7 +43,7 @@ class Draws(Protocol):
 class ArrangesPools(Protocol):
     """A method whose clients draw rows from the bank that they receive, in a public way (FedCCRL, FedAlign)."""
 
-    def arranged(self, bank: StyleBank, rng: torch.Generator) -> Draws:
+    def build_pool(self, bank: StyleBank, rng: torch.Generator) -> Draws:
         """Make a bank ready to draw from."""
         ...
 
@@ -229,7 +229,7 @@ def _picks(
 
 def picked(method: ArrangesPools, bank: StyleBank, rows: Tensor, rng: torch.Generator) -> dict[str, float]:
     """The share of `rows` among draws from a pool and, where it has clusters, among draws from their clusters."""
-    pool = method.arranged(bank, rng)
+    pool = method.build_pool(bank, rng)
     drawn = pool.rows(DRAWS, rng)
     mine = torch.isin(drawn, rows)
     shares = {"picked_share": float(mine.double().mean())}

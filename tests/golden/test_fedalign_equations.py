@@ -112,7 +112,7 @@ def test_the_discriminators_loss_and_step_are_equations_12_to_14():
 def test_features_are_equations_3_and_5_in_three_passes_of_their_own(views: str):
     method = FedAlign(views="sequential" if views == "sequential" else "independent")
     bank = StyleBank(mean=noise(20, 3, name="m"), std=noise(20, 3, name="s").abs(), owner=torch.zeros(20).long())
-    pool = method.arranged(bank, stream(0, "world", "pool"))
+    pool = method.build_pool(bank, stream(0, "world", "pool"))
     network = build_classifier("tiny", 4, rng=stream(0, "world", "network")).train()
     images, labels = as_float(pixels(6, 16)), torch.tensor([0, 1, 2, 0, 1, 0])
     batch = Batch(images=images, labels=labels, records=torch.arange(6))
@@ -120,8 +120,8 @@ def test_features_are_equations_3_and_5_in_three_passes_of_their_own(views: str)
     made = CrossClientAlignment(method=method, pool=pool, rng=stream(0, "world", "views"))(batch, network)
 
     rng = stream(0, "world", "views")
-    first = method.enriched(images, pool, rng)
-    second = method.enriched(first if views == "sequential" else images, pool, rng)
+    first = method.augmented_view(images, pool, rng)
+    second = method.augmented_view(first if views == "sequential" else images, pool, rng)
     twin = build_classifier("tiny", 4, rng=stream(0, "world", "network")).train()
     found = [twin.features(seen) for seen in (images, first, second)]  # each batch normalized by itself
     assert torch.allclose(made, method.losses(found, [twin.head(z) for z in found], labels), rtol=1e-5)

@@ -135,7 +135,7 @@ def test_training_is_algorithm_1(clients: list[Client]):
     ]
     clock = Clock(round=0, rounds=1, participants=("client:0",))
 
-    replace(METHOD, plan=plan).taught(made, data, clock=clock, rng=rng)
+    replace(METHOD, plan=plan).train_networks(made, data, clock=clock, rng=rng)
     slow_algorithm_1(student, teacher, network, dealt)
 
     assert len(dealt) == 4

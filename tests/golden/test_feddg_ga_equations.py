@@ -13,7 +13,7 @@ from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Blueprint, Client
 from fdgsec.federation.wire import Message
 from fdgsec.methods.fedavg import averaged
-from fdgsec.methods.feddg_ga import FedDGGA, adjusted
+from fdgsec.methods.feddg_ga import FedDGGA, adjust_weights
 from fdgsec.nn.training.loop import logits
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
@@ -44,7 +44,9 @@ def slowly_adjusted(weights: list[float], gaps: list[float], step: float) -> lis
     ],
 )
 def test_a_step_moves_weights_by_relative_gaps_on_the_simplex(weights: list[float], gaps: list[float], step: float):
-    made = adjusted(torch.tensor(weights, dtype=torch.float64), torch.tensor(gaps, dtype=torch.float64), step=step)
+    made = adjust_weights(
+        torch.tensor(weights, dtype=torch.float64), torch.tensor(gaps, dtype=torch.float64), step=step
+    )
 
     assert made.tolist() == pytest.approx(slowly_adjusted(weights, gaps, step), abs=1e-15)
 
@@ -54,7 +56,7 @@ def test_weights_stay_on_the_simplex_whatever_the_gaps():
     weights = torch.full((7,), 1 / 7, dtype=torch.float64)
     for _ in range(300):
         gaps = torch.randn(7, generator=rng, dtype=torch.float64) - 0.5
-        weights = adjusted(weights, gaps, step=float(torch.rand(1, generator=rng)))
+        weights = adjust_weights(weights, gaps, step=float(torch.rand(1, generator=rng)))
         assert float(weights.min()) >= 0
         assert float(weights.sum()) == pytest.approx(1, abs=1e-12)
 
@@ -62,8 +64,8 @@ def test_weights_stay_on_the_simplex_whatever_the_gaps():
 def test_without_gaps_weights_stay_and_where_all_are_clipped_they_are_equal():
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
 
-    assert torch.equal(adjusted(weights, torch.zeros(3).double(), step=0.1), weights)
-    assert adjusted(weights, torch.full((3,), -2.0).double(), step=0.9).tolist() == pytest.approx([1 / 3] * 3)
+    assert torch.equal(adjust_weights(weights, torch.zeros(3).double(), step=0.1), weights)
+    assert adjust_weights(weights, torch.full((3,), -2.0).double(), step=0.9).tolist() == pytest.approx([1 / 3] * 3)
 
 
 @dataclass(frozen=True)

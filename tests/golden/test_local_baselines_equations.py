@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.federation.method import Blueprint
-from fdgsec.methods.dsu import perturbed
+from fdgsec.methods.dsu import perturb_styles
 from fdgsec.methods.fedprox import Proximal
 from fdgsec.methods.fedsr import FedSR, SimpleRepresentation, StochasticClassifier, divergence
-from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
+from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffle_tiles, tile_orders
 from fdgsec.methods.rsc import MapsChallenge, PooledChallenge
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.feature_styles import StageStyleObjective, mixed_styles
@@ -95,9 +95,9 @@ def test_dsus_step_scales_its_noise_by_its_factor():
     draws = rng("noise")
     torch.rand((), generator=draws)
 
-    made = StageStyleObjective(("stage1",), 1.0, partial(perturbed, factor=0.3), rng("noise")).acted(maps)
+    made = StageStyleObjective(("stage1",), 1.0, partial(perturb_styles, factor=0.3), rng("noise")).acted(maps)
 
-    assert torch.equal(made, perturbed(maps, draws, factor=0.3))
+    assert torch.equal(made, perturb_styles(maps, draws, factor=0.3))
 
 
 def test_dsu_is_its_definition():
@@ -105,7 +105,7 @@ def test_dsu_is_its_definition():
     draws = rng("noise")
     noise = [torch.randn(4, 3, 1, 1, generator=draws) for _ in range(2)]
 
-    made = perturbed(maps, rng("noise"))
+    made = perturb_styles(maps, rng("noise"))
 
     means = [[float(maps[i, c].mean()) for c in range(3)] for i in range(4)]
     stds = [[math.sqrt(float(maps[i, c].var()) + 1e-6) for c in range(3)] for i in range(4)]
@@ -121,7 +121,7 @@ def test_dsu_is_its_definition():
 def test_no_statistic_of_dsu_is_detached():
     maps = torch.randn(4, 3, 5, 6, generator=rng("maps"), dtype=torch.float64).requires_grad_(True)
 
-    assert torch.autograd.gradcheck(lambda given: perturbed(given, rng("noise")), (maps,))
+    assert torch.autograd.gradcheck(lambda given: perturb_styles(given, rng("noise")), (maps,))
 
 
 def test_rsc_is_the_five_equations_of_domainbeds_version():
@@ -183,7 +183,7 @@ def test_jigen_cuts_and_joins_tiles_as_told():
     images = torch.rand(3, 3, 14, 20, generator=rng("images"))  # cut to 12 x 18: one row above and below, one column
     orders = tile_orders(30)[[0, 7, 30]]
 
-    made = shuffled(images, orders)
+    made = shuffle_tiles(images, orders)
 
     for i in range(3):
         cut = images[i, :, 1:13, 1:19]
@@ -201,8 +201,8 @@ def test_jigens_loss_is_the_class_loss_of_ordered_images_plus_alpha_times_the_or
     assert isinstance(model, JigsawClassifier)
     orders = tile_orders(30)
     step = JigsawLoss(orders, 0.5, 0.7, method.class_loss, rng("draw"))
-    chosen = JigsawLoss(orders, 0.5, 0.7, method.class_loss, rng("draw")).drawn(7)
-    features = model.features(shuffled(batch().images, orders[chosen]))
+    chosen = JigsawLoss(orders, 0.5, 0.7, method.class_loss, rng("draw")).draw_orders(7)
+    features = model.features(shuffle_tiles(batch().images, orders[chosen]))
     classed, named = [], []
     for i in range(7):
         named.append(-model.jigsaw(features)[i].log_softmax(0)[chosen[i]])

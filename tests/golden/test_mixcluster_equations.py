@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.data.domains import as_float
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign, allocation, cluster_weights, difficulty_score
-from fdgsec.methods.fedccrl import interpolated, normalized
+from fdgsec.methods.fedccrl import interpolate_statistics, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import AugMix, Operation, blend_chains, dirichlet
 from fdgsec.runtime.random_streams import stream
@@ -39,7 +39,7 @@ def test_mixcluster_is_lines_10_to_21_of_algorithm_2():
     images, other_mean, other_std = noise(4, 3, 5, 6), noise(4, 3, name="m"), noise(4, 3, name="s").abs()
     lam = torch.tensor([0.0, 0.3, 0.7, 1.0])
 
-    made = interpolated(
+    made = interpolate_statistics(
         images, instance_statistics(images), (other_mean[..., None, None], other_std[..., None, None]), lam
     )
 
@@ -125,11 +125,11 @@ def test_the_difficulty_of_algorithm_3_scales_the_originals_share():
         means = [float(((images[n, c].double() / 255 - MEAN[c]) / STD[c]).mean()) for c in range(3)]
         expected.append(1 / (1 + math.exp(-3.0 * (1 - max(slow_softmax(means))))))
 
-    made = method.kept(images)
+    made = method.augmix_scale(images)
 
     assert made is not None
     assert made.tolist() == pytest.approx(expected, rel=1e-5)
-    assert FedAlign().kept(images) is None
+    assert FedAlign().augmix_scale(images) is None
 
 
 def test_a_view_is_mixcluster_and_then_augmix_of_what_it_gives():
@@ -139,7 +139,7 @@ def test_a_view_is_mixcluster_and_then_augmix_of_what_it_gives():
     pool = ClusteredPool(mean=mean, std=std, labels=labels, weights=cluster_weights(torch.cat([mean, std], 1), labels))
     images = as_float(pixels(6, 16))
 
-    made = method.enriched(images, pool, stream(0, "world", "view"))
+    made = method.augmented_view(images, pool, stream(0, "world", "view"))
 
     rng = stream(0, "world", "view")
     drawn = pool.rows(6, rng)

@@ -121,7 +121,7 @@ def test_a_records_loss_is_the_sum_of_its_own_terms():
 def test_views_that_agree_with_their_image_pull_nothing():
     features = torch.randn(4, 12, generator=drawn("features"))
 
-    pulled = METHOD.contrasted([features, features, 2 * features], torch.zeros(4, dtype=torch.int64))
+    pulled = METHOD.contrastive_loss([features, features, 2 * features], torch.zeros(4, dtype=torch.int64))
 
     assert float(pulled.abs().max()) < 1e-5
     assert float(inconsistency(features, [features]).max()) == 0.0
@@ -131,7 +131,7 @@ def test_the_pull_is_what_supervised_contrast_has_of_a_record_alone():
     """Eq. (17) of one anchor with its view as positive: -sim / tau + log sum over others; the sum is what couples."""
     original, view = (torch.randn(1, 12, generator=drawn("features", i)) for i in range(2))
 
-    pulled = METHOD.contrasted([original, view], torch.zeros(1, dtype=torch.int64))
+    pulled = METHOD.contrastive_loss([original, view], torch.zeros(1, dtype=torch.int64))
 
     similarity = functional.cosine_similarity(original, view)
     assert float(pulled) == pytest.approx(float((1 - similarity) / 0.1), rel=1e-5)
@@ -162,7 +162,7 @@ def test_a_received_pool_is_clustered_as_fedalign_does_it():
     rows = torch.rand(12, 3, generator=drawn("rows"))
     bank = StyleBank(mean=rows, std=rows.flip(0), owner=torch.arange(12) % 3)
 
-    ours, theirs = (method.arranged(bank, drawn("pool")) for method in (METHOD, FedAlign()))
+    ours, theirs = (method.build_pool(bank, drawn("pool")) for method in (METHOD, FedAlign()))
 
     assert isinstance(ours, SeparateDraws)
     assert isinstance(theirs, ClusteredPool)

@@ -8,7 +8,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.experiments.config import build
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalized, eight_bits, interpolated, normalized
+from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalized, eight_bits, interpolate_statistics, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
@@ -32,7 +32,7 @@ def test_keeping_all_of_ones_own_statistics_gives_the_image_back():
     inputs = normalized(as_float(source))
     other = torch.randn(2, 5, 3, 1, 1, generator=stream(0, "world", "other")).abs()
 
-    made = interpolated(inputs, instance_statistics(inputs), (other[0], other[1]), torch.ones(5))
+    made = interpolate_statistics(inputs, instance_statistics(inputs), (other[0], other[1]), torch.ones(5))
 
     assert torch.equal(eight_bits(denormalized(made)), source)
 
@@ -41,7 +41,7 @@ def test_keeping_none_of_ones_own_statistics_gives_those_of_the_sampled_row():
     inputs = normalized(as_float(pixels(5)))
     mean, std = torch.randn(2, 5, 3, 1, 1, generator=stream(0, "world", "other")).abs()
 
-    made = interpolated(inputs, instance_statistics(inputs), (mean, std), torch.zeros(5))
+    made = interpolate_statistics(inputs, instance_statistics(inputs), (mean, std), torch.zeros(5))
 
     assert torch.allclose(made.mean((2, 3)), mean.flatten(1), atol=1e-5)
     assert torch.allclose(
@@ -53,7 +53,7 @@ def test_a_constant_image_takes_the_sampled_mean_and_no_spread():
     inputs = torch.full((1, 3, 4, 4), 0.7)
     other = (torch.full((1, 3, 1, 1), -0.2), torch.full((1, 3, 1, 1), 2.0))
 
-    made = interpolated(inputs, instance_statistics(inputs), other, torch.zeros(1))
+    made = interpolate_statistics(inputs, instance_statistics(inputs), other, torch.zeros(1))
 
     assert torch.allclose(made, torch.full_like(made, -0.2), atol=1e-3)
 
@@ -76,7 +76,7 @@ def test_views_keep_memory_layout_and_range_and_leave_their_source_alone():
     before = source.clone()
     pool = Pool(mean=torch.zeros(9, 3), std=torch.ones(9, 3))
 
-    view = FedCCRL().enriched(source, pool, stream(0, "world", "t"))
+    view = FedCCRL().augmented_view(source, pool, stream(0, "world", "t"))
 
     assert view.is_contiguous(memory_format=torch.channels_last)
     assert 0.0 <= float(view.min()) < float(view.max()) <= 1.0
@@ -88,7 +88,7 @@ def test_without_mixing_and_perturbing_both_views_are_the_image():
     method = FedCCRL(mixing=False, perturbing=False)
     source = as_float(pixels(4))
 
-    assert torch.equal(method.enriched(source, None, stream(0, "world", "t")), source)
+    assert torch.equal(method.augmented_view(source, None, stream(0, "world", "t")), source)
 
 
 def test_without_views_and_alignment_the_loss_is_cross_entropy():
@@ -140,9 +140,9 @@ def test_without_a_pool_images_lend_each_other_their_statistics():
     inputs = normalized(as_float(pixels(6)))
     mean, std = instance_statistics(inputs)
 
-    made = FedCCRL(ignore_pool=True).mixed(inputs, None, stream(0, "world", "t"))
+    made = FedCCRL(ignore_pool=True).mix_statistics(inputs, None, stream(0, "world", "t"))
 
     rng = stream(0, "world", "t")
     order, lam = torch.randperm(6, generator=rng), dirichlet(6, 2, 0.1, rng)[:, 0]
     assert order.tolist() != list(range(6))
-    assert torch.equal(made, interpolated(inputs, (mean, std), (mean[order], std[order]), lam))
+    assert torch.equal(made, interpolate_statistics(inputs, (mean, std), (mean[order], std[order]), lam))

@@ -150,7 +150,7 @@ def test_a_teacher_without_memory_is_the_student_and_one_of_pure_memory_stays(cl
         before = digest(both.teacher, counters=False)
         method = replace(METHOD, ema=ema, teacher_buffers=buffers, plan=replace(PLAN, steps=3))
 
-        method.taught(both, data, clock=CLOCK, rng=stream(0, "world", "fit"))
+        method.train_networks(both, data, clock=CLOCK, rng=stream(0, "world", "fit"))
 
         after = digest(both.teacher, counters=False)
         assert after == (digest(both.student, counters=False) if ema == 0.0 else before)
@@ -228,7 +228,7 @@ def test_warm_up_is_cross_entropy_on_original_images_with_the_generator_untouche
     both = networks()
     before = digest(both.generator)
 
-    metrics = method.taught(both, data, clock=CLOCK, rng=stream(0, "world", "fit"))
+    metrics = method.train_networks(both, data, clock=CLOCK, rng=stream(0, "world", "fit"))
 
     plain = FedAvg(plan=PLAN).fit(
         clients[0], model=start(), inbox={}, state={}, clock=CLOCK, rng=stream(0, "world", "fit")
@@ -256,7 +256,7 @@ def test_a_plan_of_steps_takes_exactly_as_many(clients: list[Client]):
     data = TrainingSet.of(clients[0].data)  # 17 images: two batches of eight an epoch, the one left over is skipped
 
     counted = [
-        replace(METHOD, plan=replace(PLAN, steps=steps, epochs=epochs)).taught(
+        replace(METHOD, plan=replace(PLAN, steps=steps, epochs=epochs)).train_networks(
             networks(), data, clock=CLOCK, rng=stream(0, "world", "fit")
         )["steps"]
         for steps, epochs in ((2, 1), (7, 1), (None, 2))
@@ -269,7 +269,9 @@ def test_both_optimizers_follow_the_schedule(clients: list[Client]):
     both, late = networks(), Clock(round=1, rounds=2, participants=())
     plan = replace(PLAN, schedule="cosine")
 
-    replace(METHOD, plan=plan).taught(both, TrainingSet.of(clients[0].data), clock=late, rng=stream(0, "world", "fit"))
+    replace(METHOD, plan=plan).train_networks(
+        both, TrainingSet.of(clients[0].data), clock=late, rng=stream(0, "world", "fit")
+    )
 
     rates = [opt.param_groups[0]["lr"] for opt in (both.student_optimizer, both.generator_optimizer)]
     assert rates == pytest.approx([0.025, 0.025])

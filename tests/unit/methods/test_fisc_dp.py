@@ -10,7 +10,7 @@ from torch.nn import functional
 from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.method import Client
 from fdgsec.methods.fisc import FISC, Contrast
-from fdgsec.methods.fisc_dp import FISCDP, EachVersion, OwnContrast, rearranged
+from fdgsec.methods.fisc_dp import FISCDP, EachVersion, OwnContrast, shuffle_patches
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.privacy.record_independence import BatchCouplingError
@@ -118,7 +118,7 @@ def test_the_loss_of_a_record_is_equation_7_with_its_own_torn_version_as_negativ
     losses = objective(batch, network)
 
     assert batch.partners is not None
-    torn = rearranged(batch.partners, 4, _same_draws(objective))
+    torn = shuffle_patches(batch.partners, 4, _same_draws(objective))
     for i in range(8):  # slow transcription, one record at a time
         a, p, n = (network.features(images[i : i + 1])[0] for images in (batch.images, batch.partners, torn))
         entropy = -network.head(a).log_softmax(0)[batch.labels[i]]
@@ -182,7 +182,7 @@ def test_without_contrast_a_record_has_one_loss_the_mean_over_its_versions(clien
 def test_pieces_change_places_and_stay_whole(count: int):
     image = numbered(12)
 
-    made = rearranged(image, count, drawn("pieces"))
+    made = shuffle_patches(image, count, drawn("pieces"))
 
     assert sorted(pieces(made, count)) == sorted(pieces(image, count))
     assert pieces(made, count) != pieces(image, count)
@@ -191,7 +191,7 @@ def test_pieces_change_places_and_stay_whole(count: int):
 def test_every_image_is_rearranged_by_itself_and_none_keeps_its_order():
     images = numbered(4).expand(400, 1, 4, 4)
 
-    made = rearranged(images, 2, drawn("pieces"))
+    made = shuffle_patches(images, 2, drawn("pieces"))
 
     orders = {tuple(pieces(one.unsqueeze(0), 2)) for one in made}
     assert tuple(pieces(images[:1], 2)) not in orders
@@ -201,7 +201,7 @@ def test_every_image_is_rearranged_by_itself_and_none_keeps_its_order():
 def test_a_margin_that_does_not_divide_stays():
     image = numbered(11)
 
-    made = rearranged(image, 4, drawn("pieces"))
+    made = shuffle_patches(image, 4, drawn("pieces"))
 
     assert torch.equal(made[..., 8:, :], image[..., 8:, :])
     assert torch.equal(made[..., 8:], image[..., 8:])
@@ -211,7 +211,7 @@ def test_a_margin_that_does_not_divide_stays():
 @pytest.mark.parametrize("count", [1, 5])
 def test_pieces_out_of_range_are_refused(count: int):
     with pytest.raises(ValueError, match=r"pieces must lie in 2\.\.4"):
-        rearranged(numbered(4), count, drawn("pieces"))
+        shuffle_patches(numbered(4), count, drawn("pieces"))
 
 
 def test_fewer_than_two_patches_a_side_are_refused():

@@ -50,5 +50,5 @@ def test_styles_may_be_taken_before_the_last_relu_and_images_transferred_behind_
     assert float(means.min()) < 0
     with pytest.raises(UsageError, match="statistics only"):
         before.decode(before.encode(images))
-    made = method.transferred(client.data.pixels(), style)
-    assert torch.equal(made, FISC(encoder="vgg19").transferred(client.data.pixels(), style))
+    made = method.transfer(client.data.pixels(), style)
+    assert torch.equal(made, FISC(encoder="vgg19").transfer(client.data.pixels(), style))

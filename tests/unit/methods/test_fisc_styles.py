@@ -189,16 +189,16 @@ def test_with_alpha_0_an_image_is_its_reconstruction_whatever_the_style(clients:
     expected = (encoder.decode(encoder.encode(as_float(pixels))) * 255).round().to(torch.uint8)
     far = InterpolationStyle(mean=torch.full((256,), 1e3), std=torch.full((256,), 1e3))
 
-    assert torch.equal(FISC(alpha=0.0).transferred(pixels, some_style()), expected)
-    assert torch.equal(FISC(alpha=0.0).transferred(pixels, far), expected)
+    assert torch.equal(FISC(alpha=0.0).transfer(pixels, some_style()), expected)
+    assert torch.equal(FISC(alpha=0.0).transfer(pixels, far), expected)
 
 
 def test_images_are_transferred_at_the_size_that_was_asked_for_and_come_back_at_their_own(clients: list[Client]):
     pixels = clients[0].data.pixels()[:2]
 
-    made = FISC(style_size=64).transferred(pixels, some_style())
+    made = FISC(style_size=64).transfer(pixels, some_style())
 
-    assert torch.equal(made, resized(FISC().transferred(resized(pixels, 64), some_style()), 32))
+    assert torch.equal(made, resized(FISC().transfer(resized(pixels, 64), some_style()), 32))
 
 
 def test_the_network_sees_what_the_decoder_drew_where_images_come_from_the_loader(clients: list[Client]):
@@ -206,7 +206,7 @@ def test_the_network_sees_what_the_decoder_drew_where_images_come_from_the_loade
     normal = Normalization()
     drawn = encoder.decode(encoder.encode(normal(as_float(pixels))))
 
-    made = FISC(style_input="loader", alpha=0.0).transferred(pixels, some_style())
+    made = FISC(style_input="loader", alpha=0.0).transfer(pixels, some_style())
 
     assert (
         float((normal(as_float(made)) - drawn).abs().max()) <= 0.5 / 255 / 0.224 + 1e-4
@@ -223,7 +223,7 @@ def test_transferred_images_are_made_once_and_kept_as_bytes(clients: list[Client
     assert state["transferred"].dtype == torch.uint8
     assert first.partners is not None
     assert torch.equal(first.images, client.data.pixels())
-    assert torch.equal(first.partners, method.transferred(client.data.pixels(), some_style()))
+    assert torch.equal(first.partners, method.transfer(client.data.pixels(), some_style()))
     assert again.partners is state["transferred"]
 
 

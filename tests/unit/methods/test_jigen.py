@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fdgsec.federation.method import Blueprint
-from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffled, tile_orders
+from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffle_tiles, tile_orders
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
@@ -52,7 +52,7 @@ def test_more_orders_than_there_are_are_refused(count: int):
 def test_the_right_order_leaves_the_middle_of_an_image_bit_identical():
     images = torch.rand(2, 3, 32, 32, generator=stream(0, "world", "images"))
 
-    made = shuffled(images, tile_orders(30)[[0, 0]])
+    made = shuffle_tiles(images, tile_orders(30)[[0, 0]])
 
     assert torch.equal(made, images[:, :, 1:31, 1:31])
 
@@ -60,20 +60,20 @@ def test_the_right_order_leaves_the_middle_of_an_image_bit_identical():
 def test_an_order_and_its_inverse_give_the_image_back():
     images, orders = torch.rand(30, 3, 9, 12, generator=stream(0, "world", "images")), tile_orders(30)[1:]
 
-    again = shuffled(shuffled(images, orders), orders.argsort(1))
+    again = shuffle_tiles(shuffle_tiles(images, orders), orders.argsort(1))
 
     assert torch.equal(again, images)
 
 
 def test_an_image_too_small_to_cut_is_refused():
     with pytest.raises(ValueError, match="at least 3 px high and wide to be cut; got 2 x 9"):
-        shuffled(torch.rand(1, 3, 2, 9), tile_orders(1)[:1])
+        shuffle_tiles(torch.rand(1, 3, 2, 9), tile_orders(1)[:1])
 
 
 def test_nine_tenths_of_the_images_stay_whole_and_the_rest_take_any_of_31_orders():
     step = JigsawLoss(tile_orders(30), 0.9, 0.7, "ordered", stream(0, "world", "draw"))
 
-    drawn = step.drawn(20_000)
+    drawn = step.draw_orders(20_000)
 
     whole = float((drawn == 0).float().mean())
     assert whole == pytest.approx(0.9 + 0.1 / 31, abs=5 * (0.9 * 0.1 / 20_000) ** 0.5)
@@ -86,8 +86,8 @@ def test_shuffled_images_teach_the_class_only_where_the_released_baseline_does(c
     kind = JiGen(class_loss="all" if class_loss == "all" else "ordered").class_loss
     generator = stream(0, "world", "draw")
     step, model = JigsawLoss(orders, 0.0, 0.7, kind, generator), network(JiGen(permutations=29))
-    while bool((JigsawLoss(orders, 0.0, 0.7, kind, generator.clone_state()).drawn(4) == 0).any()):
-        step.drawn(4)
+    while bool((JigsawLoss(orders, 0.0, 0.7, kind, generator.clone_state()).draw_orders(4) == 0).any()):
+        step.draw_orders(4)
 
     step(batch(4), model).mean().backward()
 

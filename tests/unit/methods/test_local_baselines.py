@@ -12,7 +12,7 @@ from torch.nn import functional
 from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
-from fdgsec.methods.dsu import DSU, perturbed
+from fdgsec.methods.dsu import DSU, perturb_styles
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.fedprox import FedProx, Proximal
@@ -219,8 +219,8 @@ def test_a_training_step_leaves_no_trace_in_how_the_network_predicts(name: str):
 def test_dsu_without_noise_gives_the_maps_back_and_leaves_a_single_image_alone():
     maps = torch.randn(5, 4, 6, 6, generator=rng("maps"))
 
-    assert torch.allclose(perturbed(maps, rng(), factor=0.0), maps, atol=1e-5)
-    assert torch.equal(perturbed(maps[:1], rng()), maps[:1])
+    assert torch.allclose(perturb_styles(maps, rng(), factor=0.0), maps, atol=1e-5)
+    assert torch.equal(perturb_styles(maps[:1], rng()), maps[:1])
 
 
 def test_dsu_draws_styles_around_each_images_own_as_wide_as_the_batch_varies():
@@ -228,7 +228,7 @@ def test_dsu_draws_styles_around_each_images_own_as_wide_as_the_batch_varies():
     own_mean, own_std = instance_statistics(maps)
     generator = rng("noise")
 
-    drawn = [instance_statistics(perturbed(maps, generator))[0] for _ in range(3000)]
+    drawn = [instance_statistics(perturb_styles(maps, generator))[0] for _ in range(3000)]
 
     means = torch.stack(drawn)
     assert torch.allclose(means.mean(0), own_mean, atol=5 * float(own_mean.std(0).max()) / 3000**0.5)

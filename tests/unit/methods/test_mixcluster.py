@@ -15,7 +15,7 @@ from tests.support.three_clients import batch, noise
 def pool(rows: int, *, clusters: int = 7) -> ClusteredPool:
     means, stds = noise(rows, 3, name="mean"), noise(rows, 3, name="std").abs()
     bank = StyleBank(mean=means, std=stds, owner=torch.ones(rows).long())
-    made = FedAlign(clusters=clusters).arranged(bank, stream(0, "world", "clusters"))
+    made = FedAlign(clusters=clusters).build_pool(bank, stream(0, "world", "clusters"))
     assert isinstance(made, ClusteredPool)
     return made
 
@@ -90,7 +90,7 @@ def test_rows_that_coincide_or_nearly_do_are_clustered_without_complaint(far: fl
     means = torch.tensor([[0.0] * 3, [0.0] * 3, [0.001] * 3, [far] * 3, [far] * 3])
     near = StyleBank(mean=means, std=torch.ones(5, 3), owner=torch.ones(5).long())
 
-    clustered = FedAlign().arranged(near, stream(0, "world", "t"))
+    clustered = FedAlign().build_pool(near, stream(0, "world", "t"))
 
     assert clustered.rows(50, stream(0, "world", "t")).shape == (50,)
 
@@ -99,7 +99,7 @@ def test_clusters_are_those_of_the_rows_means_and_stds():
     centers = torch.tensor([[-3.0, -3, -3, 0.1, 0.1, 0.1], [3, 3, 3, 0.1, 0.1, 0.1], [3, 3, 3, 4, 4, 4]])
     owner = torch.arange(30) % 3
     rows = centers[owner] + 0.05 * noise(30, 6).abs()
-    made = FedAlign(clusters=3).arranged(
+    made = FedAlign(clusters=3).build_pool(
         StyleBank(mean=rows[:, :3], std=rows[:, 3:], owner=owner), stream(0, "world", "t")
     )
 
