@@ -1,22 +1,24 @@
 """StableFDG: style and attention based learning for federated domain generalization.
 
-Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227. Section 3.1 is the style half: sharing (step 1, eqs. 1 to 3),
-selective shifting (step 2), feature-level oversampling (step 3, appendix G), exploration (step 4, eqs. 4 and 5) and MixStyle
-(step 5). Section 3.2 is the attention half (eqs. 6 to 8), made in fdgsec/nn/networks/attention.py; the operations on a batch
-of maps are in fdgsec/nn/styles/feature_styles.py, images drawn by class in fdgsec/nn/training/class_balanced_batches.py. Extends methods/style_sharing.py, which is step 1.
+Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227. Section 3.1 is the style half: sharing (step 1, eqs. 1 to
+3), selective shifting (step 2), feature-level oversampling (step 3, appendix G), exploration (step 4, eqs. 4 and 5)
+and MixStyle (step 5). Section 3.2 is the attention half (eqs. 6 to 8), in fdgsec/nn/networks/attention.py; the
+operations on a batch of maps are in fdgsec/nn/styles/feature_styles.py, draws of images by class in
+fdgsec/nn/training/class_balanced_batches.py. Extends methods/style_sharing.py, which is step 1.
 
 Shares, every round, before training: each participant sends the four vectors Phi_n of eq. (3), computed by the current
-global model up to `stage`; the server gives each participant those of `received` others, unattributed. A single participant
-receives nothing and shifts nothing: the centralized setting of table 4 trains with steps 3 to 5 and attention.
-Differs from the paper where its formula cannot be meant: a shifted style follows N(center, Sigma) of its giver, where
-step 2 multiplies by Sigma once more (`shift_law="printed"` does too); steps 3 to 5 happen once per forward pass, since
-three "independent" stages could make the batch eight times as large (`explore_once=False`). By default sigma divides by
-HW - 1, and queries and keys have length 1, as in the authors' code, which the paper's numbers come from (the preset
-`stablefdg-paper` takes eqs. 1 and 8 as printed). Where it is silent, that code decides: explored stds may be negative
-(counted in the client's state, see NEGATIVE_STDS), the gradient flows through the statistics that normalize and not
-through the new ones, models are averaged uniformly. What that code does against the paper is an option each, set
-together by the preset `stablefdg-released`. Of it are not reproduced: all clients send their styles, also those that do
-not take part; the last short batch is dropped; the class-balanced batch is drawn once per epoch."""
+global model up to `stage`; the server sends each participant those of `received` others, without names. A single
+participant receives nothing and shifts nothing: the centralized setting of table 4 trains with steps 3 to 5 and
+attention.
+Differs from the paper where its formula cannot be intended: a shifted style follows N(center, Sigma) of its sender,
+where step 2 multiplies by Sigma once more (`shift_law="printed"` does too); steps 3 to 5 happen once per forward pass,
+since three "independent" stages could make the batch eight times as large (`explore_once=False`). By default sigma
+divides by HW - 1, and queries and keys have length 1, as in the authors' code, which the paper's numbers come from
+(the preset `stablefdg-paper` takes eqs. 1 and 8 as printed). Where the paper is silent, that code decides: explored
+stds may be negative (counted in the client's state, see NEGATIVE_STDS), the gradient flows through the statistics that
+normalize and not through the new ones, models are averaged uniformly. Its other deviations from the paper are
+options, which the preset `stablefdg-released` sets. Not reproduced: all clients send their styles, also those that
+do not take part; the last short batch is dropped; the class-balanced batch is drawn once per epoch."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -52,27 +54,28 @@ from fdgsec.nn.training.loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 
-__all__ = ["DISTRIBUTION", "NEGATIVE_STDS", "LocalLearning", "Passage", "StableFDG"]
+__all__ = ["DISTRIBUTION", "NEGATIVE_STDS", "ForwardPass", "LocalLearning", "StableFDG"]
 
 NEGATIVE_STDS = "negative_stds"
-"""The entry of a client's state that counts its last round's explored stds: those below 0, and all of them, (2,) int64."""
+"""Client-state entry: the numbers of negative and of all explored stds in its last round, (2,) int64."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StableFDG(StyleSharing):
-    """StableFDG with its options; those of the optimizer are in the preset `stablefdg-paper`.
+    """StableFDG with its options; the preset `stablefdg-paper` sets those of the optimizer.
 
-    `style` and `attention` switch the two halves; step 1 and its options are those of `StyleSharing`. Step 2 starts in round
-    `shift_from`; half a batch keeps its style, chosen by `selection` ("centroids": its first half, which takes the styles of
-    cluster centers, as released). `probability` is that of step 2 and, at each stage of `explore_at`, of steps 3 to 5.
-    `oversampling` counts batches, `oversample` says which rows; `exploration` is alpha, about `explore_center` (the batch
-    before or after oversampling); `mix_alpha` is MixStyle's (None: none); `gradient` says which statistics pass gradients.
+    `style` and `attention` switch the two halves; step 1 and its options are those of `StyleSharing`. Step 2 starts in
+    round `shift_from`; half of a batch keeps its style, chosen by `selection` ("centroids": its first half, which
+    takes the styles of cluster centers, as released). `probability` is that of step 2 and, at each stage of
+    `explore_at`, of steps 3 to 5. `oversampling` is the number of added maps as a multiple of the batch, `oversample`
+    the choice of rows; `exploration` is alpha, about `explore_center` (the mean of the batch before or after
+    oversampling); `mix_alpha` is MixStyle's (None: none); `gradient` selects the statistics that pass gradients.
 
     Attention: `embedding` is d; `cosine` and `attention_bias` are the released code's, as are the `unused_parameters`;
-    `similarity` is eq. (8) or one of its halves. `singletons` says what a sample gets that is alone in its class: another
-    image of the class from the client's data, which joins the batch ("extra", appendix G); its own query ("self"); or, as
-    released, a second pass over one image per class, whose maps may join in step 3 and whose queries, wrongly ordered,
-    replace its own."""
+    `similarity` is eq. (8) or one of its halves. `singletons` selects the query for a sample that is alone in its
+    class: that of another image of the class from the client's data, which is added to the batch ("extra", appendix
+    G); its own ("self"); or, as released, one of a second pass over one image per class, whose maps may be added in
+    step 3 and whose queries, wrongly ordered, replace its own."""
 
     weights: Literal["size", "uniform"] = "uniform"
     attention: bool = True
@@ -111,7 +114,7 @@ class StableFDG(StyleSharing):
             )
 
     def check(self, clients: int) -> None:
-        """Raise UsageError for a local method on top, which would not be heard."""
+        """Raise UsageError for a local method, whose objective would be ignored."""
         super().check(clients)
         if self.local is not None:
             raise UsageError("stablefdg has its own local objective; leave the local method out.")
@@ -128,27 +131,28 @@ class StableFDG(StyleSharing):
     def training_set(
         self, client: Client, *, inbox: Inbox, state: State, rng: torch.Generator
     ) -> tuple[TrainingSet, State]:
-        """Train on the client's own images, and start to count negative stds."""
+        """The client's own images; resets the count of negative stds."""
         return TrainingSet.of(client.data), {**state, NEGATIVE_STDS: torch.zeros(2, dtype=torch.int64)}
 
     def objective(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> Objective:
-        """Algorithm 1, stage 2: cross-entropy behind style shifting, exploration and attention."""
+        """Algorithm 1, stage 2: cross-entropy after style shifting, exploration and attention."""
         if not self.style and not self.attention:
             return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         shifting = self.style and clock.round >= self.shift_from
-        own = child(rng, "stablefdg")  # leaves the order of batches as FedAvg has it
+        own = child(rng, "stablefdg")  # keeps the order of batches as in FedAvg
         return LocalLearning(
             method=self, draws=ClassDraws(data=client.data, plan=self.plan, rng=own), rng=own,
             styles=self.new_styles(inbox, state) if shifting else None,
             negative_stds=state.get(NEGATIVE_STDS, torch.zeros(2, dtype=torch.int64)),
         )  # fmt: skip
 
-    def shifted(self, maps: Tensor, styles: StyleLaws, rng: torch.Generator) -> Tensor:
-        """Step 2: half of the maps (B, C, H, W) keep their style, the others get new ones.
+    def shift_styles(self, maps: Tensor, styles: StyleLaws, rng: torch.Generator) -> Tensor:
+        """Step 2: half of the maps (B, C, H, W) keep their styles, the others get new ones.
 
-        The new styles and the statistics that they replace pass no gradient. Raises ArtifactError where channels differ."""
+        Neither the new styles nor the statistics that they replace pass gradients. Raises ArtifactError where channels
+        differ."""
         count, channels = maps.shape[:2]
         if styles.mean.shape[1] != channels:
             raise ArtifactError(
@@ -170,19 +174,19 @@ class StableFDG(StyleSharing):
         moved = apply_style(maps[moving], mean[moving], std[moving], new_mean=new_mean, new_std=new_std)
         return maps.index_put((moving,), moved)  # keeps channels_last, which index_copy does not
 
-    def enriched(
+    def explore_styles(
         self, maps: Tensor, labels: Tensor, rng: torch.Generator, *, size: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Steps 3 to 5: append `size` maps in extrapolated styles, then mix the styles of all.
 
-        `labels` (B,) are on the CPU. Gives maps (B + size, ...), their labels, and the explored stds (size, C, 1, 1).
-        Both AdaINs are one, to the last style, as released: explored stds are mixed with their sign. Where one is
-        negative two AdaINs would differ, for the first one's result is turned over and has the positive std."""
+        `labels` (B,) are on the CPU. Returns maps (B + size, ...), their labels, and the explored stds (size, C, 1, 1).
+        One AdaIN to the final style replaces both AdaINs, as released: explored stds are mixed with their sign. With a
+        negative std two AdaINs would differ, because the result of the first is flipped and has the positive std."""
         source = maps.detach() if self.gradient == "none" else maps
         mean, std = instance_statistics(source, eps=self.eps, unbiased=self.unbiased)
         new_mean, new_std = (mean, std) if self.gradient == "all" else (mean.detach(), std.detach())
         rows = oversampled_rows(labels, size, rng, balanced=self.oversample == "balanced").to(maps.device)
-        far_mean, far_std = (self._explored(statistic, rows) for statistic in (new_mean, new_std))
+        far_mean, far_std = (self._explore(statistic, rows) for statistic in (new_mean, new_std))
         if size:
             maps, mean, std = (torch.cat([whole, whole[rows]]) for whole in (maps, mean, std))
             new_std = torch.cat([new_std, far_std.clamp_min(0) if self.clamp_explored else far_std])
@@ -193,15 +197,15 @@ class StableFDG(StyleSharing):
             new_mean, new_std = mixed_statistics(new_mean, new_std, rng, alpha=self.mix_alpha)
         return apply_style(maps, mean, std, new_mean=new_mean, new_std=new_std), labels, far_std
 
-    def _explored(self, statistic: Tensor, rows: Tensor) -> Tensor:
-        """Eqs. (4) and (5) for the oversampled `rows`, about mu_n(s^n) as printed or about the text's mu_n(s-hat^n)."""
+    def _explore(self, statistic: Tensor, rows: Tensor) -> Tensor:
+        """Eqs. (4) and (5) for the oversampled `rows`, about mu_n(s^n) as printed or mu_n(s-hat^n) as in the text."""
         whole = torch.cat([statistic, statistic[rows]]) if self.explore_center == "concatenated" else statistic
         return explored(statistic[rows], whole.mean(0, keepdim=True), level=self.exploration)
 
 
 @dataclass(kw_only=True, eq=False)
-class Passage:
-    """One batch on its way through the network: its labels so far, on the CPU, and whether it was oversampled."""
+class ForwardPass:
+    """The state of one batch in a forward pass: its current labels, on the CPU, and whether it was oversampled."""
 
     labels: Tensor
     balanced: BalancedPass | None
@@ -210,9 +214,9 @@ class Passage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalLearning:
-    """The objective of one client in one round; losses are those of all records, extra and oversampled ones included.
+    """The objective of one client in one round; losses include those of extra and oversampled records.
 
-    `negative_stds` is the counter in the client's state, added to in place."""
+    `negative_stds` is the counter in the client's state, updated in place."""
 
     method: StableFDG
     draws: ClassDraws
@@ -222,39 +226,39 @@ class LocalLearning:
     couples_records: bool = True  # batch statistics, mixed styles, and queries of partners
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give -log p(label) of every sample that reaches the head."""
-        images, labels = self.completed(batch, model)
-        passage = Passage(labels=labels, balanced=self.balanced_pass(model))
+        """-log p(label) of every sample at the head, (samples,)."""
+        images, labels = self.with_partners(batch, model)
+        passage = ForwardPass(labels=labels, balanced=self.balanced_pass(model))
         logits = self.logits(model, model.maps(images, between=self._between(passage)), passage)
         return functional.cross_entropy(logits.float(), passage.labels.to(logits.device), reduction="none")
 
-    def _between(self, passage: Passage) -> StageHooks:
-        """Say where in the network something happens to the maps."""
+    def _between(self, passage: ForwardPass) -> StageHooks:
+        """The hooks by stage: those at which maps are shifted or explored."""
         places = {self.method.stage} if self.styles is not None else set[str]()
         places |= set(self.method.explore_at) if self.method.style else set()
-        return {place: partial(self._act, place, passage) for place in places}
+        return {place: partial(self._apply_steps, place, passage) for place in places}
 
-    def _act(self, place: str, passage: Passage, maps: Tensor) -> Tensor:
-        """Shift at the end of `stage` and enrich at each stage of `explore_at`, each with `probability`."""
-        if place == self.method.stage and self.styles is not None and self._fires():
-            maps = self.method.shifted(maps, self.styles, self.rng)
-        if place not in self.method.explore_at or not self._fires():
+    def _apply_steps(self, place: str, passage: ForwardPass, maps: Tensor) -> Tensor:
+        """Shift styles at the end of `stage` and explore at each stage of `explore_at`, each with `probability`."""
+        if place == self.method.stage and self.styles is not None and self._occurs():
+            maps = self.method.shift_styles(maps, self.styles, self.rng)
+        if place not in self.method.explore_at or not self._occurs():
             return maps
         size = 0
         if not (passage.enriched and self.method.explore_once):
             size = round(self.method.oversampling * len(maps))
             if passage.balanced is not None:
-                maps, size = self._joined(place, maps, passage, passage.balanced, size)
+                maps, size = self._append_balanced(place, maps, passage, passage.balanced, size)
         passage.enriched = True
-        maps, passage.labels, stds = self.method.enriched(maps, passage.labels, self.rng, size=size)
+        maps, passage.labels, stds = self.method.explore_styles(maps, passage.labels, self.rng, size=size)
         self.negative_stds.add_(torch.tensor([int((stds < 0).sum()), stds.numel()]))
         return maps
 
-    def _fires(self) -> bool:
+    def _occurs(self) -> bool:
         return float(torch.rand((), generator=self.rng)) < self.method.probability
 
-    def logits(self, model: Classifier, maps: Tensor, passage: Passage) -> Tensor:
-        """Section 3.2: highlight by the queries of partners of the same class (eqs. 7 and 8), and classify."""
+    def logits(self, model: Classifier, maps: Tensor, passage: ForwardPass) -> Tensor:
+        """Section 3.2: apply attention with queries of partners of the same class (eqs. 7 and 8), and classify."""
         if not isinstance(model, HighlightedClassifier):
             return cast(Tensor, model.head(model.neck(maps)))
         queries, partners = model.highlighter.queries(maps), class_partners(passage.labels)
@@ -263,10 +267,10 @@ class LocalLearning:
         mixed = mixed_queries(queries, partners.to(queries.device), similarity=self.method.similarity)
         return cast(Tensor, model.head(model.highlighted(maps, mixed)))
 
-    def completed(self, batch: Batch, model: Classifier) -> tuple[Tensor, Tensor]:
-        """Appendix G: let another image of its class join where a sample of the batch has no partner.
+    def with_partners(self, batch: Batch, model: Classifier) -> tuple[Tensor, Tensor]:
+        """Appendix G: add another image of the class for each sample of the batch without a partner.
 
-        Gives the images and, on the CPU, the labels. A class with one image in the client's data stays alone."""
+        Returns the images and, on the CPU, the labels. A class with a single image in the client's data gets none."""
         idle = self.method.singletons != "extra" or self.method.similarity == "self"
         if idle or not isinstance(model, HighlightedClassifier):
             return batch.images, batch.labels.cpu()
@@ -278,9 +282,9 @@ class LocalLearning:
             return None
         return BalancedPass.of(model, self.draws, stages=self.method.explore_at)
 
-    def _joined(
-        self, place: str, maps: Tensor, passage: Passage, balanced: BalancedPass, size: int
+    def _append_balanced(
+        self, place: str, maps: Tensor, passage: ForwardPass, balanced: BalancedPass, size: int
     ) -> tuple[Tensor, int]:
-        """Append the balanced pass's maps of classes that occur once, at most `size`; give what is left of `size`."""
+        """Append the balanced pass's maps of classes that occur once, at most `size`; return the rest of `size`."""
         made, passage.labels = balanced.joining(place, maps, passage.labels, most=size, rng=self.rng)
         return made, size - (len(made) - len(maps))

@@ -1,7 +1,8 @@
-"""Step 1 of StableFDG: clients send the distribution of their styles, and receive other clients'.
+"""Step 1 of StableFDG: clients send the distribution of their styles and receive those of other clients.
 
-Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227, section 3.1, step 1 (eqs. 1 to 3), and appendix E.1. Extends
-methods/fedavg.py; methods/stablefdg.py, which says what is shared and where it differs from the paper, extends this file."""
+Park et al., NeurIPS 2023, https://arxiv.org/abs/2311.00227, section 3.1, step 1 (eqs. 1 to 3), and appendix E.1.
+Extends methods/fedavg.py. methods/stablefdg.py extends this file and lists what is shared and the deviations from the
+paper."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +32,11 @@ OWN_VARIANCES = "own_variances"
 
 @dataclass(frozen=True, kw_only=True)
 class StyleSharing(FedAvg):
-    """FedAvg whose participants exchange style distributions before they train; by itself it does nothing with them.
+    """FedAvg whose participants exchange style distributions before they train, without using them.
 
     Statistics are taken at the end of `stage`, in evaluation mode on plain images unless `statistics_training_mode` and
-    `statistics_augmented` say otherwise; `spread` is sent of them; `received` distributions come from random other
-    participants or from the farthest (`sharing`). Without `style` nothing is sent."""
+    `statistics_augmented` say otherwise; `spread` is sent of them. Each participant gets the distributions of
+    `received` others, random ones or the farthest (`sharing`). Without `style` nothing is sent."""
 
     style: bool = True
     unbiased: bool = True
@@ -56,12 +57,12 @@ class StyleSharing(FedAvg):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """Style information, every round, unless nobody is to receive any."""
+        """Style distributions, every round, if any are to be received."""
         return "every" if self.style and self.received else "never"
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Beside the model: each client's distribution up, others' down, of the received model's maps after `stage`."""
+        """Besides the model: each client's distribution of maps after `stage` up, those of others down."""
         if self.shares == "never":
             return super().releases
         statistic = StyleDistributions(unbiased=self.unbiased, eps=self.eps, released=self.spread == "std")
@@ -70,7 +71,7 @@ class StyleSharing(FedAvg):
 
     @property
     def server_needs(self) -> ServerNeeds:
-        """Who sent which distribution, unless none is shared."""
+        """The sender of each distribution, if any are shared."""
         if self.shares == "never":
             return super().server_needs
         return ServerNeeds(uploads="named", because="each client receives another one's styles, never its own")
@@ -80,12 +81,13 @@ class StyleSharing(FedAvg):
     ) -> tuple[Inbox, State]:
         """Step 1: send Phi_n, center and spread of the client's image styles under the current model (eqs. 2 and 3).
 
-        Raises UsageError for a client without images, and where no model was received."""
+        Raises UsageError for a client without images, or without a received model."""
         if self.shares == "never":
             return {}, state
         if model is None:
             raise UsageError(
-                "stablefdg shares styles of the current model, and got none; give the run a model, or set received to 0."
+                "stablefdg shares styles of the current model, and got none; give the run a model, or set received "
+                "to 0."
             )
         if not len(client.data):
             raise UsageError(f"{client.name} has no images; a style needs at least one. Use fewer clients.")
@@ -96,10 +98,10 @@ class StyleSharing(FedAvg):
         return {DISTRIBUTION: self.distribution(mean, std)}, state
 
     def image_styles(self, client: Client, model: GlobalModel, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Give mu(s_i) and sigma(s_i) of each image's maps at the end of `stage` (eq. 1), two (n, C) float64.
+        """mu(s_i) and sigma(s_i) of each image's maps at the end of `stage` (eq. 1), two (n, C) float64.
 
-        Nothing behind that stage runs. In float32 whatever the device trains in. Where these layers are an encoder that
-        somebody introduced, what it has seen once is not seen again."""
+        Later stages are not run. Computed in float32 on every device. If these layers are registered as an encoder
+        (`introduced_layers`), its cached statistics are used."""
         alone = not (self.statistics_training_mode or self.statistics_augmented)
         encoder = introduced_layers(model, stage=self.stage) if alone else None
         if encoder is not None:
@@ -114,9 +116,9 @@ class StyleSharing(FedAvg):
         return batch_styles(network, dealt, stage=self.stage, eps=self.eps, unbiased=self.unbiased)
 
     def distribution(self, mean: Tensor, std: Tensor) -> StyleDistribution:
-        """Give Phi_n of eq. (3) for image styles (n, C): averages, and variances about them (eq. 2).
+        """Phi_n of eq. (3) for image styles (n, C): averages, and variances about them (eq. 2).
 
-        With `spread` "std" the latter are sqrt(variance + eps) with n - 1 in the denominator, as released."""
+        With `spread="std"` the latter are sqrt(variance + eps) with n - 1 in the denominator, as released."""
         correction = 1 if self.spread == "std" and len(mean) > 1 else 0
         spreads = [values.var(0, correction=correction) for values in (mean, std)]
         if self.spread == "std":
@@ -129,31 +131,34 @@ class StyleSharing(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Step 1: give each participant `received` others' information, nobody's to two in one turn and nobody its own.
+        """Step 1: send each participant the distributions of `received` others: per turn a permutation without fixed
+        points.
 
-        With fewer participants each receives what all others sent; one alone receives nothing."""
+        With fewer participants each receives those of all others; a single one receives nothing."""
         if self.shares == "never" or len(shared) < 2:
             return {}, server
         sent = [inbox[DISTRIBUTION] for inbox in shared.values()]
-        received = zip(shared, self._givers(sent, rng).tolist(), strict=True)
+        received = zip(shared, self._senders(sent, rng).tolist(), strict=True)
         return {
             name: {f"{DISTRIBUTION}.{turn}": sent[giver] for turn, giver in enumerate(givers)}
             for name, givers in received
         }, server
 
-    def _givers(self, sent: Sequence[Artifact], rng: torch.Generator) -> Tensor:
-        """Say whose information each participant receives, (participants, min(`received`, participants - 1))."""
+    def _senders(self, sent: Sequence[Artifact], rng: torch.Generator) -> Tensor:
+        """The senders for each participant, (participants, min(`received`, participants - 1)).
+
+        With random sharing each column is a permutation without fixed points."""
         turns = min(self.received, len(sent) - 1)
         if self.sharing == "farthest":  # appendix E.1
             vectors = torch.stack([torch.cat(list(phi.tensors().values())) for phi in sent]).double()
             return torch.cdist(vectors, vectors).fill_diagonal_(-1).topk(turns, dim=1).indices
-        steps = [derangement(len(sent), rng)]  # one cycle through all, on which `turns` steps do not come round
+        steps = [derangement(len(sent), rng)]  # one cycle through all, longer than `turns`
         while len(steps) < turns:
             steps.append(steps[0][steps[-1]])
         return torch.stack(steps, 1)
 
     def new_styles(self, inbox: Inbox, state: State) -> StyleLaws | None:
-        """Make the laws of step 2 from what was received, or None where nothing was.
+        """The distributions of new styles in step 2 from the received ones, or None if there are none.
 
         Raises TypeError for an artifact of another kind."""
         received = [inbox[slot] for slot in sorted(inbox) if slot.startswith(DISTRIBUTION)]

@@ -104,7 +104,7 @@ def test_a_shifted_map_is_the_formula_of_step_2():
     assert laws is not None
     given = maps(6, channels=3, side=4).double()
 
-    made = PAPER.shifted(given, laws, drawn("shift"))
+    made = PAPER.shift_styles(given, laws, drawn("shift"))
 
     moved = [i for i in range(6) if not torch.equal(made[i], given[i])]
     assert len(moved) == 3  # B/2
@@ -178,7 +178,7 @@ def test_explored_maps_are_equations_4_and_5(level: float):
     )  # so that both additions repeat the fourth
     center_mean, center_std = average([mu(s) for s in given]), average([sigma(s) for s in given])
 
-    made, found, stds = method.enriched(given, labels, drawn("rows"), size=2)
+    made, found, stds = method.explore_styles(given, labels, drawn("rows"), size=2)
 
     own_mean, own_std = mu(given[3]), sigma(given[3])
     new_mean = [m + level * (m - c) for m, c in zip(own_mean, center_mean, strict=True)]
@@ -220,7 +220,7 @@ def test_explored_and_mixed_maps_are_one_adain_to_styles_mixed_with_their_sign()
     means += 2 * [[7 * m - 6 * c for m, c in zip(means[3], center_mean, strict=True)]]
     stds += 2 * [[7 * s - 6 * c for s, c in zip(stds[3], center_std, strict=True)]]
 
-    made, found, explored = method.enriched(given, labels, drawn("whole"), size=2)
+    made, found, explored = method.explore_styles(given, labels, drawn("whole"), size=2)
 
     assert found.tolist() == [0, 0, 0, 1, 1, 1]
     assert 0 < int((explored < 0).sum()) < explored.numel()

@@ -11,7 +11,7 @@ from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Inbox
 from fdgsec.methods.stablefdg import NEGATIVE_STDS, StableFDG
-from fdgsec.methods.stablefdg_dp import CENTER, SingleRecords, StableFDGDP
+from fdgsec.methods.stablefdg_dp import CENTER, PerRecordLearning, StableFDGDP
 from fdgsec.nn.styles.feature_styles import StyleLaws, instance_statistics
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.errors import ArtifactError, UsageError
@@ -47,10 +47,10 @@ def laws(value: float) -> StyleLaws:
 
 def learning(
     method: StableFDGDP, *, received: float | None = None, center: float | None = None, shifting: bool = False
-) -> SingleRecords:
+) -> PerRecordLearning:
     """An objective whose received style and whose center are the given values in every channel."""
     middle = None if center is None else torch.full((1, CHANNELS, 1, 1), center)
-    return SingleRecords(
+    return PerRecordLearning(
         method=method, laws=None if received is None else laws(received), center=None if middle is None else (middle, middle), shifting=shifting,
         negative_stds=torch.zeros(2, dtype=torch.int64), rng=drawn("objective"),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def test_a_participant_alone_explores_about_its_own_center_and_shifts_nothing(cl
         clients[0], model=start(METHOD), inbox=inboxes["client:0"], state={}, clock=CLOCK, rng=drawn("fit")
     )
 
-    assert isinstance(made, SingleRecords)
+    assert isinstance(made, PerRecordLearning)
     assert made.laws is None
     assert made.center is not None
 
@@ -162,7 +162,7 @@ def test_half_of_the_records_shift_to_the_received_law_and_the_others_stay_bit_b
     given = maps(400)
     method = replace(ALWAYS, mix_alpha=None)
 
-    made = learning(method, received=2.0, shifting=True).styled(given)
+    made = learning(method, received=2.0, shifting=True).apply_steps(given)
 
     stayed = (made == given).flatten(1).all(1)
     mean, std = styles(made[~stayed])
@@ -175,7 +175,7 @@ def test_explored_styles_go_on_from_the_released_center_by_equations_4_and_5():
     given = maps(400)
     objective = learning(replace(ALWAYS, mix_alpha=None), center=1.25)
 
-    made = objective.styled(given)
+    made = objective.apply_steps(given)
 
     moved = ~(made == given).flatten(1).all(1)
     before, after = styles(given[moved]), styles(made[moved])
@@ -189,7 +189,7 @@ def test_explored_styles_go_on_from_the_released_center_by_equations_4_and_5():
 def test_explored_stds_can_be_kept_from_falling_below_zero():
     given = maps(50)
 
-    made = learning(replace(ALWAYS, mix_alpha=None, clamp_explored=True), center=50.0).styled(given)
+    made = learning(replace(ALWAYS, mix_alpha=None, clamp_explored=True), center=50.0).apply_steps(given)
 
     moved = ~(made == given).flatten(1).all(1)
     assert float(styles(made[moved])[1].max()) == pytest.approx(METHOD.eps**0.5, rel=1e-3)
@@ -198,7 +198,7 @@ def test_explored_stds_can_be_kept_from_falling_below_zero():
 def test_mixed_styles_lie_between_a_records_own_and_a_received_one():
     given = maps(200)
 
-    made = learning(ALWAYS, received=5.0).styled(given)
+    made = learning(ALWAYS, received=5.0).apply_steps(given)
 
     own, new = styles(given)[0], styles(made)[0]
     share = (new - 5.0) / (own - 5.0)
@@ -211,7 +211,7 @@ def test_mixed_styles_lie_between_a_records_own_and_a_received_one():
 def test_without_coins_maps_are_left_alone():
     given = maps(8)
 
-    made = learning(replace(METHOD, probability=0.0), received=2.0, center=1.0, shifting=True).styled(given)
+    made = learning(replace(METHOD, probability=0.0), received=2.0, center=1.0, shifting=True).apply_steps(given)
 
     assert torch.equal(made, given)
 
@@ -222,7 +222,7 @@ def test_shifting_waits_for_its_round():
         inbox={"distribution.0": phi(1.0), CENTER: phi(0.5)}, state={}, clock=CLOCK, rng=drawn("fit"),
     )  # fmt: skip
 
-    assert isinstance(objective, SingleRecords)
+    assert isinstance(objective, PerRecordLearning)
     assert not objective.shifting
 
 

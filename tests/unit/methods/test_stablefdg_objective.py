@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.config import build
 from fdgsec.federation.method import Client
-from fdgsec.methods.stablefdg import NEGATIVE_STDS, Passage, StableFDG
+from fdgsec.methods.stablefdg import NEGATIVE_STDS, ForwardPass, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.training.loop import predictions
 from tests.support.stablefdg_setting import CLOCK, PLAN, batch, drawn, learning, phi, run, start, three_clients
@@ -74,21 +74,21 @@ def test_a_sample_alone_in_its_class_is_joined_by_another_image_of_the_class(cli
     objective, network = learning(method, clients[0])
     given = batch(clients[0], 0, 1, 2, 8)  # classes 0, 1, 2, 1
 
-    images, labels = objective.completed(given, network)
+    images, labels = objective.with_partners(given, network)
 
     assert labels.tolist() == [0, 1, 2, 1, 0, 2]
     assert torch.equal(images[:4], given.images)
     assert torch.equal(images[4:], as_float(clients[0].data.pixels(torch.tensor([7, 9]))))  # the only others
     assert objective(given, network).shape == (6,)
     mirrored, _ = learning(replace(method, plan=replace(PLAN, flip=1.0)), clients[0])
-    assert torch.equal(mirrored.completed(given, network)[0][4:], images[4:].flip(3))  # augmented as the batch is
+    assert torch.equal(mirrored.with_partners(given, network)[0][4:], images[4:].flip(3))  # augmented as the batch is
 
 
 def test_where_the_client_has_no_other_image_of_a_class_the_sample_stays_alone(clients: list[Client]):
     few = Client(name="client:0", data=clients[0].data.subset(torch.arange(8)))  # class 0 twice, the others once
     objective, network = learning(StableFDG(style=False, plan=PLAN), few)
 
-    _, labels = objective.completed(batch(few, 0, 1, 2), network)
+    _, labels = objective.with_partners(batch(few, 0, 1, 2), network)
 
     assert labels.tolist() == [0, 1, 2, 0]
 
@@ -98,7 +98,7 @@ def test_no_image_joins_where_no_partner_is_looked_at(clients: list[Client], opt
     method = build(StableFDG, {**options, "plan": {"crop": "none"}}, where="method")
     objective, network = learning(method, clients[0])
 
-    assert len(objective.completed(batch(clients[0], 0, 1, 2), network)[0]) == 3
+    assert len(objective.with_partners(batch(clients[0], 0, 1, 2), network)[0]) == 3
 
 
 def test_released_training_moves_running_statistics_by_a_second_pass_over_one_image_per_class(clients: list[Client]):
@@ -134,7 +134,7 @@ def test_released_singletons_take_the_query_in_the_row_of_their_class_number(cli
     last = torch.rand(3, 96, 4, 4, generator=drawn("last"))
     labels = torch.tensor([4, 5, 5])
 
-    logits = objective.logits(network, last, Passage(labels=labels, balanced=balanced))
+    logits = objective.logits(network, last, ForwardPass(labels=labels, balanced=balanced))
 
     own = network.highlighter.queries(last)
     queries = torch.stack([balanced.queries[4], (own[1] + own[2]) / 2, (own[1] + own[2]) / 2])

@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.experiments.config import build
 from fdgsec.federation.method import Client
-from fdgsec.methods.stablefdg import Passage, StableFDG
+from fdgsec.methods.stablefdg import ForwardPass, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier, mixed_queries
 from tests.support.stablefdg_setting import CHANNELS, PLAN, drawn, learning, maps, three_clients
 
@@ -24,7 +24,7 @@ def test_queries_are_those_of_the_similarity(clients: list[Client], similarity: 
     assert isinstance(network, HighlightedClassifier)
     last = torch.rand(4, 96, 4, 4, generator=drawn("last"))
 
-    logits = objective.logits(network, last, Passage(labels=torch.tensor([1, 1, 1, 5]), balanced=None))
+    logits = objective.logits(network, last, ForwardPass(labels=torch.tensor([1, 1, 1, 5]), balanced=None))
 
     mixed = mixed_queries(network.highlighter.queries(last), torch.tensor([1, 2, 0, 3]), similarity=method.similarity)
     assert torch.equal(logits, network.head(network.highlighted(last, mixed)))
@@ -47,7 +47,7 @@ def test_oversampling_fills_up_classes_or_draws_blindly(oversample: str, rare: i
     method = build(StableFDG, {"oversample": oversample, "mix_alpha": None}, where="method")
     labels = torch.tensor([0] * 9 + [1])
 
-    _, found, _ = method.enriched(maps(10), labels, drawn("rows"), size=110)
+    _, found, _ = method.explore_styles(maps(10), labels, drawn("rows"), size=110)
 
     tolerance = 10  # three standard errors of a tenth of 110; the other is 60 - 1
     assert Counter(found[10:].tolist())[1] == pytest.approx(rare, abs=tolerance)
@@ -58,9 +58,9 @@ def test_released_singletons_join_under_their_own_labels(clients: list[Client]):
     objective, network = learning(method, clients[0])
     balanced = objective.balanced_pass(network)
     assert balanced is not None
-    passage = Passage(labels=torch.tensor([3, 3, 1, 2]), balanced=balanced)
+    passage = ForwardPass(labels=torch.tensor([3, 3, 1, 2]), balanced=balanced)
 
-    made, left = objective._joined("stage1", torch.zeros(4, CHANNELS, 16, 16), passage, balanced, 3)
+    made, left = objective._append_balanced("stage1", torch.zeros(4, CHANNELS, 16, 16), passage, balanced, 3)
 
     assert left == 1
     assert sorted(passage.labels[4:].tolist()) == [1, 2]

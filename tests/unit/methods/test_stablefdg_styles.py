@@ -16,7 +16,7 @@ from tests.support.stablefdg_setting import CHANNELS, CLOCK, drawn, learning, ma
 def shifted(method: StableFDG, given: Tensor, *received: StyleDistribution) -> Tensor:
     laws = method.new_styles({f"distribution.{i}": artifact for i, artifact in enumerate(received)}, {})
     assert laws is not None
-    return method.shifted(given, laws, drawn("shift"))
+    return method.shift_styles(given, laws, drawn("shift"))
 
 
 @pytest.mark.parametrize("selection", ["k-means++", "random"])
@@ -120,7 +120,7 @@ def test_exploration_by_nothing_appends_samples_as_they_are():
     method = StableFDG(exploration=0.0, mix_alpha=None)
     labels = torch.tensor([0, 0, 0, 1])
 
-    made, found, _ = method.enriched(maps(4), labels, drawn("rows"), size=2)
+    made, found, _ = method.explore_styles(maps(4), labels, drawn("rows"), size=2)
 
     assert found.tolist() == [0, 0, 0, 1, 1, 1]
     assert torch.allclose(made, maps(4)[[0, 1, 2, 3, 3, 3]], atol=1e-6)
@@ -131,7 +131,7 @@ def test_explored_samples_lie_farther_from_the_center_by_alpha():
     labels = torch.tensor([0, 0, 0, 1])
     mean, _ = instance_statistics(maps(4))
 
-    made, _, _ = method.enriched(maps(4), labels, drawn("rows"), size=2)
+    made, _, _ = method.explore_styles(maps(4), labels, drawn("rows"), size=2)
 
     expected = mean[3] + 2 * (mean[3] - mean.mean(0))
     assert torch.allclose(instance_statistics(made[4:])[0], expected.expand(2, CHANNELS, 1, 1), atol=1e-5)
@@ -142,7 +142,7 @@ def test_the_center_may_be_that_of_the_oversampled_batch():
     method = StableFDG(exploration=2.0, mix_alpha=None, explore_center="concatenated")
     mean, _ = instance_statistics(maps(4))
 
-    made, _, _ = method.enriched(maps(4), torch.tensor([0, 0, 0, 1]), drawn("rows"), size=2)
+    made, _, _ = method.explore_styles(maps(4), torch.tensor([0, 0, 0, 1]), drawn("rows"), size=2)
 
     center = (mean.sum(0) + 2 * mean[3]) / 6
     assert torch.allclose(instance_statistics(made[4:])[0][0], mean[3] + 2 * (mean[3] - center), atol=1e-5)
@@ -153,8 +153,8 @@ def test_a_negative_explored_std_turns_content_over_unless_it_is_clamped():
     clamped = replace(free, clamp_explored=True)
     labels = torch.tensor([0, 0, 0, 1])
 
-    made, _, stds = free.enriched(maps(4), labels, drawn("rows"), size=2)
-    flat, _, again = clamped.enriched(maps(4), labels, drawn("rows"), size=2)
+    made, _, stds = free.explore_styles(maps(4), labels, drawn("rows"), size=2)
+    flat, _, again = clamped.explore_styles(maps(4), labels, drawn("rows"), size=2)
 
     negative = (stds < 0).flatten(1)
     assert torch.equal(stds, again)
@@ -166,7 +166,7 @@ def test_a_negative_explored_std_turns_content_over_unless_it_is_clamped():
 
 
 def test_without_mixing_and_without_oversampling_maps_pass_as_they_are():
-    made, labels, _ = StableFDG(mix_alpha=None).enriched(maps(4), torch.arange(4), drawn("rows"), size=0)
+    made, labels, _ = StableFDG(mix_alpha=None).explore_styles(maps(4), torch.arange(4), drawn("rows"), size=0)
 
     assert torch.equal(made, maps(4))
     assert labels.tolist() == [0, 1, 2, 3]
@@ -176,7 +176,7 @@ def test_without_mixing_and_without_oversampling_maps_pass_as_they_are():
 def test_gradients_flow_through_the_statistics_that_the_option_names(gradient: str, reach: bool):
     method, given = build(StableFDG, {"gradient": gradient}, where="method"), maps(4).requires_grad_()
 
-    method.enriched(given, torch.arange(4), drawn("rows"), size=4)[0][:, :, 0, 0].sum().backward()
+    method.explore_styles(given, torch.arange(4), drawn("rows"), size=4)[0][:, :, 0, 0].sum().backward()
 
     assert given.grad is not None
     assert bool(given.grad[:, :, 1:, 1:].abs().sum() > 0) == reach
@@ -185,7 +185,7 @@ def test_gradients_flow_through_the_statistics_that_the_option_names(gradient: s
 def test_gradients_of_new_styles_are_kept_only_by_all():
     def gradient_of_means(option: str) -> float:
         method, given = build(StableFDG, {"gradient": option}, where="method"), maps(4).double().requires_grad_()
-        method.enriched(given, torch.arange(4), drawn("rows"), size=4)[0].sum().backward()
+        method.explore_styles(given, torch.arange(4), drawn("rows"), size=4)[0].sum().backward()
         assert given.grad is not None
         return float(given.grad.abs().max())
 
