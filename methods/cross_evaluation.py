@@ -6,13 +6,13 @@ weigh clients (eq. 6), Algorithm 2 averages each client's model with better ones
 the same on other methods: with perturbation ("++") and without ("+", cross-client evaluation-based aggregation).
 Extends methods/fedavg.py; methods/feddag.py extends this file.
 
-Shares: beside the model its perturbed copy (where rho > 0), which the server passes on, unaggregated, to every other
+Shares: the model and, for rho > 0, its perturbed copy, which the server passes on, unaggregated, to every other
 client (n (n - 1) models a round, or n c with c `evaluators`); each answers with one mean validation loss per model,
 in the sorted order of their owners' names. A client's loss on its own images travels with its update ("own_loss"),
 as do the share of coordinates that the perturbation changed and by how much its own validation loss moved.
-Differs from the paper: there clients compute the scores and upload them; here the server does, from the losses, because
-it passes the models on. The server keeps the history (k models from the clients would be k times the
-traffic). With `evaluators` below n - 1, the assignment rotates over the rounds, so that the server can recompute it at
+Differs from the paper: there clients compute the scores and upload them; here the server does, from the losses,
+because it passes the models on. The server keeps the history (k models from the clients would be k times the traffic).
+With `evaluators` below n - 1, the assignment rotates over the rounds, so that the server can recompute it at
 aggregation; the paper does not say how evaluators are chosen. A client without validation images cannot evaluate
 models and is refused."""
 
@@ -87,24 +87,24 @@ class SharpnessAware(FedAvg):
             )
 
     @property
-    def judged(self) -> bool:
+    def needs_scores(self) -> bool:
         """Whether anything depends on scores."""
         return self.beta > 0 or self.k > 0
 
     @property
     def reviews(self) -> Literal["none", "before", "after"]:
         """Before aggregation, if anything depends on scores."""
-        return "before" if self.judged else "none"
+        return "before" if self.needs_scores else "none"
 
     @property
     def releases(self) -> Sequence[Release]:
         """The model; if it is evaluated, also its perturbed copy, the models sent to peers, and their losses."""
-        return (*super().releases, *self.judgment)
+        return (*super().releases, *self.cross_evaluation_releases)
 
     @property
-    def judgment(self) -> Sequence[Release]:
+    def cross_evaluation_releases(self) -> Sequence[Release]:
         """The releases that cross-evaluation adds."""
-        if not self.judged:
+        if not self.needs_scores:
             return ()
         perturbed = () if self.rho == 0 else (Release(stage="update", slot="perturbed", kind=ModelState),)
         shown = Release(stage="exhibit", slot="client:*", kind=ModelState)
@@ -140,10 +140,10 @@ class SharpnessAware(FedAvg):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
         """Train, then evaluate the perturbed model locally. Raises UsageError without validation images."""
-        if self.judged:
+        if self.needs_scores:
             self._validation_images(client, state)
         update, state = self.train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        if not self.judged:
+        if not self.needs_scores:
             return update, state
         return replace(
             update, metrics={**update.metrics, **self._perturbation_metrics(client, model, update, state)}
@@ -172,7 +172,7 @@ class SharpnessAware(FedAvg):
 
     def perturbed_copy(self, state: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Inbox:
         """The perturbed copy for peers to evaluate; empty if rho = 0 or without reviews."""
-        if not self.judged or self.rho == 0:
+        if not self.needs_scores or self.rho == 0:
             return {}
         return {"perturbed": ModelState(state=perturb_weights(state, gradient, self.rho))}
 
@@ -227,7 +227,7 @@ class SharpnessAware(FedAvg):
 
         Raises ArtifactError for a review with a wrong number of losses."""
         round, history = _current_round(server), histories(server)
-        found = self._scores(updates, scores, round) if self.judged else dict.fromkeys(updates, 1.0)
+        found = self._scores(updates, scores, round) if self.needs_scores else dict.fromkeys(updates, 1.0)
         within: dict[str, PastModel] = {}
         for name, update in updates.items():
             past = history.get(name, [])
@@ -323,7 +323,7 @@ class CrossEvaluation(SharpnessAware):
     @property
     def releases(self) -> Sequence[Release]:
         """The releases of the base, and those of cross-evaluation."""
-        return super().releases if self.base is None else (*self.base.releases, *self.judgment)
+        return super().releases if self.base is None else (*self.base.releases, *self.cross_evaluation_releases)
 
     @property
     def server_needs(self) -> ServerNeeds:
@@ -391,7 +391,7 @@ class CrossEvaluation(SharpnessAware):
         if self.base is None:
             return super().train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         update, state = self.base.fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
-        if not self.judged or self.rho == 0:
+        if not self.needs_scores or self.rho == 0:
             return update, state
         sent = update.artifacts["model"].tensors()
         made = model.with_state({**model.state.state, **sent})

@@ -104,11 +104,11 @@ class SmoothedCrossEntropy:
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         return self.of(model(batch.images), batch.labels)
 
     def of(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Give the losses of logits (B, C)."""
+        """Return the losses of logits (B, C)."""
         return functional.cross_entropy(logits.float(), labels, reduction="none", label_smoothing=self.smoothing)
 
 
@@ -126,7 +126,7 @@ class Alignment:
     couples_records: bool = True  # the discriminator steps on the whole batch
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give a CE + (1 - a) (1 - D(f, y))^2, (B,)."""
+        """Return a CE + (1 - a) (1 - D(f, y))^2, (B,)."""
         generator, discriminator = self.players
         features = model.features(batch.images)
         errors = self.error.of(model.head(features), batch.labels)
@@ -143,16 +143,16 @@ class Alignment:
         return self.method.alpha * errors + (1 - self.method.alpha) * fooled
 
 
-def discriminator_loss(judge: Discriminator, reference: Tensor, features: Tensor, condition: Tensor) -> Tensor:
-    """Give L_advd = -mean(D(reference)^2 + (1 - D(f))^2): least where references are 1 and features 0."""
-    on_reference: Tensor = judge(reference, condition)
-    on_features: Tensor = judge(features, condition)
+def discriminator_loss(discriminator: Discriminator, reference: Tensor, features: Tensor, condition: Tensor) -> Tensor:
+    """Return L_advd = -mean(D(reference)^2 + (1 - D(f))^2): least where references are 1 and features 0."""
+    on_reference: Tensor = discriminator(reference, condition)
+    on_features: Tensor = discriminator(features, condition)
     return -(on_reference.square() + (1 - on_features).square()).mean()
 
 
-def generator_loss(judge: Discriminator, reference: Tensor, condition: Tensor, *, seeks: str) -> Tensor:
-    """Give L_advg = mean (1 - D(reference))^2; for seeks "features" mean D(reference)^2."""
-    given: Tensor = judge(reference, condition)
+def generator_loss(discriminator: Discriminator, reference: Tensor, condition: Tensor, *, seeks: str) -> Tensor:
+    """Return L_advg = mean (1 - D(reference))^2; for seeks "features" mean D(reference)^2."""
+    given: Tensor = discriminator(reference, condition)
     return given.square().mean() if seeks == "features" else (1 - given).square().mean()
 
 

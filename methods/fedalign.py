@@ -237,8 +237,8 @@ class FedAlign(FedCCRL):
         if self.discriminator == "off":
             return super().objective(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
         pool = self.received_pool(client, inbox, child(rng, "pool"))
-        judge = self.load_discriminator(model, state, child(rng, "discriminator"))
-        return OpposedAlignment(method=self, pool=pool, rng=child(rng, "views"), judge=judge)
+        discriminator = self.load_discriminator(model, state, child(rng, "discriminator"))
+        return OpposedAlignment(method=self, pool=pool, rng=child(rng, "views"), discriminator=discriminator)
 
     def fit(
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
@@ -257,7 +257,7 @@ class FedAlign(FedCCRL):
             network, data, objective, self.plan, rng, round=clock.round, rounds=clock.rounds, optimizer=optimizer
         )
         memory = optimizer_memory(optimizer) if self.keep_optimizer else {}
-        state = {**state, **memory, **objective.judge.memory()}
+        state = {**state, **memory, **objective.discriminator.memory()}
         artifacts, state = self.results(client, network, data, inbox=inbox, state=state, clock=clock, rng=rng)
         weight = 1.0 if self.weights == "uniform" else float(len(client.data))
         return Update(artifacts=artifacts, weight=weight, metrics=metrics), state
@@ -278,12 +278,12 @@ class FedAlign(FedCCRL):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpposedAlignment(CrossClientAlignment):
-    """The local objective with a discriminator, `judge`, trained on the same features."""
+    """The local objective with a discriminator trained on the same features."""
 
-    judge: Discriminator
+    discriminator: Discriminator
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         found = self.features(batch, model)
         terms = self.method.losses(found, [model.head(given).float() for given in found], batch.labels)
-        return terms + self.judge.oppose(found)
+        return terms + self.discriminator.oppose(found)

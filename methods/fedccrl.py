@@ -226,7 +226,7 @@ class FedCCRL(FedAvg):
         return view.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
     def mix_statistics(self, inputs: Tensor, pool: Pool | None, rng: torch.Generator) -> Tensor:
-        """Give normalized `inputs` statistics between their own and those drawn from the pool (Algorithm 2, 10 to 21).
+        """Mix the statistics of normalized `inputs` with statistics drawn from the pool (Algorithm 2, 10 to 21).
 
         Without a pool they are drawn from the batch: a random permutation of its own statistics."""
         mean, std = instance_statistics(inputs, eps=EPS)
@@ -294,6 +294,6 @@ class CrossClientAlignment:
         return [model.features(images).float() for images in (batch.images, first, second)]
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         found = self.features(batch, model)
         return self.method.losses(found, [model.head(given).float() for given in found], batch.labels)

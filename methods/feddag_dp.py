@@ -88,7 +88,7 @@ class FedDAGDP(FedDAG):
         self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Update, State]:
         """Train, without metrics on own validation images. Raises UsageError for a client without validation images."""
-        if self.judged:
+        if self.needs_scores:
             self._validation_images(client, state)
         return self.train(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 

@@ -59,7 +59,7 @@ class Episode:
     couples_records: bool = True  # the step is taken for the whole batch
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give inner plus outer loss per record, (B,)."""
+        """Return inner plus outer loss per record, (B,)."""
         inner = _cross_entropy(model(batch.images), batch.labels)
         weights = {name: value for name, value in model.named_parameters() if value.requires_grad}
         with torch.autocast(batch.images.device.type, enabled=False):
@@ -79,7 +79,7 @@ class Episode:
         return (inner if second else _with_gradient(inner, weights, found)) + outer
 
     def stepped(self, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Give the fast weights theta - beta clamp(g, -c, c), elementwise."""
+        """Return the fast weights theta - beta clamp(g, -c, c), elementwise."""
         bound = self.clip_value
         return {name: weights[name] - self.meta_step * g.clamp(-bound, bound) for name, g in gradients.items()}
 

@@ -53,7 +53,7 @@ class InvariantLoss:
     couples_records: bool = True
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         features = model.features(batch.images)
         logits = model.head(features).float()
         losses = functional.cross_entropy(logits, batch.labels, reduction="none")

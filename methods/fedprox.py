@@ -38,7 +38,7 @@ class Proximal:
         return self.inner.couples_records
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give h_k(w; w_t) per record, (B,)."""
+        """Return h_k(w; w_t) per record, (B,)."""
         trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
         squares = torch.stack([(value - self.anchor[name]).square().sum() for name, value in trained.items()])
         return self.inner(batch, model) + self.mu / 2 * squares.sum()

@@ -53,12 +53,12 @@ class StochasticClassifier(Classifier):
         self.register_buffer("noise", noise, persistent=False)
 
     def distribution(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Give mu(x) and sigma(x), each (B, width) float32, sigma above 0."""
+        """Return mu(x) and sigma(x), each (B, width) float32, sigma above 0."""
         mean, spread = self.encoder(super().features(images)).float().chunk(2, dim=1)
         return mean, functional.softplus(spread)
 
     def features(self, images: Tensor) -> Tensor:
-        """Give the mean representation, (B, width)."""
+        """Return the mean representation, (B, width)."""
         return self.distribution(images)[0]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class StochasticClassifier(Classifier):
 
 
 def divergence(mean: Tensor, std: Tensor, other_mean: Tensor, other_std: Tensor) -> Tensor:
-    """Give KL(N(mean, std^2) || N(other_mean, other_std^2)) summed over the last axis; a std may be negative."""
+    """Return KL(N(mean, std^2) || N(other_mean, other_std^2)) summed over the last axis; a std may be negative."""
     log_ratio = torch.log(other_std.abs()) - torch.log(std.abs())
     squares = (std.square() + (mean - other_mean).square()) / (2 * other_std.square())
     return (log_ratio + squares - 0.5).sum(-1)
@@ -87,7 +87,7 @@ class SimpleRepresentation:
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         if not isinstance(model, StochasticClassifier):
             raise TypeError(f"fedsr trains a StochasticClassifier; got a {type(model).__name__}.")
         mean, std = model.distribution(batch.images)

@@ -175,7 +175,7 @@ class BothVersions:
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (2B,)."""
+        """Return the losses, (2B,)."""
         logits = torch.cat([model(batch.images), model(positives(batch))])
         return functional.cross_entropy(at_least_float32(logits), batch.labels.repeat(2), reduction="none")
 

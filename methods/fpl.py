@@ -1,11 +1,11 @@
 """FPL: rethinking federated learning with domain shift, a prototype view.
 
 Huang, Ye, Shi, Li & Du, CVPR 2023. Clients send the mean feature of each class; per class the server clusters them by
-FINCH and sends the clusters' means to everybody (cluster prototypes), so that a domain of many clients counts
+FINCH and sends the clusters' means to all clients (cluster prototypes), so that a domain of many clients counts
 once. A client pulls its features toward the cluster prototypes of their class and away from the others (contrast,
 temperature t), and toward their mean, the unbiased prototype (consistency). Extends methods/fedavg.py.
 
-Shares, every round: up to C x d mean features per participant, beside the model; all cluster prototypes come back at
+Shares, every round: up to C x d mean features per participant, besides the model; all cluster prototypes come back at
 the start of the next round, so that round 0 has none and trains by cross-entropy alone.
 Differs from the paper where the authors' code does: class means are running ones (features as training saw them in the
 last local epoch: augmented, under changing weights), so that they need no separate pass; every client's mean has the
@@ -76,7 +76,7 @@ class PrototypeLoss:
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """Return the losses, (B,)."""
         features = model.features(batch.images)
         cast(ClassMeans, model.get_submodule("class_means")).add(features, batch.labels, batch.records)
         losses = functional.cross_entropy(model.head(features).float(), batch.labels, reduction="none")
@@ -91,7 +91,7 @@ class PrototypeLoss:
 
 
 def contrast(features: Tensor, centers: Tensor, same: Tensor, *, temperature: float) -> Tensor:
-    """Give -log(sum over centers of the own class of exp(cos / t), divided by the same sum over all centers), (B,).
+    """Return -log(sum over centers of the own class of exp(cos / t), divided by the same sum over all centers), (B,).
 
     `features` (B, d), `centers` (P, d), `same` (B, P) bool; 0 where no center is of the own class."""
     cosine = functional.normalize(features, dim=1) @ functional.normalize(centers, dim=1).T / temperature
@@ -100,7 +100,7 @@ def contrast(features: Tensor, centers: Tensor, same: Tensor, *, temperature: fl
 
 
 def consistency(features: Tensor, centers: Tensor, same: Tensor) -> Tensor:
-    """Give the mean squared difference from the mean of the own class's centers, (B,); from 0 if there are none."""
+    """Return the mean squared difference from the mean of the own class's centers, (B,); from 0 if there are none."""
     belongs = same.to(features)
     unbiased = belongs @ centers / belongs.sum(1, keepdim=True).clamp_min(1)
     return (features - unbiased).square().mean(1)

@@ -85,7 +85,7 @@ class JigsawLoss:
     couples_records: bool = False  # which images are ordered is random and does not depend on records
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,); their mean is that of the ordered images plus `weight` times that of all."""
+        """Return the losses, (B,); their mean is that of the ordered images plus `weight` times that of all."""
         if not isinstance(model, JigsawClassifier):
             raise TypeError(f"jigen trains a JigsawClassifier; got a {type(model).__name__}.")
         chosen = self.draw_orders(len(batch.labels))

@@ -41,7 +41,7 @@ class PooledChallenge:
     couples_records: bool = True  # section 3.3 ranks the records of a batch
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give eq. (5), (B,)."""
+        """Return eq. (5), (B,)."""
         features = model.features(batch.images).float()
         with torch.no_grad():
             mask = self.mask(features, batch.labels, model)
@@ -67,7 +67,7 @@ class MapsChallenge:
     couples_records: bool = True
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give eq. (5), (B,)."""
+        """Return eq. (5), (B,)."""
         maps = model.maps(batch.images).float()
         positions = bool(torch.rand((), generator=self.rng) < 0.5)
         mask = self.mask(maps.detach(), batch.labels, model, positions=positions)
@@ -95,7 +95,7 @@ class MapsChallenge:
 
 
 def confidence(model: Classifier, features: Tensor, labels: Tensor) -> Tensor:
-    """Give the softmax probability of the true class, (B,), for pooled features (B, d)."""
+    """Return the softmax probability of the true class, (B,), for pooled features (B, d)."""
     return functional.softmax(model.head(features).float(), 1).gather(1, labels.unsqueeze(1)).squeeze(1)
 
 

@@ -131,8 +131,7 @@ class StyleSharing(FedAvg):
     def combine(
         self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
     ) -> tuple[Mapping[str, Inbox], State]:
-        """Step 1: send each participant the distributions of `received` others: per turn a permutation without fixed
-        points.
+        """Step 1: send each participant the distributions of `received` others, as `_senders` assigns them.
 
         With fewer participants each receives those of all others; a single one receives nothing."""
         if self.shares == "never" or len(shared) < 2:

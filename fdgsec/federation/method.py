@@ -138,7 +138,7 @@ class Method(ABC):
 
     @property
     def shares(self) -> Literal["never", "once", "every"]:
-        """When clients share artifacts beside the model: never, once before round 0, or every round."""
+        """When clients share artifacts besides the model: never, once before round 0, or every round."""
         return "never"
 
     @property

@@ -111,7 +111,7 @@ def test_a_transferred_image_is_equation_4_decoded(client: Client):
             sigma = (((s - s.mean()) ** 2).sum() / (s.numel() - 1) + 1e-5).sqrt()
             adain[image, channel] = style.std[channel] * ((s - s.mean()) / sigma) + style.mean[channel]
 
-    whole, half = FISC(alpha=1.0).transfer(pixels, style), FISC(alpha=0.5).transferred(pixels, style)
+    whole, half = FISC(alpha=1.0).transfer(pixels, style), FISC(alpha=0.5).transfer(pixels, style)
 
     for made, features in ((whole, adain), (half, 0.5 * adain + 0.5 * content)):
         drawn = encoder_named("mini").decode(features)
