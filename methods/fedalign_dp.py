@@ -7,20 +7,21 @@ must not depend on other records of the batch.
 Shares: what FedAlign shares.
 Differs from FedAlign in every term that couples records:
 * eqs. (17) to (20): supervised contrast compares an anchor with all records and views of the batch. Only the
-attraction within a record remains: the anchor's views are its positives, -cos(z, z(v)) / tau, averaged over views.
-There is no sum over other records in a denominator, hence no repulsion. The term is 0 where views and image agree (1 -
-cos in place of -cos). Consistency (eq. 21) and Jensen-Shannon (eq. 23) are already per record.
+  attraction within a record remains: the anchor's views are its positives, -cos(z, z(v)) / tau, averaged over views.
+  There is no sum over other records in a denominator, hence no repulsion. The term is 0 where views and image agree
+  (1 - cos in place of -cos). Consistency (eq. 21) and Jensen-Shannon (eq. 23) are already per record.
 * Algorithm 2's b_k: a batch of B divides its draws among clusters, floor(B |P_k| / |P|) each, so that each record's
-draw depends on B. Here every record draws independently: a cluster with probability proportional to its size, then a
-row by its weight. For each record this is the paper's distribution up to the rounding of b_k.
-* section 3.4: the discriminator normalizes over the joined batch and, by gradient reversal, affects the encoder; it is
-  always off. Detached (the authors' code) it changes nothing that is sent; reversed it would need layers without batch
-  norm and a noisy step of its own.
+  draw depends on B. Here every record draws independently: a cluster with probability proportional to its size, then
+  a row by its weight. For each record this is the paper's distribution up to the rounding of b_k.
+* section 3.4: the discriminator normalizes over the joined batch and, by gradient reversal, affects the encoder; it
+  is always off. Detached (the authors' code) it changes nothing that is sent; reversed it would need layers without
+  batch norm and a noisy step of its own.
 * `ignore_pool`, mixing with the batch's own images (the code), and `sums`, by which a loss grows with the batch, are
-refused. MixCluster's lambda, AugMix and eq. (3) use one image at a time; AugMix's chains may be one draw for the
-batch, which does not depend on any record. The three views are forwarded one after the other, each a batch of the B
-records in their order, as hooks for per-record gradients expect. The pool consists of other clients' releases, whose
-privacy cost is charged to those clients. Under `norm="group"` no layer couples records or works in place."""
+  refused.
+MixCluster's lambda, AugMix and eq. (3) use one image at a time; AugMix's chains may be one draw for the batch, which
+does not depend on any record. The three views are forwarded one after the other, each a batch of the B records in
+their order, as hooks for per-record gradients expect. The pool consists of other clients' releases, whose privacy
+cost is charged to those clients. Under `norm="group"` no layer couples records or works in place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,16 +8,17 @@ trained on the data, and everything that is sent is computed from them.
 Shares: what FedDAG shares, without a client's loss on its own images and the effect of the perturbation on it.
 Differs from FedDAG:
 * Algorithm 1, lines 3 and 4: under a private trainer (fdgsec/federation/dp_sgd_joint.py) a record's gradients of
-generator and student, both at the weights before the step, are clipped, summed and noised jointly, as one release,
-because lines 3 and 4 use the same sample. The generator's gradient passes through the student trained by noisy steps;
-no student is trained without noise. In warm-up rounds the student has the whole clipping bound.
+  generator and student, both at the weights before the step, are clipped, summed and noised jointly, as one release,
+  because lines 3 and 4 use the same sample. The generator's gradient passes through the student trained by noisy
+  steps; no student is trained without noise. In warm-up rounds the student has the whole clipping bound.
 * line 5: the teacher, which is sent, is a mean of students; the update is post-processing and costs no privacy.
 * eq. (5): the perturbation follows the last *noisy* gradient of the student.
 * eqs. (5) and (6): an evaluator's answer is the mean over its validation images of losses clipped at `loss_bound`, so
-that one image changes it by at most loss_bound / images; a defense adds noise to the scores. The server clips the
-received scores to [`loss_floor`, loss_bound], because noise can make a loss negative. An own loss (`include_self`)
-would be sent among an update's numbers, without that noise, and is refused; so is `margin_over="batch"`, which couples
-records. Under the plain trainer this is FedDAG with those scores. A private trainer refuses batch norm, whose running
+  that one image changes it by at most loss_bound / images; a defense adds noise to the scores. The server clips the
+  received scores to [`loss_floor`, loss_bound], because noise can make a loss negative. An own loss (`include_self`)
+  would be sent among an update's numbers, without that noise, and is refused; so is `margin_over="batch"`, which
+  couples records.
+Under the plain trainer this is FedDAG with those scores. A private trainer refuses batch norm, whose running
 statistics are computed from records without noise and are sent: it needs `norm="group"`."""
 
 from collections.abc import Mapping

@@ -8,19 +8,21 @@ private-styles uses the plain mean (`local_clustering=false`), and the server's 
 uploads. Without that defense S_g makes a client's transferred images depend on all its records, and the guarantee of
 dp-sgd alone for the model does not hold (except for `contrastive="ordinary"`, which shares nothing).
 Differs from FISC only in eq. (5). There the negative is the transferred version of another record, of another class:
-the only term that couples records. A client has only private images and what it received, so the negative is made from
-the record itself (`negative`):
+the only term that couples records. A client has only private images and what it received, so the negative is made
+from the record itself (`negative`):
 * "patches": the transferred image, cut into `patches` x `patches` pieces in random order. It keeps the record's
-textures and the interpolation style, but not the object: features close to it represent style rather than content,
-which eq. (5) penalizes. Negatives without semantics are due to Ge et al., NeurIPS 2021,
-https://arxiv.org/abs/2110.14189, who make them from an image's patches or textures. This takes a third pass.
+  textures and the interpolation style, but not the object: features close to it represent style rather than content,
+  which eq. (5) penalizes. Negatives without semantics are due to Ge et al., NeurIPS 2021,
+  https://arxiv.org/abs/2110.14189, who make them from an image's patches or textures. This takes a third pass.
 * "none": only the positive, |a - p|, pulls the two versions of a record together; cross-entropy separates classes.
 Rows of the classifier's head, public under DP-SGD, would be another negative without a record, but features are
-initially orthogonal to them: at the paper's margin the hinge is always 0. The positive (eq. 4) is the record's own
-image in the received style; the regularizer (eq. 6) and cross-entropy are sums over records. `contrastive="none"`
-(FISC-v3) averages the losses of a record's two versions: one record, one loss. Versions are forwarded one after the
-other, each a batch of the B records in their order, as hooks for per-record gradients expect. Pieces are drawn for
-each record independently of the batch size. Under `norm="group"` no layer couples records or works in place."""
+initially orthogonal to them: at the paper's margin the hinge is always 0.
+The positive (eq. 4) is the record's own image in the received style; the regularizer (eq. 6) and cross-entropy are
+sums over records. `contrastive="none"` (FISC-v3) averages the losses of a record's two versions: one record, one
+loss.
+Versions are forwarded one after the other, each a batch of the B records in their order, as hooks for per-record
+gradients expect. Pieces are drawn for each record independently of the batch size. Under `norm="group"` no layer
+couples records or works in place."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -9,21 +9,23 @@ Differs from StableFDG in each step that couples records (section 3.1):
 * step 2: k-means++ over the batch selects the half that is shifted. Here each record is shifted with probability
   `probability` / 2 (the same share), to its own draw from the received style distributions.
 * step 3: copies balance the classes of the batch, which depends on the batch's labels and gives a record several
-terms. Here no copies are made; an enriched record takes the explored style with probability 1/2. Classes are
-balanced by `prior`: public shares of the classes (never counted on private labels), whose inverses weigh the losses,
-at most `heaviest`.
+  terms. Here no copies are made; an enriched record takes the explored style with probability 1/2. Classes are
+  balanced by `prior`: public shares of the classes (never counted on private labels), whose inverses weigh the
+  losses, at most `heaviest`.
 * step 4, eqs. (4) and (5): the center is the batch's mean style. Here it is mu_n as the client released it and
-received it back from the server (`center="own"`), or the mean of the received ones ("received"); under private-styles
-both are noisy. Without that defense the own center makes every loss depend on all records of the client, and the
-guarantee of dp-sgd alone for the model holds only for "received".
-* step 5: styles are mixed with those of other records. Here each is mixed with a draw from the received distributions.
+  received it back from the server (`center="own"`), or the mean of the received ones ("received"); under
+  private-styles both are noisy. Without that defense the own center makes every loss depend on all records of the
+  client, and the guarantee of dp-sgd alone for the model holds only for "received".
+* step 5: styles are mixed with those of other records. Here each is mixed with a draw from the received
+  distributions.
 * steps 3 to 5 act only at `stage`, where the released styles are taken; no styles of later stages are sent.
 * section 3.2: eq. (8) mixes an image's query with that of another image of its class. Here each image uses its own
-query, as at inference. Attention itself compares positions of one image. All draws are per record and independent of
-the batch size, so that a further record does not change the distribution of any other. `shift_law="printed"` is
-refused: it scales noise by the client's own variances, which were not released. Options of the removed steps are not
-read, and setting them is refused. Received styles are other clients' releases, whose privacy cost is charged to those
-clients. Under `norm="group"` no layer couples records or works in place."""
+  query, as at inference. Attention itself compares positions of one image.
+All draws are per record and independent of the batch size, so that a further record does not change the distribution
+of any other. `shift_law="printed"` is refused: it scales noise by the client's own variances, which were not
+released. Options of the removed steps are not read, and setting them is refused. Received styles are other clients'
+releases, whose privacy cost is charged to those clients. Under `norm="group"` no layer couples records or works in
+place."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
