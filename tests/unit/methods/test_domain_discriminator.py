@@ -114,5 +114,5 @@ def test_the_objective_has_the_discriminator_that_the_options_ask_for():
     )
 
     assert isinstance(made, OpposedAlignment)
-    assert made.judge.reversal == 0.7
+    assert made.discriminator.reversal == 0.7
     assert made.couples_records
