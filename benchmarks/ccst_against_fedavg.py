@@ -81,7 +81,7 @@ class Reconstruction(CCST):
     """CCST whose generator decodes the image's own features: blur without style transfer."""
 
     @torch.inference_mode()
-    def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    def generate(self, pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:  # noqa: ARG002 - CCST's signature
         """Encode and decode; uint8 (n, 3, H, W) in and out."""
         encoder = encoder_named(self.encoder)
         images = encoder.decode(encoder.encode(as_float(pixels)))

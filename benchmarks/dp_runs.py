@@ -63,8 +63,8 @@ def config_of(cell: Cell, protocol: Protocol) -> RunConfig:
     return RunConfig(
         method=cell.method, options={**SUBJECTS[cell.method].options, "plan": asdict(plan)}, dataset=protocol.dataset,
         per_domain=protocol.per_domain, image_size=protocol.image_size, backbone=protocol.backbone, norm="group",
-        pretrained=protocol.pretrained, rounds=protocol.rounds, seed=cell.seed, defenses=tuple(map(defense_of, defenses_of(cell, protocol))),
-        delta=protocol.delta,
+        pretrained=protocol.pretrained, rounds=protocol.rounds, seed=cell.seed,
+        defenses=tuple(map(defense_of, defenses_of(cell, protocol))), delta=protocol.delta,
     )  # fmt: skip
 
 

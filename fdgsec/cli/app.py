@@ -1,5 +1,4 @@
-"""The command line: its verbs, each loaded when it is called; every error a user can meet becomes one line and an exit
-code."""
+"""The command line: verbs that are imported when called, and errors as one line with an exit code."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,13 +34,13 @@ VERBS: Mapping[str, str] = {
 
 
 class LazyVerbs(TyperGroup):
-    """The group of all verbs; a verb's module is imported when the verb is called, or listed with its help."""
+    """The group of all verbs; a verb's module is imported when the verb is called or its help is listed."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Give the verbs' names in the order of the help page."""
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The verbs' names in the order of the help page."""
         return list(VERBS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002 - click's signature
         """Import a verb. Raises UsageError with the nearest name for an unknown one."""
         if cmd_name not in VERBS:
             raise unknown_name("command", cmd_name, VERBS)

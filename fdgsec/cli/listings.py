@@ -67,7 +67,7 @@ def _layout(entry: DatasetEntry) -> str:
 
 
 def print_dataset(dataset: DomainDataset) -> None:
-    """Print counts per domain and class; per domain alone where there are many classes, the first 40 of many domains."""
+    """Print counts per domain and class; of many classes only totals per domain, of many domains only the first 40."""
     wide = len(dataset.class_names) <= CLASSES_SHOWN
     rows: list[tuple[str, ...]] = []
     for index, domain in enumerate(dataset.domain_names):

@@ -1,4 +1,4 @@
-"""The verb `compare`: two finished runs side by side, and whether they may be compared at all."""
+"""The verb `compare`: two finished runs side by side, and the reasons why they are not comparable."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One run's documents; `settings` are empty where the folder has none."""
+    """One run's documents; `settings` is empty if the folder has none."""
 
     folder: str
     report: Mapping[str, Any]
@@ -23,8 +23,7 @@ class _Run:
 
     @classmethod
     def read(cls, run: Path) -> "_Run":
-        """Read a folder, or its report.json. Raises UsageError where there is none, DataError where it is none of
-        ours."""
+        """Read a folder or its report.json. Raises UsageError if it is missing, DataError if it is invalid."""
         path = run if run.is_file() else run / "report.json"
         if not path.is_file():
             raise UsageError(f"{run} holds no report.json; give a folder that `fdgsec attack` or `fdgsec train` wrote.")
@@ -35,7 +34,7 @@ class _Run:
 
     @property
     def unseen(self) -> str:
-        """The domain that no client had: as measured, as set, or the dataset's default."""
+        """The unseen domain: from the accuracy, the settings, or the dataset's default."""
         accuracy, dataset = self.report["accuracy"], self.report["dataset"]
         if accuracy or self.settings.get("target_domain"):
             return str(accuracy["unseen_domain"] if accuracy else self.settings["target_domain"])
@@ -44,7 +43,7 @@ class _Run:
         return entry.target_domain if entry is not None and entry.target_domain else str(last)
 
     def identity(self) -> Row:
-        """What it is a run of."""
+        """The run's identifying fields."""
         said = {
             key: self.report[key] for key in ("target", "method", "preset", "encoder", "backbone", "seed", "profile")
         }
@@ -60,7 +59,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not isinstance(found, dict):
-        raise DataError(f"{path} is no JSON object.")
+        raise DataError(f"{path} is not a JSON object.")
     return found
 
 
@@ -68,9 +67,11 @@ def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         complete = (
             report["schema"] == SCHEMA,
-            [report[key] for key in ("target", "method", "preset", "encoder", "backbone", "seed", "profile", "accuracy")],
+            [report[key] for key in ("target", "method", "preset", "encoder")],
+            [report[key] for key in ("backbone", "seed", "profile", "accuracy")],
             [report["dataset"][key] for key in ("name", "manifest_sha256", "images")],
-            [(a["name"], a["status"], [(m["name"], m["slice"], m["value"]) for m in a["measurements"]]) for a in report["attacks"]],
+            [(a["name"], a["status"], a["measurements"]) for a in report["attacks"]],
+            [(m["name"], m["slice"], m["value"]) for a in report["attacks"] for m in a["measurements"]],
             report["transcript_sha256"],
         )  # fmt: skip
     except (KeyError, TypeError) as error:
@@ -81,10 +82,9 @@ def _checked(report: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def compare(first: Path, second: Path) -> Row:
-    """Give both runs' identities, what makes them unlike, settings that differ, accuracies and measurements side by
-    side.
+    """Both runs' identities, settings that differ, accuracies and measurements, and reasons against a comparison.
 
-    A difference is second minus first; `overlap` says whether the 95% intervals do, None where one has none."""
+    A difference is second minus first; `overlap` is whether the 95% intervals overlap, None if one is missing."""
     one, other = _Run.read(first), _Run.read(second)
     measured = _measurements(one, other)
     return {
@@ -101,7 +101,7 @@ def compare(first: Path, second: Path) -> Row:
 
 
 def _unlike(one: _Run, other: _Run) -> list[str]:
-    """Why numbers of the two are of different things; empty where only settings differ."""
+    """Reasons why the two runs are not comparable; empty if only settings differ."""
     a, b = one.report["dataset"], other.report["dataset"]
     found = []
     if a["name"] != b["name"]:
@@ -120,7 +120,7 @@ def _unlike(one: _Run, other: _Run) -> list[str]:
 
 
 def _settings(one: _Run, other: _Run) -> list[Row]:
-    """Settings that differ, and the code where that does; one that is missing in an older run is absent."""
+    """Settings that differ, including the code version; a setting that an older run lacks is "absent"."""
     if not (one.settings and other.settings):
         return []
     a, b = (dict(_flat(run.settings)) for run in (one, other))
@@ -164,7 +164,7 @@ def _scores(accuracy: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[s
 
 
 def _statuses(one: _Run, other: _Run) -> list[Row]:
-    """Attacks that ended differently."""
+    """Attacks whose status or reason differs."""
     a, b = ({attack["name"]: attack for attack in run.report["attacks"]} for run in (one, other))
     names = [*a, *(name for name in b if name not in a)]
     rows = [{"name": name, "first": _ended(a.get(name)), "second": _ended(b.get(name))} for name in names]
@@ -198,7 +198,7 @@ def _measured(report: Mapping[str, Any]) -> Iterator[tuple[_Key, Mapping[str, An
 
 
 def _beside(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None) -> Row:
-    """Two numbers, their difference, and whether their intervals overlap."""
+    """Two numbers, their difference, and whether their intervals overlap; None if it cannot be computed."""
     a, b = _number(first), _number(second)
     return {"first": a, "second": b, "difference": _difference(a, b), "overlap": _overlap(a, b)}
 

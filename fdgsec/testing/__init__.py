@@ -1,4 +1,4 @@
-"""Checks for methods, attacks and defenses of one's own: the promises that all bundled ones keep (docs/extending.md)."""
+"""Contract checks for plug-in methods, attacks and defenses (docs/extending.md)."""
 
 from fdgsec.testing.attacks import check_attack as check_attack
 from fdgsec.testing.defenses import check_defense as check_defense

@@ -30,8 +30,8 @@ def check_attack(
 ) -> None:
     """Check an attack, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 
-    It is put before a run of `target`, on `per_domain` images of shapes, by `adversary`; where these are not given, before
-    the first target and by the first adversary that the attack can be asked about."""
+    The attack reads a run of `target` on `per_domain` images of shapes, as `adversary`. The defaults are the first
+    target and adversary to which the attack applies."""
     attack: Attack = made("attacks", given, {}, where="attack")
     check_frozen(attack)
     _check_declared(attack)
@@ -53,12 +53,12 @@ def check_attack(
 
 
 def _check_controls(attack: Attack, cases: Cases, truths: Sequence[Truth], setting: AttackSetting) -> None:
-    """The negative control finds nothing, and the positive control reaches its goal."""
+    """Check that the negative control finds nothing and the positive control reaches its goal."""
     judge, knowledge = setting.judge, setting.knowledge
     null = attack.negative_control(cases, knowledge, stream(0, "attack", attack.name, "shuffled"))
     rows = judge.null(null, cases, truths, stream(0, "world", "null", attack.name))
     _passed("the negative control finds nothing", negative_controls(rows, comparisons=len(rows)))
-    bare = replace(knowledge, defended=None)  # nobody defends what is planted
+    bare = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(bare, stream(0, "attack", attack.name, "plant"))
     won = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
     found = positive_control(control, won, judge, stream(0, "world", "planted", attack.name))
@@ -80,7 +80,7 @@ def _check_declared(attack: Attack) -> None:
 
 
 def _config(attack: Attack, target: str | None, adversary: str | None, per_domain: int) -> RunConfig:
-    """Settings under which the attack can be asked. Raises BrokenPromiseError where there are none."""
+    """Settings of a run to which the attack applies. Raises BrokenPromiseError if there are none."""
     for name in list(targets()) if target is None else [target]:
         method = target_method(target_named(name))
         facts = TargetFacts(
@@ -102,7 +102,7 @@ def _config(attack: Attack, target: str | None, adversary: str | None, per_domai
 
 
 def _setting(config: RunConfig) -> AttackSetting:
-    """A run of the target, and its laboratory."""
+    """A run of the target with its laboratory, as inputs of the attack."""
     progress, method = NoProgress(), method_of(config)
     world = load_world(config, data_root=None, progress=progress)
     roles = roles_of(world, seed=config.seed)
@@ -148,7 +148,7 @@ def _check_answers(answers: Answers, cases: Cases, truths: Sequence[Truth], sett
 
 
 def _check_reads(attack: Attack, cases: Cases, answers: Answers, setting: AttackSetting) -> None:
-    """Nothing changes where kinds that are not declared are missing, and where slices name the domains otherwise."""
+    """Check that answers change neither without undeclared artifact kinds nor with renamed domains in slices."""
     reads = attack.reads | attack.also_reads if isinstance(attack, ReadsMore) else attack.reads
     views: dict[int, View] = {}
     for view in {id(view): view for case in cases for view in case.views}.values():

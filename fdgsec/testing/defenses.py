@@ -1,4 +1,4 @@
-"""`check_defense`: two rounds of a method behind a defense, and what the defense makes of single messages."""
+"""`check_defense`: the contract of a defense, over two rounds of a method and on single messages."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -32,36 +32,36 @@ PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
 def check_defense(given: object, *, method: object = None) -> None:
     """Check a defense, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 
-    It is worn by four clients of `method` for two rounds; where none is given, of the first method that it works with."""
+    Four clients of `method` use it for two rounds; the default is the first method that it works with."""
     defense: Defense = made("defenses", given, {}, where="defense")
     check_frozen(defense)
     whole = isinstance(defense, Defense)
     expect(whole, "a defense is a Defense", f"{type(defense).__name__} lacks assumptions, check or on_message")
     words = all(isinstance(text, str) and text for text in defense.assumptions)
     expect(words, "a defense says what it rests on", f"assumptions must be sentences; got {defense.assumptions!r}")
-    worn = next(_methods(defense, method), None)
-    expect(worn is not None, "a defense works with some method", "its check refuses all that were tried")
-    assert worn is not None
-    members, start = four_clients(), start_of(worn, norm="group")
-    source = statistic_source_of(RunConfig(method=name_of("methods", worn)), worn)
+    works_with = next(_methods(defense, method), None)
+    expect(works_with is not None, "a defense works with some method", "its check refuses all that were tried")
+    assert works_with is not None
+    members, start = four_clients(), start_of(works_with, norm="group")
+    source = statistic_source_of(RunConfig(method=name_of("methods", works_with)), works_with)
     stack = DefenseStack(defenses=(defense,), statistic_source=source)
-    stack.check(worn)
+    stack.check(works_with)
     with nothing_kept(defense):
-        plain = federated(worn, members, recode=False, start=start)
-        _check_messages(defense, worn, plain, stack, start)
-        first = federated(worn, members, recode=False, defense_stack=stack, start=start)
-        again = federated(worn, members, recode=False, defense_stack=stack, start=start)
+        plain = federated(works_with, members, recode=False, start=start)
+        _check_messages(defense, works_with, plain, stack, start)
+        first = federated(works_with, members, recode=False, defense_stack=stack, start=start)
+        again = federated(works_with, members, recode=False, defense_stack=stack, start=start)
     expect(first.same_bytes == again.same_bytes, "the same seed gives the same bytes", "two defended runs differ")
     kinds = [{(one.stage, one.slot, one.artifact.kind) for one in run.passed} for run in (plain, first)]
     said = f"{sorted(kinds[0] ^ kinds[1])} of stage, slot and kind"
     expect(kinds[0] == kinds[1], "a defense keeps the kind of every artifact", said)
     acts = isinstance(defense, HasPolicy | Inspects | Filter) or first.same_bytes != plain.same_bytes
-    expect(acts, "a defense acts", f"nothing that {type(worn).__name__} sends is changed; give another method")
+    expect(acts, "a defense acts", f"nothing that {type(works_with).__name__} sends is changed; give another method")
     _check_costs(defense, first)
 
 
 def _methods(defense: Defense, given: object) -> Iterator[Method]:
-    """The methods that the defense does not refuse: the one that is given, or bundled ones."""
+    """The methods that the defense accepts: the given one, or bundled ones."""
     for one in ["ccst", "fedavg", *names("methods")] if given is None else [given]:
         try:
             method: Method = made("methods", one, {"plan": PLAN} if isinstance(one, str) else {}, where="method")
@@ -75,7 +75,7 @@ def _methods(defense: Defense, given: object) -> Iterator[Method]:
 
 
 def _check_messages(defense: Defense, method: Method, plain: Outcome, stack: DefenseStack, start: GlobalModel) -> None:
-    """Let the defense act twice on each message of a client's first round, outside of a run."""
+    """Apply the defense twice to each message of a client's first round, outside a run."""
     client = four_clients()[0]
     for sent in plain.passed:
         if sent.client != client.name or sent.round or sent.stage in ("combine", "exhibit"):
@@ -106,7 +106,7 @@ def _check_protected(made_of: Sequence[Protected | None], sent: Passed, what: st
 
 
 def _check_costs(defense: Defense, run: Outcome) -> None:
-    """What is paid was said before, in that unit and stage; and an epsilon is one of the run's ledger."""
+    """Check that the costs in the run's ledger match the planned guarantee, in unit, stage and relation."""
     promise, planned = "a guarantee is none, or what was said before", None
     if isinstance(defense, PlansGuarantee):
         planned = defense.promise

@@ -1,4 +1,4 @@
-"""`check_method`: two rounds on shapes, and whether a method keeps the promises that the engines rely on."""
+"""`check_method`: the contract of a method that engines rely on, over two rounds on shapes."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +17,8 @@ from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated,
 def check_method(given: object) -> None:
     """Check a method, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 
-    It is trained for two rounds among four clients of some twenty images, plainly, through bytes, and by half of them."""
+    It trains for two rounds on four clients of about twenty images: once plainly, once with every artifact encoded and
+    decoded, and once with half of the clients per round."""
     method: Method = made("methods", given, {}, where="method")
     expect(isinstance(method, Method), "a method is a Method", f"{type(method).__name__} does not extend it")
     check_frozen(method)
@@ -56,7 +57,7 @@ def _check_untouched(outcome: Outcome, members: Sequence[Client], images: Sequen
 
 
 def _check_declared(method: Method, passed: Sequence[Passed]) -> None:
-    """What was sent is what is declared, in both directions, by stage, slot and kind."""
+    """Check that artifacts sent and artifacts declared are the same, by stage, slot and kind."""
     promise = "what is sent is what is declared"
     own = [one for one in method.releases if one not in ROUND_LOOP]
     for sent in passed:
@@ -77,7 +78,7 @@ def _is(sent: Passed, release: Release) -> bool:
 
 
 def _check_origins(outcome: Outcome) -> None:
-    """Rows of single images say of which images they are, in their client's state; rows of banks say whose they are."""
+    """Check that client state names the images of per-image rows, and that bank rows name their owners."""
     promise = "rows carry their origin"
     shared = [sent for sent in outcome.passed if sent.stage == "share" and isinstance(sent.artifact, ImageStyles)]
     last = {sent.client: sent.artifact for sent in shared}

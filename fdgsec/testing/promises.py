@@ -1,4 +1,4 @@
-"""What every check asks of an object: frozen options, nothing kept on itself, no draws from global randomness."""
+"""Checks that all plug-ins share: frozen options, no state on the object, no draws from global generators."""
 
 import dataclasses
 import random
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class BrokenPromiseError(AssertionError):
-    """A promise that was not kept: `promise` in a few words, and what came instead."""
+    """A violated contract: `promise` in a few words, and the observed behavior."""
 
     def __init__(self, promise: str, came: str) -> None:
         super().__init__(f"{promise}: {came}")
@@ -20,13 +20,13 @@ class BrokenPromiseError(AssertionError):
 
 
 def expect(kept: bool, promise: str, came: str) -> None:
-    """Raise BrokenPromiseError, naming the promise, where it was not `kept`."""
+    """Raise BrokenPromiseError with `promise` and `came` unless `kept`."""
     if not kept:
         raise BrokenPromiseError(promise, came)
 
 
 def check_frozen(thing: object) -> None:
-    """Options are fields of a frozen dataclass, and a copy with the same options is equal."""
+    """Check that options are fields of a frozen dataclass, and that a copy with the same options is equal."""
     parameters = getattr(type(thing), "__dataclass_params__", None)
     frozen = parameters is not None and parameters.frozen
     expect(frozen, "options are frozen", f"{type(thing).__name__} is not a frozen dataclass")
@@ -36,13 +36,14 @@ def check_frozen(thing: object) -> None:
 
 @contextmanager
 def nothing_kept(thing: object) -> Iterator[None]:
-    """Nothing is kept on the object, and nothing is drawn from the global generators of torch, numpy and random."""
+    """Check that the block leaves the object and the global generators of torch, numpy and random unchanged."""
     before, drawn = deepcopy(vars(thing)), _global_states()
     yield
     changed = [name for name, value in vars(thing).items() if name not in before or not same(before[name], value)]
     expect(not changed, "nothing is kept on self", f"{type(thing).__name__} changed {', '.join(changed)}")
     moved = [name for name, state in _global_states().items() if not same(drawn[name], state)]
-    said = f"{type(thing).__name__} moved the global state of {', '.join(moved)}; draw from the generator that is handed in"
+    names = ", ".join(moved)
+    said = f"{type(thing).__name__} moved the global state of {names}; draw from the generator that is handed in"
     expect(not moved, "no draws from global randomness", said)
 
 
@@ -51,7 +52,7 @@ def _global_states() -> dict[str, object]:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are equal, tensors and arrays and dataclasses of them to the last bit."""
+    """Whether two values are bitwise equal, including tensors, arrays and dataclasses of them."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

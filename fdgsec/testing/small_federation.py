@@ -1,4 +1,4 @@
-"""A federation of four small clients on shapes, whose every reply and request is looked at."""
+"""A small federation of four clients on shapes, with a record of every request and reply."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ CLIENTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """One artifact as a client sent or received it: the round, stage and slot that it came in, and whose it is."""
+    """One artifact that a client sent or received, with its round, stage and slot."""
 
     round: int
     stage: str
@@ -49,7 +49,7 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """What two rounds leave behind; `passed` is what clients sent and received beside the global model."""
+    """The result of two rounds; `passed` holds what clients sent and received besides the global model."""
 
     model: Mapping[str, Tensor]
     transcript: Transcript
@@ -67,18 +67,18 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Witness:
-    """An engine that notes what passes by its clients, and where a step `changed` what it was handed."""
+    """An engine that records its clients' requests and replies, and requests that a step `changed` in place."""
 
     engine: Engine
     passed: list[Passed] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
 
     def clients(self) -> Sequence[str]:
-        """Those of the engine."""
+        """The clients of the wrapped engine."""
         return self.engine.clients()
 
     def ask(self, step: Step, requests: Mapping[str, StepRequest]) -> tuple[Mapping[str, Reply], Mapping[str, str]]:
-        """Ask the engine; note requests and replies."""
+        """Ask the wrapped engine; record requests and replies."""
         before = {name: _hashes(request) for name, request in requests.items()}
         replies, failures = self.engine.ask(step, requests)
         for name, request in requests.items():
@@ -121,7 +121,7 @@ def _client(number: int, data: DomainDataset) -> Client:
 
 
 def start_of(method: Method, *, norm: str = "batch") -> GlobalModel:
-    """The model that `method` begins with here."""
+    """The initial model of `method`."""
     plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
     state = plan.network(stream(0, "world", "initialisation")).state_dict()
     return GlobalModel(blueprint=plan, state=ModelState(state={name: value.clone() for name, value in state.items()}))
@@ -136,7 +136,7 @@ def federated(
     defense_stack: DefenseStack = UNDEFENDED,
     start: GlobalModel | None = None,
 ) -> Outcome:
-    """Train `method` for two rounds from a fixed start; with `recode` every artifact goes through bytes."""
+    """Train `method` for two rounds from a fixed start; with `recode`, every artifact is encoded and decoded."""
     wire = Wire(
         secret=lambda upload, number: stream(0, "secret", "defense", upload.round, upload.stage, number),
         keep=_everything, policies=defense_stack.policies,
@@ -148,7 +148,7 @@ def federated(
     witness = Witness(engine=engine)
     losses: list[float] = []
 
-    def note(report: RoundReport, model: GlobalModel) -> None:
+    def note(report: RoundReport, _model: GlobalModel) -> None:
         losses.extend(metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics)
 
     driver = RoundLoop(
@@ -163,5 +163,5 @@ def federated(
     )  # fmt: skip
 
 
-def _everything(message: Message) -> bool:
+def _everything(_message: Message) -> bool:
     return True

@@ -165,7 +165,7 @@ def test_own_vectors_are_attacked_from_the_command_line(tmp_path: Path, capsys: 
     told = capsys.readouterr()
     names = {file.name for file in out.iterdir()}
     assert {"report.json", "report.html", "measurements.csv", "guesses.csv", "transcript.jsonl", "payloads"} <= names
-    assert "notes: 20 of 20 rows are the style of their image" in told.out
+    assert "notes: 20 of 20 rows equal the style of their image" in told.out
     assert f"guesses: {out / 'guesses.csv'}" in told.out
     assert told.err == ""
 
@@ -187,7 +187,7 @@ def test_two_runs_are_put_side_by_side(run: Path, tmp_path: Path, capsys: pytest
 TABLE = [
     ("a truth alone", ["attack", "--truth", "t.csv"], "give them with --artifacts"),
     ("vectors without their encoder", ["attack", "--artifacts", "v.csv"], "--artifacts needs --encoder"),
-    ("vectors that are not there", ["attack", "--artifacts", "v.csv", "--encoder", "pixels"], "v.csv is no file"),
+    ("vectors that are not there", ["attack", "--artifacts", "v.csv", "--encoder", "pixels"], "v.csv is not a file"),
     ("a method for vectors", ["attack", "--artifacts", "v.csv", "--encoder", "pixels", "--rounds", "2"], "--rounds has no place beside --artifacts"),
     ("a target for vectors", ["attack", "--artifacts", "v.csv", "--encoder", "pixels", "--target", "fisc"], "--target has no place beside --artifacts"),
     ("a run that is not there", ["attack", "--run", "nowhere"], "nowhere holds no finished run"),

@@ -1,5 +1,4 @@
-"""Runs attacks one after the other: questions, answers, judging and controls, or the reason why an attack is
-skipped."""
+"""The attack loop: each attack's questions, answers, measurements and controls, or the reason why it is skipped."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,35 +27,35 @@ NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or h
 
 
 class Questions(Protocol):
-    """Turns what an attack asks for into cases, as far as that can be had."""
+    """A source of cases for the questions of an attack."""
 
     def cases(self, question: Question, attack: Attack) -> Cases:
-        """Give the cases of `question` for `attack` with their truths, none where it cannot be answered."""
+        """Return the cases of `question` for `attack` with their truths; empty if the question cannot be answered."""
         ...
 
     def gap(self, question: Question, attack: Attack) -> str:
-        """Say why `question` is not answered to `attack`, or not in full; empty where it is."""
+        """Return why `question` is not, or only partly, answered for `attack`; empty if it is answered in full."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LaboratoryQuestions:
-    """Questions that a laboratory answers, whatever they are."""
+    """A question source that answers every question by a simulation in the laboratory."""
 
     attack_context: AttackContext
 
-    def cases(self, question: Question, attack: Attack) -> Cases:
-        """Execute the runs that are asked for."""
+    def cases(self, question: Question, attack: Attack) -> Cases:  # noqa: ARG002 - an argument of the protocol
+        """Simulate the runs that the question asks for."""
         return self.attack_context.laboratory.cases(question)
 
-    def gap(self, question: Question, attack: Attack) -> str:
-        """Nothing is missing."""
+    def gap(self, question: Question, attack: Attack) -> str:  # noqa: ARG002 - arguments of the protocol
+        """Return the empty string: every question is answered in full."""
         return ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackSetting:
-    """What the attacks of one report share; `seed` is that of the adversary's and the judge's random draws."""
+    """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge."""
 
     target: str
     seed: int
@@ -70,18 +69,18 @@ class AttackSetting:
     def of(
         cls, attack_context: AttackContext, *, questions: Questions | None = None, seed: int | None = None
     ) -> "AttackSetting":
-        """The setting of an attack context, with its laboratory's answers and its run's seed unless others are
-        given."""
+        """The setting of an attack context; by default with its laboratory's `questions` and its run's `seed`."""
+        config = attack_context.config
         return cls(
-            target=attack_context.config.target, seed=attack_context.config.seed if seed is None else seed, adversary=attack_context.adversary,
-            knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge, questions=questions or LaboratoryQuestions(attack_context=attack_context),
+            target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
+            knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
+            questions=questions or LaboratoryQuestions(attack_context=attack_context),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An attack's result before the report-wide correction of its negative controls, and what it said about which
-    cases."""
+    """The result of one attack before its negative controls are corrected, with its answers and cases."""
 
     result: AttackResult
     nulls: Sequence[NullRow] = ()
@@ -91,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The cases of all requests that were answered, and for each other request the reason why it was not."""
+    """The cases of all answered questions, and the reason for each question that was not, or only partly, answered."""
 
     cases: list[Case] = field(default_factory=list)
     truths: list[Truth] = field(default_factory=list)
@@ -99,7 +98,7 @@ class _Asked:
 
 
 def attack_named(name: str, config: RunConfig) -> Attack:
-    """Build an attack with the options of the profile, below those that were given. Raises UsageError."""
+    """Build an attack; given options take precedence over those of the profile. Raises UsageError."""
     table: Mapping[str, Any] = load_preset(config.profile).get("attacks", {})
     options = {**table.get(name, {}), **config.attack_options.get(name, {})}
     attack: Attack = build(resolve("attacks", name), options, where=f"attack {name}")
@@ -107,12 +106,12 @@ def attack_named(name: str, config: RunConfig) -> Attack:
 
 
 def attacks_of(config: RunConfig) -> list[Attack]:
-    """The attacks that were named, all of them where none was."""
+    """The attacks named in the settings; all attacks if none is named."""
     return [attack_named(name, config) for name in config.attacks or names("attacks")]
 
 
 def attacked_by(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
-    """Run one attack after the other."""
+    """Run the attacks one after the other."""
     outcomes = []
     for attack in attacks:
         progress.update(attack.name, 0, 1)
@@ -122,7 +121,7 @@ def attacked_by(attacks: Sequence[Attack], setting: AttackSetting, progress: Pro
 
 
 def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
-    """Judge the negative controls of all attacks together: Bonferroni over the rows of the report."""
+    """Return the results with their negative controls, Bonferroni-corrected over all rows of the report."""
     comparisons = sum(len(outcome.nulls) for outcome in outcomes)
     return [
         replace(outcome.result, negative=negative_controls(outcome.nulls, comparisons=comparisons))
@@ -131,7 +130,7 @@ def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
 
 
 def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
-    """Say why an attack cannot even be asked: nothing to read, or too little known; empty where it can."""
+    """Return why an attack does not apply: no artifact to read, or missing knowledge; empty if it applies."""
     if not attack.reads & kinds:
         return f"reads {', '.join(sorted(attack.reads))}; {target} releases {', '.join(sorted(kinds))}"
     if isinstance(attack, Forges) and not any(party.startswith("client:") for party in adversary.parties):
@@ -143,7 +142,7 @@ def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adve
 
 
 def _attacked(attack: Attack, setting: AttackSetting) -> Outcome:
-    """Run one attack with its controls; what it cannot do is a reason, not an error."""
+    """Run one attack with its controls; an attack that does not apply is skipped with the reason."""
     started, requests = time.monotonic(), list[Question]()
     try:
         reason = obstacle(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
@@ -157,7 +156,7 @@ def _attacked(attack: Attack, setting: AttackSetting) -> Outcome:
         if not asked.cases:
             return _left(attack, setting, "; ".join(dict.fromkeys(asked.gaps.values())) or NOTHING_ASKED)
         return _judged(attack, setting, asked, started=started)
-    except UnseenError as error:  # a defense kept it away
+    except UnseenError as error:  # a defense withheld what the attack reads
         return _left(attack, setting, str(error))
     except FdgsecError as error:
         result = AttackResult(
@@ -185,7 +184,7 @@ def _described_request(question: Question) -> str:
 
 
 def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: float) -> Outcome:
-    """Answer, measure, draw, and run both controls; each with a random stream of its own."""
+    """Run the attack, measure its answers, draw figures and run both controls, each with its own random stream."""
     cases, truths, knowledge, judge, seed = asked.cases, asked.truths, setting.knowledge, setting.judge, setting.seed
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
@@ -206,7 +205,7 @@ def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: f
 
 
 def _gaps(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
-    """One row per request that was not answered, or not in full, under the name of what the attack is known by."""
+    """One unavailable row of `measurement` for each question that was not, or only partly, answered."""
     return [
         row
         for question, reason in gaps.items()
@@ -221,5 +220,6 @@ def _left(attack: Attack, setting: AttackSetting, reason: str) -> Outcome:
 
 def _described(adversary: Adversary) -> dict[str, object]:
     return {
-        "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps, "knows": list(adversary.knows),
+        "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps,
+        "knows": list(adversary.knows),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verb `attack`: run (or reuse) a target, run every applicable attack with its controls, judge, report."""
+"""The verb `attack`: run (or reuse) a target, run every applicable attack with its controls, and write the report."""
 
 import json
 import time
@@ -50,7 +50,7 @@ from fdgsec.threats.attack import Attack, ReadsModels
 
 @dataclass(frozen=True, kw_only=True)
 class _Facts:
-    """What a stored run says of itself beside its transcript."""
+    """The accuracy and the guarantees of a run, which are stored beside its transcript."""
 
     accuracy: Mapping[str, object] | None
     guarantees: Sequence[Mapping[str, object]]
@@ -64,7 +64,7 @@ class _Facts:
 
 
 class EngineMismatchError(FdgsecError):
-    """A federation elsewhere did not write down what this process did with the same settings (exit 1)."""
+    """A federation on another engine wrote a different transcript than this process with the same settings (exit 1)."""
 
 
 def attack(
@@ -76,9 +76,9 @@ def attack(
     progress: Progressive,
     federation: Federation | None = None,
 ) -> AttackReport:
-    """Attack `config.target` and hand over the report; with `out` also write the run directory.
+    """Attack `config.target` and return the report; with `out`, also write the run directory.
 
-    With a `federation` that run takes place there too, and what its server saw is attacked.
+    With a `federation`, the run is repeated there, and the transcript of its server is attacked.
     Raises UsageError, DataError and MissingResourceError before anything is written."""
     started = time.monotonic()
     if out is not None:
@@ -116,9 +116,9 @@ def attack(
         target=config.target, method=config.method, preset=config.preset,
         dataset=dataset_document(world.dataset, roles.summary()), encoder=style_view.encoder,
         backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
-        defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy, attacks=corrected(outcomes), artifacts=artifacts,
-        model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
-        seconds=time.monotonic() - started,
+        defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy,
+        attacks=corrected(outcomes), artifacts=artifacts, model_traffic=traffic,
+        transcript_sha256=observed.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
         write_report(report, out, config=config, transcript=observed.transcript)
@@ -133,8 +133,7 @@ def write_report(
     transcript: Transcript,
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write report.json, report.html, measurements.csv, figures, settings, transcript and further `files`, or
-    nothing."""
+    """Write report.json, report.html, measurements.csv, figures, settings, transcript and `files`, all or none."""
     document, page, table = report.json(), render(report), report.csv()
     with new_folder(out) as draft:
         (draft / "report.json").write_text(document)
@@ -153,7 +152,7 @@ def write_report(
 def opened(
     config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
 ) -> StyleView:
-    """The style view of the run, with the statistics of all images ready."""
+    """The style view of the run, with the style statistics of all images computed."""
     style_view = StyleView.of(config, world.dataset, method, model)
     prepare_statistics(
         style_view.encoder, world.dataset, reuse=not fresh, size=style_view.style_size,
@@ -163,14 +162,12 @@ def opened(
 
 
 def follows_model(method: Method) -> bool:
-    """Whether the styles that clients share are those of the received model's layers."""
+    """Whether clients share styles of the received model's layers."""
     return method.shared_mean is not None and method.shared_mean.layers is not None
 
 
 def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
-    """The global model that the server sent last: styles of every round are those of its layers, and it is public.
-
-    Raises UsageError where none was kept."""
+    """The global model that the server sent last. Raises UsageError if the transcript kept none."""
     sent = [
         message.artifact
         for message in transcript.messages()
@@ -178,17 +175,18 @@ def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
     ]
     if not sent:
         raise UsageError(
-            "styles are those of the current model's layers, and this run kept no model: train it again with --keep models=last."
+            "the method shares styles of the model's layers, but this run kept no model; train it again with "
+            "--keep models=last."
         )
     return model.with_state(sent[-1].tensors())
 
 
 def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:
-    """The payloads that must be kept: those that the user or an attack asks for, which is part of the run's key."""
+    """The payloads to keep: the most that the user or an attack asks for; they are part of the run's key."""
     releases = attacked_method(config).released_kinds if config.rounds else frozenset[str]()
     able = [attack.keeps for attack in attacks if isinstance(attack, ReadsModels) and attack.reads & releases]
     if config.rounds and follows_model(attacked_method(config)):
-        able.append("models=last")  # the model whose layers these styles are of
+        able.append("models=last")  # the styles are those of this model's layers
     return max({config.keep, *able}, key=get_args(Keep).index)
 
 
@@ -228,22 +226,23 @@ def _target_run(
 
 
 def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
-    """The transcript of a federation elsewhere, where it is the one of this process byte for byte.
+    """The transcript of the federation, which must equal that of this process byte for byte.
 
-    Only clients know which images are behind a release; the run of this process may speak for them as long as both runs
-    wrote the same. Raises EngineMismatchError where they did not."""
+    Only clients know which images their releases contain. The run in this process provides that truth, which is valid
+    only if both transcripts are equal. Raises EngineMismatchError otherwise."""
     if elsewhere.sha256 != here.sha256:
         pairs = zip(elsewhere.rows, here.rows, strict=False)
         first = next((f"{a.stage} of {a.sender} in round {a.round}" for a, b in pairs if a != b), "its length")
         raise EngineMismatchError(
-            f"the federation's transcript is not the one of this process (first difference: {first}): another machine or "
-            "version, other images, or nodes with a secret of their own; `fdgsec train` there, then `fdgsec attack --run DIR`."
+            f"the federation's transcript differs from that of this process (first difference: {first}); causes are "
+            "another machine or version, other images, or nodes with a secret seed. Run `fdgsec train` there, then "
+            "`fdgsec attack --run DIR`."
         )
     return elsewhere
 
 
 def dry_run(config: RunConfig) -> list[tuple[str, str]]:
-    """Say for each attack whether it would run, or why not, without loading any data."""
+    """Each attack and whether it would run, or the reason why not, without loading any data."""
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     reasons = {attack.name: obstacle(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
     return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

@@ -17,7 +17,7 @@ from fdgsec.runtime.random_streams import stream
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Finished:
-    """What `fdgsec train --out` left: the model that it kept, and the world that it was trained in, made again."""
+    """A run of `fdgsec train --out`: its kept model and transcript, and its data and clients, reconstructed."""
 
     config: RunConfig
     world: World
@@ -27,9 +27,7 @@ class Finished:
     transcript: Transcript
 
     def updates(self) -> dict[str, GlobalModel]:
-        """The clients' models of the last round, by name.
-
-        Raises UsageError where the transcript does not hold them."""
+        """The clients' models of the last round, by name. Raises UsageError if the transcript does not hold them."""
         found = {
             message.sender: self.model.with_state(message.artifact.tensors())
             for message in self.transcript.messages()
@@ -39,11 +37,11 @@ class Finished:
             and message.artifact.tensors().keys() == self.model.state.tensors().keys()
         }
         if not found:
-            raise UsageError("this run kept no client's model; train it again with --keep models=last.")
+            raise UsageError("this run kept no client models; train it again with --keep models=last.")
         return found
 
     def inbox(self, client: str) -> Inbox:
-        """What `client` received beside the model before round 0: the exchange made again, from the same streams.
+        """What `client` received before round 0: the exchange, reproduced from the same random streams.
 
         Raises UsageError for a method that does not share once."""
         if self.method.shares != "once":

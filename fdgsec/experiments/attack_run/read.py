@@ -1,9 +1,9 @@
-"""A finished run, read back from its folder to be attacked: what it recorded, and the world that it was made in, made again.
+"""A finished run to attack: its folder's files, and its data, clients, roles and initial model, reconstructed.
 
-Runs of `fdgsec train` put all images of the source domains to use. What nobody trained on are the validation images, a
-tenth that chance drew from each client's: they are halved into non-members and auxiliary images. An image that has a near
-copy among the training images is neither. Runs of `fdgsec attack` have left roles aside; so have training runs whose
-report counts held-out images."""
+`fdgsec train` uses all images of the source domains. Nobody trains on the validation images, a random tenth of each
+client's; they are split in halves into non-members and auxiliary images. Images with a near-duplicate among the
+training images are in neither half. Runs of `fdgsec attack` have held-out roles, as have training runs whose report
+counts held-out images."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -31,14 +31,14 @@ from fdgsec.threats.adversary import ADVERSARIES
 
 ROLES = ("federation", "held_out", "auxiliary")
 MODELS = ("ModelState", "GeneratorState")
-"""Kinds whose payloads a run keeps only where it was asked to (`--keep`)."""
+"""Kinds whose payloads a run keeps only with `--keep models=...`."""
 LEAST_KNOWN = 10
-"""Auxiliary images of every source domain without which no attack that learns from them is worth running."""
+"""Minimum number of auxiliary images per source domain."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Record:
-    """The files of a run's folder, which belong together: its settings, what it said of itself, and what crossed its wire."""
+    """The contents of a run's folder: settings, report and transcript."""
 
     config: RunConfig
     report: Mapping[str, Any]
@@ -46,18 +46,18 @@ class Record:
 
     @property
     def counts(self) -> Mapping[str, Mapping[str, int]]:
-        """How many images the run had in which role."""
+        """The number of images per role and client or domain."""
         found: Mapping[str, Mapping[str, int]] = self.report["dataset"]["roles"]
         return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recorded:
-    """A run made again: who held which images, the model that it began with (None where it had none), and who is what.
+    """A reconstructed run: its data, clients, roles and initial model (None if it had no model).
 
-    `copied` names images that a near copy takes part beside, so that they are neither plain members nor plain others; empty
-    where roles had been left aside. `alike` says whether chance, and not somebody's list, parted members from held-out images, `led` that
-    clients held images of their own elsewhere, which those here may or may not be."""
+    `copied` names images with a near-duplicate, which are neither clean members nor clean non-members; empty if the run
+    had held-out roles. `alike`: members and held-out images were split at random, not by an official list. `led`:
+    clients held their own images elsewhere, which may differ from the images here."""
 
     record: Record
     config: RunConfig
@@ -73,13 +73,13 @@ class Recorded:
 
 
 def read_record(run: Path) -> Record:
-    """Read a run's folder. Raises UsageError where there is none, DataError or ArtifactError where it is not as it was written."""
+    """Read a run's folder. Raises UsageError if it holds no run, DataError or ArtifactError if a file was altered."""
     for name in ("config.json", "report.json", "transcript.jsonl"):
         if not (run / name).is_file():
-            raise UsageError(f"{run} holds no finished run ({name} is missing); `fdgsec train --out {run}` makes one.")
+            raise UsageError(f"{run} holds no finished run ({name} is missing); `fdgsec train --out {run}` writes one.")
     config = settings_of(run)
     if config.target == OWN:
-        raise UsageError(f"{run} is an attack on vectors of one's own; there is no run in it to be attacked.")
+        raise UsageError(f"{run} holds an attack on style vectors, not a run; give the folder of a run.")
     report = _document(run / "report.json")
     try:
         said = report["method"], report["seed"], report["dataset"]["name"], report["transcript_sha256"]
@@ -93,14 +93,14 @@ def read_record(run: Path) -> Record:
         or not counts[0]
     ):
         raise DataError(
-            f"{run}/report.json is of {said[0]} on {said[2]}, seed {said[1]}, but config.json of {config.method_name} on "
-            f"{config.dataset}, seed {config.seed}; they are not of one run."
+            f"{run}/report.json is of {said[0]} on {said[2]}, seed {said[1]}, but config.json is of "
+            f"{config.method_name} on {config.dataset}, seed {config.seed}; give a folder whose files are of one run."
         )
     return Record(config=config, report=report, transcript=_transcript(run, said[3]))
 
 
 def settings_of(run: Path) -> RunConfig:
-    """The settings in a run's folder. Raises DataError where they cannot be read, UsageError where they are none of ours."""
+    """The settings in a run's folder. Raises DataError if they cannot be read, UsageError if they are not valid."""
     return RunConfig.of(_document(run / "config.json"), where=f"{run}/config.json")
 
 
@@ -115,16 +115,17 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _transcript(run: Path, expected: str) -> Transcript:
-    """Read the transcript, all of it. Raises ArtifactError where a link, a payload or the end is not the run's."""
+    """Read the whole transcript. Raises ArtifactError if a hash, a payload or the last row is not the run's."""
     try:
         transcript = Transcript.load(run)
     except ArtifactError:
         raise
-    except (OSError, ValueError, TypeError) as error:  # a line that is no row has no place in the chain
+    except (OSError, ValueError, TypeError) as error:  # a line that is not a row breaks the hash chain
         raise ArtifactError(f"{run / 'transcript.jsonl'} cannot be read ({error}); it was altered.") from error
     if transcript.sha256 != expected:
         raise ArtifactError(
-            f"{run / 'transcript.jsonl'} ends with {transcript.sha256[:16]}, the report with {expected[:16]}; one was altered."
+            f"{run / 'transcript.jsonl'} ends with {transcript.sha256[:16]}, the report with {expected[:16]}; one of "
+            "them was altered."
         )
     for row in transcript.rows:
         if row.kind not in MODELS and row.sha256 not in transcript.payloads:
@@ -133,9 +134,9 @@ def _transcript(run: Path, expected: str) -> Transcript:
 
 
 def make_again(record: Record, config: RunConfig, *, data_root: Path | None, progress: Progressive) -> Recorded:
-    """Load the run's images and find out who held which; `config` are its settings, those of the attack among them.
+    """Load the run's images and assign them to clients and roles; `config` holds the settings of run and attack.
 
-    Raises DataError where images, clients or roles here are not the run's."""
+    Raises DataError if images, clients or roles differ from the run's."""
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
     led = _led(record, world)
@@ -143,10 +144,10 @@ def make_again(record: Record, config: RunConfig, *, data_root: Path | None, pro
     clients, aside = list[Client](), dict[str, DomainDataset]()
     if "train" in record.counts:
         clients, aside = split_sources(world, config)
-        told = (
+        reported = (
             record.counts["train"] if led else {client.name for client in clients}
-        )  # with a defense, clients say nothing
-        _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in told}})
+        )  # defended clients report none
+        _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in reported}})
     if set(ROLES) <= set(record.counts):
         roles, copied = roles_of(world, seed=config.seed), frozenset[str]()
         _check_counts(record, roles.summary())
@@ -166,17 +167,17 @@ def make_again(record: Record, config: RunConfig, *, data_root: Path | None, pro
 
 
 def _led(record: Record, world: World) -> bool:
-    """Whether the run was led without its clients' images: all that it names, if any, are the unseen domain's.
+    """Whether clients held their images elsewhere: the report's manifest is empty or that of the unseen domain.
 
-    Raises DataError where it names others than are here."""
+    Raises DataError if it is the manifest of other images."""
     manifest, here = record.report["dataset"]["manifest_sha256"], world.dataset.manifest_sha256
     if manifest == here:
         return False
     if manifest in ("", world.unseen().manifest_sha256):
         return True
     raise DataError(
-        f"the run was made of other images: {record.config.dataset} has manifest {here[:16]} here, and had {manifest[:16]}; "
-        "give them with --data-root."
+        f"the run used other images: {record.config.dataset} has manifest {here[:16]} here, the run's is "
+        f"{manifest[:16]}; give the run's images with --data-root."
     )
 
 
@@ -187,8 +188,8 @@ def _check_known(roles: Roles, world: World) -> None:
     ]
     if lacking:
         raise UsageError(
-            f"a training run leaves a tenth of its images aside, of {lacking[0]} {known[lacking[0]]} for an adversary to know; "
-            f"at least {LEAST_KNOWN} are needed (the adversaries client and outsider need none). `fdgsec attack` leaves more aside."
+            f"this training run leaves {known[lacking[0]]} auxiliary images of {lacking[0]}; the adversary needs at "
+            f"least {LEAST_KNOWN}. Use --adversary client or outsider, which need none, or a run of `fdgsec attack`."
         )
 
 
@@ -197,15 +198,15 @@ def _check_counts(record: Record, counts: Mapping[str, Mapping[str, int]]) -> No
         found = dict(record.counts.get(role, {}))
         if found != dict(expected):
             raise DataError(
-                f"the run had {found} images as {role}; here they come to {dict(expected)}: clients held images of their own, or "
-                "another version of fdgsec parted them."
+                f"the run had {found} images as {role}, but here there are {dict(expected)}: clients held their "
+                "own images, or another version of fdgsec split them."
             )
 
 
 def _first_model(
     record: Record, config: RunConfig, method: Method, classes: int
 ) -> tuple[GlobalModel | None, list[str]]:
-    """The model that the run began with: made again, else as it was kept; and a note where it is neither."""
+    """The run's initial model, from the seed or from the transcript; else another one, with a note that says so."""
     if not config.rounds and method.shares != "every":
         return None, []
     model = model_of(config, method, classes)
@@ -215,15 +216,15 @@ def _first_model(
     kept = record.transcript.payloads.get(first.sha256)
     if isinstance(kept, ModelState) and kept.tensors().keys() == model.state.tensors().keys():
         return model.with_state(kept.tensors()), []
-    return model, ["the model that the run began with cannot be made again here: simulations start from another one"]
+    return model, ["the run's initial model cannot be reproduced here: simulations start from another one"]
 
 
 def _validation_aside(
     clients: Sequence[Client], aside: DomainDataset, *, seed: int
 ) -> tuple[Roles, frozenset[str], str]:
-    """Halve the images that nobody trained on into non-members and auxiliary ones, without copies of training images.
+    """Split the images that nobody trained on into non-members and auxiliary images, without near-duplicates.
 
-    Gives the roles, the names of all images that have a near copy, and what to say about it."""
+    Returns the roles, the names of all images with a near-duplicate, and a note for the report."""
     trained = join([client.data for client in clients])
     images = join([trained, aside])
     groups = _groups(images)
@@ -243,10 +244,10 @@ def _validation_aside(
 
 
 def _halved(images: DomainDataset, groups: Tensor, *, seed: int) -> tuple[DomainDataset, DomainDataset]:
-    """Deal the images of every domain in turn to held-out and auxiliary, class by class in random order.
+    """Assign each domain's images alternately to held-out and auxiliary, sorted by class, in random order within it.
 
-    Cells are small here: dealing goes on from one class to the next, so that halves are even where classes are not. What has
-    a held-out copy is held out too."""
+    Alternation continues across classes, which balances the halves even if classes have few images. Near-duplicates of
+    held-out images are held out too."""
     rng, held = stream(seed, "world", "validation roles"), torch.zeros(len(images), dtype=torch.bool)
     for domain in images.domains.unique():
         mine = (images.domains == domain).nonzero().flatten()
@@ -258,7 +259,7 @@ def _halved(images: DomainDataset, groups: Tensor, *, seed: int) -> tuple[Domain
 
 
 def _groups(images: DomainDataset) -> Tensor:
-    """Number the near-duplicate group of every image, as roles do: (N,) int64."""
+    """The near-duplicate group of every image, (N,) int64, as in fdgsec.data.roles."""
     if "group" in images.attributes:
         return images.attributes["group"]
     return torch.arange(len(images)) if isinstance(images.store, LazyPixels) else duplicate_groups(images)

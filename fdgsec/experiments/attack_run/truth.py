@@ -1,8 +1,8 @@
-"""What a recorded run's clients know and its transcript does not: which of their images stand behind what they sent.
+"""The truth of a recorded run: which images each client's release contains, and the questions that it answers.
 
-That is client state. It is found by taking the step once more, with the run's own settings and streams, and counts only
-where the release that comes of it is byte for byte the recorded one: another machine, another version of a library or
-noise from elsewhere leaves the truth unknown."""
+The transcript does not contain this client state. It is reproduced by repeating the share step with the run's settings
+and random streams. It is used only if the repeated release equals the recorded one byte for byte; another machine,
+another library version or noise from a secret seed leaves the truth unknown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,22 +26,22 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.attack import Attack, Question, ReadsModels
 
 UNKNOWN = (
-    "cannot be made again here byte for byte (another machine, library or version, or noise from elsewhere), so nobody can "
-    "say which images are behind it"
+    "cannot be reproduced here byte for byte (another machine, library or version, or noise from a secret seed), so "
+    "the images that it contains are unknown"
 )
-ELSEWHERE = "clients held images of their own elsewhere and shared nothing that could be made again, so nobody here can say which"
+ELSEWHERE = "clients held their own images elsewhere and shared no release to reproduce, so their images are unknown"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Remade:
-    """Per client what it remembers of its sharing, and why that is not known; an empty reason says that it is."""
+    """Each client's reproduced state, and the reason why it is unknown; the reason is empty if the state is known."""
 
     states: Mapping[str, State]
     reasons: Mapping[str, str]
 
 
 def remade(recorded: Recorded, defense_stack: DefenseStack) -> Remade:
-    """Have every client share once more, and hold what it would send against what was recorded."""
+    """Repeat the share step of every client, and compare the releases with the recorded ones."""
     found = {client.name: _shared_again(recorded, client, defense_stack) for client in recorded.clients}
     return Remade(
         states={name: state for name, (state, _) in found.items()},
@@ -50,14 +50,14 @@ def remade(recorded: Recorded, defense_stack: DefenseStack) -> Remade:
 
 
 def _shared_again(recorded: Recorded, client: Client, defense_stack: DefenseStack) -> tuple[State, str]:
-    """The state after the last round in which `client` shared; where it names no images, the first will do as well."""
+    """The state after the last round in which `client` shared, or after the first if that names no images."""
     rows = [row for row in recorded.record.transcript.rows if row.stage == "share"]
     mine = [row for row in rows if row.sender == client.name]
     if not rows:
         return {}, ELSEWHERE if recorded.led else ""
     if not mine:
         hidden = any(not row.sender.startswith("client:") for row in rows)
-        why = "is one of senders whose names a policy hid" if hidden else "took part in no round"
+        why = "has a name that a policy replaced in the transcript" if hidden else "took part in no round"
         return {}, f"{client.name} {why}"
     last, first = max(row.round for row in mine), min(row.round for row in mine)
     state, reason = _again(recorded, client, defense_stack, [row for row in mine if row.round == last])
@@ -68,7 +68,7 @@ def _shared_again(recorded: Recorded, client: Client, defense_stack: DefenseStac
 
 
 def _again(recorded: Recorded, client: Client, defense_stack: DefenseStack, rows: list[Row]) -> tuple[State, str]:
-    """Share once more in the round of `rows`, which are all that `client` shared there."""
+    """Repeat the share step in the round of `rows`, which are all that `client` shared in it."""
     number, config = rows[0].round, recorded.config
     names = tuple(other.name for other in recorded.clients)
     asked = StepRequest(
@@ -80,7 +80,7 @@ def _again(recorded: Recorded, client: Client, defense_stack: DefenseStack, rows
     except UsageError as error:
         lacking = recorded.method.shares == "every" and asked.model is None
         kept = "" if not lacking else f" (the model of round {number} was not kept; --keep models=all keeps it)"
-        return {}, f"what {client.name} released cannot be made again: {error}{kept}"
+        return {}, f"what {client.name} released cannot be reproduced: {error}{kept}"
     if _hashes(reply.artifacts) != sorted(row.sha256 for row in rows):
         return {}, f"what {client.name} released {UNKNOWN}"
     return state, ""
@@ -91,7 +91,7 @@ def _hashes(artifacts: Mapping[str, Artifact]) -> list[str]:
 
 
 def _model_of(recorded: Recorded, client: str, number: int) -> GlobalModel | None:
-    """The model that `client` received in a round: as it was kept, or the first one made again; None where it is neither."""
+    """The model that `client` received in a round, from the transcript or the initial model; None if it is unknown."""
     transcript = recorded.record.transcript
     for row in transcript.rows:
         if (row.stage, row.receiver, row.round) == ("model", client, number) and recorded.model is not None:
@@ -104,7 +104,7 @@ def _model_of(recorded: Recorded, client: str, number: int) -> GlobalModel | Non
 
 
 def unkept(attack: Attack, keep: Keep) -> str:
-    """Say that an attack reads models which a run did not keep; empty where it does not, or the run did."""
+    """Return that an attack reads models that the run did not keep; empty if it reads none or they were kept."""
     levels = get_args(Keep)
     if not isinstance(attack, ReadsModels) or levels.index(keep) >= levels.index(attack.keeps):
         return ""
@@ -113,14 +113,14 @@ def unkept(attack: Attack, keep: Keep) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedQuestions:
-    """Answers from a recorded run: what it released and trained by its transcript, all else by simulating its method."""
+    """A question source for a recorded run: transcript for `released` and `trained`, simulation for all others."""
 
     recorded: Recorded
     laboratory: Laboratory
     remade: Remade
 
-    def cases(self, question: Question, attack: Attack) -> Cases:
-        """Give the cases of `question` whose truth is known."""
+    def cases(self, question: Question, attack: Attack) -> Cases:  # noqa: ARG002 - an argument of the protocol
+        """Return the cases of `question` whose truth is known."""
         lab = self.laboratory
         if question.kind not in ("released", "trained"):
             return lab.cases(question)
@@ -130,7 +130,7 @@ class RecordedQuestions:
         return lab.memo[question]
 
     def gap(self, question: Question, attack: Attack) -> str:
-        """Say what was not kept, whose truth is not known, or that there are too few images."""
+        """Return why a question is not, or only partly, answered: payloads, truth or images are missing."""
         recorded, roles = self.recorded, self.recorded.roles
         read = question.kind in ("released", "trained") or (question.kind, question.scheme) == ("single_step", "last")
         if read and (reason := unkept(attack, recorded.config.keep)):
@@ -141,11 +141,11 @@ class RecordedQuestions:
         if question.kind == "trained" and recorded.led and any(self.remade.reasons.values()):
             return "; ".join(dict.fromkeys(filter(None, self.remade.reasons.values())))
         if question.kind == "trained" and not recorded.alike:
-            return "official splits, not chance, parted training from other images: members and others differ anyhow"
+            return "images were split by an official list, not at random: members and non-members differ anyway"
         if question.kind == "as_if_released" and recorded.method.releasing_all() is None:
-            return ""  # there is nothing of the kind to be had
+            return ""  # the method cannot release one row per image
         if not self.cases(question, attack):
-            return f"too few images: {len(roles.federation)} took part, {len(roles.held_out)} are left as non-members"
+            return f"too few images: {len(roles.federation)} of clients, {len(roles.held_out)} non-members"
         return ""
 
     def _victims(self) -> list[str]:
@@ -159,7 +159,7 @@ class RecordedQuestions:
         return [client for client in self.recorded.clients if not self.remade.reasons[client.name]]
 
     def _trained(self, question: Question) -> Cases:
-        """Members and others without near copies: chance alone parted those."""
+        """Members and non-members without near-duplicates, which were split at random."""
         lab, recorded = self.laboratory, self.recorded
         models = any(message.artifact.kind in MODELS for message in recorded.record.transcript.messages())
         if not (models and recorded.alike):

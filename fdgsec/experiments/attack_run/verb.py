@@ -1,4 +1,4 @@
-"""The verb `attack --run`: attack what a finished run recorded, whoever ran it: `train`, `attack` or a federation elsewhere."""
+"""The verb `attack --run`: attack the transcript of a finished run of `train`, `attack` or a Flower federation."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ from fdgsec.threats.attack import Attack
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
-    """How to attack a recorded run; `target` None finds it by the run's method, `seed` None takes the run's.
+    """How to attack a recorded run; None stands for the run's own target, seed and device.
 
-    `assignments` are the command line's --set items, of attacks alone; `device` None takes the run's."""
+    `assignments` are the command line's --set items, which may only set options of attacks."""
 
     run: Path
     target: str | None = None
@@ -44,15 +44,15 @@ class RecordedRequest:
 def attack_recorded(
     request: RecordedRequest, *, data_root: Path | None, out: Path | None, fresh: bool, progress: Progressive
 ) -> AttackReport:
-    """Attack the run in `request.run` and hand over the report; with `out` also write it, beside a copy of the transcript.
+    """Attack the run in `request.run` and return the report; with `out`, also write it with a copy of the transcript.
 
-    What its transcript cannot answer is simulated with its method, or left out with the reason. Raises UsageError,
-    DataError, ArtifactError and MissingResourceError before anything is written."""
+    Questions that the transcript does not answer are simulated with the run's method, or skipped with the reason.
+    Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
         if out.resolve() == request.run.resolve():
-            raise UsageError(f"--out {out} is the run that is attacked; name another folder.")
+            raise UsageError(f"--out {out} is the folder of the attacked run; name another folder.")
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)
@@ -67,7 +67,7 @@ def attack_recorded(
 
 
 def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[str, str]]]:
-    """Say for each attack whether the run lets it run, or why not, without loading any data."""
+    """The settings, and each attack with whether it would run or why not, without loading any data."""
     config = settings_for(read_record(request.run), request)
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     rows = []
@@ -78,7 +78,7 @@ def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[st
 
 
 def settings_for(record: Record, request: RecordedRequest) -> RunConfig:
-    """The run's settings with those of the attack. Raises UsageError for what does not fit the run."""
+    """The run's settings combined with those of the attack. Raises UsageError if they do not fit the run."""
     if request.profile not in get_args(Profile):
         raise unknown_name("profile", request.profile, get_args(Profile))
     ran = record.config
@@ -100,17 +100,15 @@ def _attack_options(assignments: Sequence[str]) -> Mapping[str, Any]:
     given = parse_assignments(assignments)
     foreign = sorted(set(given) - {"attacks"})
     if foreign:
-        raise UsageError(
-            f"--set {foreign[0]}=... is settled: the run's own settings hold; attacks.NAME.OPTION is open."
-        )
+        raise UsageError(f"--set {foreign[0]}=... cannot change a finished run; only attacks.NAME.OPTION can be set.")
     found: Mapping[str, Any] = given.get("attacks", {})
     return found
 
 
 def _target(record: Record, named: str | None) -> str:
-    """The target that was named, or the one whose method and options are the run's.
+    """The name of the target: `named`, or the only one with the run's method and options.
 
-    Raises UsageError where none is, where several are, or where the run released nothing of the kind."""
+    Raises UsageError if no target or several targets fit, or if the run released none of the target's artifacts."""
     config = record.config
     kinds = {row.kind for row in record.transcript.rows}
     if named is None:
@@ -120,7 +118,7 @@ def _target(record: Record, named: str | None) -> str:
         if len(fitting) != 1:
             also = "fedavg attacks its models" if MODELS[0] in kinds else "see `fdgsec list targets`"
             raise UsageError(
-                f"no target is {config.method} with the options of this run; name one by --target ({also})."
+                f"no single target is {config.method} with the options of this run; name one with --target ({also})."
             )
         named = fitting[0]
     target = target_named(named)
@@ -141,7 +139,7 @@ def _target(record: Record, named: str | None) -> str:
 
 
 def _fits(config: RunConfig, target: Target) -> bool:
-    """Whether the run's method has what sets this target apart from others of the same method."""
+    """Whether the run has this target's values of the options that distinguish targets of the same method."""
     apart = {option for other in targets().values() if other.method == target.method for option in other.options}
     base = replace(config, local="", local_options={})
     meant = method_of(replace(base, options=dict(target.options)))
@@ -152,7 +150,7 @@ def _fits(config: RunConfig, target: Target) -> bool:
 def _attack_setting(
     recorded: Recorded, request: RecordedRequest, *, fresh: bool, progress: Progressive
 ) -> tuple[AttackSetting, list[str]]:
-    """The bench before which attacks are put, and what is to be said about the run."""
+    """The attacks' shared inputs, and notes on what could not be reproduced."""
     config, record = recorded.config, recorded.record
     defense_stack = defense_stack_of(config, recorded.method)
     model = recorded.model
@@ -176,12 +174,12 @@ def _attack_setting(
     questions = RecordedQuestions(recorded=recorded, laboratory=attack_context.laboratory, remade=found)
     notes = [*recorded.notes, *dict.fromkeys(reason for reason in found.reasons.values() if reason)]
     if record.report.get("environment", {}).get("code_sha256") != code_sha256():
-        notes.append("another version of fdgsec made the run: what is simulated is its method as it is today")
+        notes.append("another version of fdgsec wrote the run: simulations use the current version of its method")
     return AttackSetting.of(attack_context, questions=questions, seed=request.seed), notes
 
 
 def _report(recorded: Recorded, setting: AttackSetting, *, started: float, notes: Sequence[str]) -> AttackReport:
-    """Everything about the run but its attacks; accuracy and promises are what the run reported."""
+    """The report without its attacks; accuracy and guarantees are those that the run reported."""
     config, said = recorded.config, recorded.record.report
     artifacts, traffic = artifact_rows(recorded.record.transcript.rows)
     summary = recorded.roles.summary()

@@ -1,4 +1,4 @@
-"""What attacks answered, in a readable form: a table of guesses, and sheets of the reconstructed images."""
+"""Readable answers of attacks: a table of guesses, and contact sheets of the reconstructed images."""
 
 import csv
 import io
@@ -16,14 +16,14 @@ from fdgsec.threats.adversary import Knowledge
 
 COLUMNS = ("attack", "victim", "slice", "says", "row", "place", "guess", "score")
 ACROSS = 8
-"""Number of pictures side by side on a sheet."""
+"""Number of images per row of a contact sheet."""
 
 
 def guessed(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Knowledge) -> dict[str, bytes]:
-    """Give guesses.csv, and one sheet of pictures per answer that has some, by file name.
+    """The contents of guesses.csv, and of one contact sheet per answer with images, by file name.
 
-    `names` maps the names under which attacks saw the candidates to their own. Scores are distances for a ranking
-    (smaller is closer), and membership scores for membership (larger is likelier)."""
+    `names` maps the blinded names of the candidates to their own. Scores of a ranking are distances (smaller is
+    closer); scores of membership are membership scores (larger is likelier)."""
     text, sheets = io.StringIO(), dict[str, bytes]()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -46,7 +46,7 @@ def guessed(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Kn
 
 
 def _sheet(images: Tensor) -> bytes:
-    """Put images (R, 3, h, w) in [0, 1] side by side in rows of eight, as PNG."""
+    """A contact sheet of images (R, 3, h, w) in [0, 1], eight per row, as PNG."""
     blank = torch.ones((-len(images)) % min(ACROSS, len(images)), *images.shape[1:])
     framed = functional.pad(torch.cat([images.detach().cpu().float(), blank]), (1, 1, 1, 1), value=1.0)
     lines = [torch.cat(list(part), dim=2) for part in framed.split(min(ACROSS, len(images)))]

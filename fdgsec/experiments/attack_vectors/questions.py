@@ -1,5 +1,4 @@
-"""What attacks ask, answered from vectors that somebody handed over: no run can be made again, and nobody holds more
-images."""
+"""A question source for given style vectors, without a run to simulate or further images of the clients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,19 +16,19 @@ from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Attack, Case, Question, QuestionKind, Truth
 
 MOST = 1000
-"""Public images that stand as candidates where no truth names any."""
+"""Maximum number of public images that serve as candidates without a truth file."""
 BEHIND = 300
-"""Images of a pooled style by which pictures drawn of it are judged as a set."""
+"""Maximum number of true images per pooled style, to which sets of reconstructions are compared."""
 READERS_OF_POOLED = ("membership", "style-inversion")
-"""Attacks to which a client's one pooled style is a question of its own, and not one of many to be compared."""
+"""Attacks that apply to a single pooled style, without other clients to compare it with."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VectorQuestions:
-    """What was `sent`, by client, and the `images` that attacks are asked about, in an order that says nothing.
+    """The `sent` vectors by client, and the candidate `images` in random order.
 
-    `places` (n,) says where in `images` each image of the truth is. `first` remembers what an attack was answered:
-    there is one answer of each kind, whatever sizes are asked for."""
+    `places` (n,) is the position in `images` of each image of the truth. `first` holds the first question of each kind
+    per attack: only that one is answered, since sizes cannot be varied."""
 
     sent: Mapping[str, Sent]
     truth: Listed | None
@@ -41,8 +40,7 @@ class VectorQuestions:
     def of(
         cls, sent: Mapping[str, Sent], truth: Listed | None, public: DomainDataset | None, *, seed: int
     ) -> "VectorQuestions":
-        """Ask about the images of the truth, else about public ones. Raises UsageError where rows and images do not
-        match."""
+        """Take the truth's images as candidates, else public ones. Raises UsageError if rows and images mismatch."""
         asked = public if truth is None else truth.images
         if asked is None:
             return cls(sent=sent, truth=None, images=None, places=torch.empty(0, dtype=torch.int64))
@@ -54,30 +52,30 @@ class VectorQuestions:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """What each candidate is called, by the name under which it is shown."""
+        """The name of each candidate, by its blinded name."""
         if self.images is None:
             return {}
         return dict(zip(blinded(self.images).ids, self.images.ids, strict=True))
 
     @property
     def pooled(self) -> bool:
-        """Whether these are styles pooled over images."""
+        """Whether the vectors are styles pooled over images."""
         return any(one.pooled for one in self.sent.values())
 
     @property
     def placed(self) -> bool:
-        """Whether it is known which domain each client's images are of: of one, where they are pooled."""
+        """Whether the domains of the images are known; for pooled styles, whether each client has a single one."""
         if self.truth is None or not self.truth.placed:
             return False
         return not self.pooled or all(self._domain(one) != "mixed" for one in self.sent.values())
 
     @property
     def sized(self) -> bool:
-        """Whether it is known how many images are behind a pooled style; how many more a client holds nobody knows."""
+        """Whether the number of images in a pooled style is known."""
         return self.pooled and self.truth is not None
 
     def cases(self, question: Question, attack: Attack) -> Cases:
-        """Give one case per client, the first time that an attack asks for something that vectors can answer."""
+        """Return one case per client for the first question of each kind that the vectors answer."""
         if not self._answers(question, attack):
             return []
         if self.first.setdefault((attack.name, question.kind), question) != question:
@@ -85,11 +83,11 @@ class VectorQuestions:
         return [self._case(question, name, one) for name, one in self.sent.items()]
 
     def gap(self, question: Question, attack: Attack) -> str:
-        """Say what would have to be run, or who would have to be asked about."""
+        """Return why the question is not answered; empty if it is."""
         if not self._answers(question, attack):
-            return "needs further runs of the method that made these vectors, or other images of their clients"
+            return "needs runs of the method that produced these vectors, or other images of the clients"
         if question.kind != "released" and self.images is None:
-            return "asks about candidate images: name them with --truth, or public ones with --dataset"
+            return "needs candidate images: give --truth, or public images with --dataset"
         return ""
 
     def _answers(self, question: Question, attack: Attack) -> bool:
@@ -114,7 +112,7 @@ class VectorQuestions:
         return case, Truth() if self.truth is None else self._truth(question, one, self.truth)
 
     def _behind(self, one: Sent) -> Tensor:
-        """The positions in the truth of the images behind what a client sent."""
+        """The positions in the truth of the images in a client's release."""
         assert self.truth is not None
         return self.truth.behind if one.pooled else self.truth.behind[one.rows]
 
@@ -139,17 +137,17 @@ class VectorQuestions:
 
 
 def _check_behind(sent: Mapping[str, Sent], truth: Listed) -> None:
-    """Raise UsageError where the truth's members cannot be the images behind what was sent."""
+    """Raise UsageError if the truth's members cannot be the images of the vectors."""
     rows = sum(len(one.rows) for one in sent.values())
     if any(one.pooled for one in sent.values()):
         if len(sent) > 1:
             raise UsageError(
-                "a truth is about one pooled style; this file has those of several clients: give them one by one."
+                "a truth file describes one pooled style; these vectors hold several. Give one file per client."
             )
         if not len(truth.behind):
-            raise UsageError("the truth names no member (member 1); a pooled style has some image behind it.")
+            raise UsageError("the truth names no member; mark the images of the pooled style with member 1.")
     elif len(truth.behind) != rows:
         raise UsageError(
-            f"the truth names {len(truth.behind)} members and the file has {rows} rows; every row needs the image behind it, "
-            "in the same order (member 0: an image that is behind none)."
+            f"the truth names {len(truth.behind)} members, but the file has {rows} rows; list the image of every row "
+            "in the same order, and mark other images with member 0."
         )

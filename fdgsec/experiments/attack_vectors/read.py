@@ -1,9 +1,9 @@
-"""One's own vectors, and what is known about them: files that somebody else wrote, read and checked.
+"""Readers for the user's style vectors and truth file, with checks.
 
-Vectors come as an artifact (.safetensors), or as plain numbers, one row per image: mean of every channel, then std of
-every channel (.csv with or without a header, .npy). The truth is a CSV with a line per image: `image`, its path from
-where the CSV lies, and as far as known `label`, `domain` and `member`. Members (all lines, where nothing else is said)
-are the images behind the rows, in the order of the rows; others are images that might have been."""
+Vectors are an artifact (.safetensors), or numbers with one row per image: all channel means, then all channel stds
+(.csv with or without a header, .npy). The truth is a CSV file with a line per image: `image` is its path relative to
+the CSV file; `label`, `domain` and `member` are optional. Members are the images of the rows, in the order of the rows;
+without the column `member`, all images are members. Non-members are further candidates."""
 
 import csv
 import io
@@ -23,15 +23,14 @@ from fdgsec.federation.artifacts import decode as decoded
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_name
 
 OWN = "artifacts"
-"""The target, and the method, that reports on vectors of one's own name."""
+"""The name of target and method in reports on the user's vectors."""
 READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
 COLUMNS = ("image", "label", "domain", "member")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sent:
-    """What one client sent: rows of single images, which are `rows` (R,) of the file, or a style `pooled` over
-    images."""
+    """One client's vectors: `rows` (R,) of the file, one per image, or a style `pooled` over images."""
 
     artifact: Artifact
     rows: Tensor
@@ -40,9 +39,9 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Listed:
-    """Images that a truth file names, `members` (n,) bool among them; None where it has no such column.
+    """The images of a truth file; `members` is (n,) bool, None without that column.
 
-    Without their columns, labels and domains of `images` are 0 and mean nothing."""
+    If not `labeled`, all labels of `images` are 0; if not `placed`, all domains are 0."""
 
     images: DomainDataset
     members: Tensor | None
@@ -51,25 +50,25 @@ class Listed:
 
     @property
     def behind(self) -> Tensor:
-        """The positions of the images behind the release, in the order of its rows."""
+        """The positions of the members, in the order of the rows."""
         everyone = torch.ones(len(self.images), dtype=torch.bool)
         return (everyone if self.members is None else self.members).nonzero().flatten()
 
 
 def read_vectors(path: Path, *, channels: int, encoder: str) -> dict[str, Sent]:
-    """Read a file of vectors: what each client sent, by name. `channels` are those of the encoder called `encoder`.
+    """Read a file of vectors, by client name; `channels` is the channel count of the encoder called `encoder`.
 
-    A bank is parted by its owners. Raises UsageError, DataError or ArtifactError, naming file and place."""
+    A bank is split by its owners. Raises UsageError, DataError or ArtifactError, naming file and line."""
     if not path.is_file():
-        raise UsageError(f"--artifacts {path} is no file; give an artifact (.safetensors), or rows as .csv or .npy.")
+        raise UsageError(f"--artifacts {path} is not a file; give an artifact (.safetensors), or rows as .csv or .npy.")
     readers = {".safetensors": _artifact, ".csv": _from_csv, ".npy": _from_npy}
     if path.suffix not in readers:
         raise UsageError(f"--artifacts {path} must end in {', '.join(readers)}; got {path.suffix or 'no suffix'}.")
     artifact = readers[path.suffix](path)
     if isinstance(artifact, ImageStyles | StyleStatistics | StyleBank) and artifact.mean.shape[-1] != channels:
         raise UsageError(
-            f"{path} has {artifact.mean.shape[-1]} channels, encoder {encoder} {channels}; name the encoder that made them "
-            "(--encoder)."
+            f"{path} has {artifact.mean.shape[-1]} channels, encoder {encoder} has {channels}; name the encoder of the "
+            "vectors with --encoder."
         )
     return _by_client(artifact)
 
@@ -78,23 +77,23 @@ def _artifact(path: Path) -> Artifact:
     artifact = decoded(path.read_bytes(), source=str(path))
     if artifact.kind not in READABLE:
         raise UsageError(
-            f"{path} is a {artifact.kind}; vectors alone are read where they are {', '.join(READABLE)} (see --run for the rest)."
+            f"{path} is a {artifact.kind}; --artifacts reads {', '.join(READABLE)}. For other kinds, use --run."
         )
     return artifact
 
 
 def _by_client(artifact: Artifact) -> dict[str, Sent]:
-    """Part a bank, or spectra, by owners; where each owns a single row of a bank, these are pooled styles."""
+    """Split a bank or spectra by owners; a bank with a single row per owner holds pooled styles."""
     if not isinstance(artifact, StyleBank | Amplitudes):
         pooled = isinstance(artifact, StyleStatistics)
         count = 1 if pooled else len(next(iter(artifact.tensors().values())))
         return {"client:1": Sent(artifact=artifact, rows=torch.arange(count), pooled=pooled)}
     owned = {f"client:{owner}": artifact.owner == owner for owner in artifact.owner.unique().tolist()}
     if isinstance(artifact, Amplitudes):
-        return {
-            name: Sent(artifact=Amplitudes(values=artifact.values[mine], owner=artifact.owner[mine]), rows=mine.nonzero().flatten())
-            for name, mine in owned.items()
-        }  # fmt: skip
+        spectra = {
+            name: Amplitudes(values=artifact.values[mine], owner=artifact.owner[mine]) for name, mine in owned.items()
+        }
+        return {name: Sent(artifact=own, rows=owned[name].nonzero().flatten()) for name, own in spectra.items()}
     pooled = all(int(mine.sum()) == 1 for mine in owned.values())
     parts = {name: (artifact.mean[mine], artifact.std[mine]) for name, mine in owned.items()}
     return {
@@ -127,11 +126,13 @@ def _from_csv(path: Path) -> ImageStyles:
         lines = lines[1:]
     widths = {len(line) for line in lines}
     if len(widths) > 1:
-        raise DataError(f"{path} has rows of {min(widths)} and of {max(widths)} numbers; every row has as many.")
+        raise DataError(
+            f"{path} has rows of {min(widths)} and of {max(widths)} numbers; all rows must have the same length."
+        )
     for count, line in enumerate(lines, 1):
         wrong = next((cell for cell in line if not _number(cell)), None)
         if wrong is not None:
-            raise DataError(f"{path}, row {count}: {wrong!r} is no number.")
+            raise DataError(f"{path}, row {count}: {wrong!r} is not a number.")
     return _rows(torch.tensor([[float(cell) for cell in line] for line in lines], dtype=torch.float64), path)
 
 
@@ -140,7 +141,7 @@ def _check_header(names: Sequence[str], path: Path) -> None:
     fits = [name.startswith("mean") for name in names[:half]] + [name.startswith("std") for name in names[half:]]
     if len(names) % 2 or not all(fits):
         raise DataError(
-            f"{path} must have columns mean..., then as many std...; its header begins {', '.join(names[:3])}."
+            f"{path} must have columns mean..., then as many columns std...; its header begins {', '.join(names[:3])}."
         )
 
 
@@ -172,10 +173,10 @@ def _lines(path: Path) -> list[list[str]]:
 def read_truth(
     path: Path, *, image_size: int | None, classes: Sequence[str] = (), domains: Sequence[str] = ()
 ) -> Listed:
-    """Read a truth file and its images, at `image_size` (None: as they are, if all are one square size).
+    """Read a truth file and its images, at `image_size` (None: their own size, which must be square and equal).
 
-    `classes` and `domains` are the names that public images have; without any, those of the file are taken. Raises
-    UsageError or DataError, naming the line, for anything that is not there or makes no sense."""
+    `classes` and `domains` are the names of the public images; if empty, those of the file are used. Raises UsageError
+    or DataError, naming the line, for missing files and invalid values."""
     rows = _truth_rows(path)
     files = [path.parent / row["image"] for row in rows]
     for line, file in enumerate(files, 2):
@@ -189,8 +190,9 @@ def read_truth(
         ImageFile(path=row["image"], id=row["image"], domain=0, label=0, size=file.stat().st_size)
         for row, file in zip(rows, files, strict=True)
     ]
+    named = {row["image"]: file for row, file in zip(rows, files, strict=True)}
     images = DomainDataset(
-        name=path.name, store=decode(_Named(path, {row["image"]: file for row, file in zip(rows, files, strict=True)}), listed, image_size=size),
+        name=path.name, store=decode(_Named(path, named), listed, image_size=size),
         rows=torch.arange(len(rows)), labels=numbers["label"], domains=numbers["domain"],
         ids=tuple(row["image"] for row in rows), class_names=names["label"], domain_names=names["domain"],
     )  # fmt: skip
@@ -200,7 +202,7 @@ def read_truth(
 def _truth_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise UsageError(
-            f"--truth {path} is no file; give a CSV with a column image, and label, domain, member if known."
+            f"--truth {path} is not a file; give a CSV file with the column image, and label, domain, member if known."
         )
     header, *lines = [[cell.strip() for cell in line] for line in _lines(path) if line] or [[]]
     for name in header:
@@ -215,7 +217,7 @@ def _truth_rows(path: Path) -> list[dict[str, str]]:
     images = [row["image"] for row in rows]
     if len(set(images)) < len(images):
         twice = next(name for name in images if images.count(name) > 1)
-        raise DataError(f"{path} names {twice} twice; an image is a member, or is not.")
+        raise DataError(f"{path} names {twice} twice; list every image once.")
     return rows
 
 
@@ -259,7 +261,7 @@ def _common_size(files: Sequence[Path], path: Path) -> int:
 
 
 class _Named:
-    """Files wherever they lie, under the names that a list gives them: a source of images."""
+    """A source of images whose files have the names of the truth file."""
 
     def __init__(self, path: Path, named: Mapping[str, Path]) -> None:
         self.path = path
@@ -267,9 +269,9 @@ class _Named:
         self.files: Mapping[str, int] = {name: file.stat().st_size for name, file in named.items()}
 
     def read(self, name: str) -> bytes:
-        """Give the bytes of one file."""
+        """The bytes of one file."""
         return self._named[name].read_bytes()
 
     def stamp(self, name: str) -> str:
-        """Give the time of one file."""
+        """The modification time of one file."""
         return str(self._named[name].stat().st_mtime_ns)

@@ -1,8 +1,8 @@
-"""The verb `attack --artifacts`: attack one's own vectors, with what is known about them as the truth, or without any.
+"""The verb `attack --artifacts`: attack the user's style vectors, with or without a truth file.
 
-There is no method to run again, so attacks are asked about the vectors as they are, and what they want beside that is
-left out with the reason. Public images (`--dataset`) are what the adversary learns from, and without a truth they are
-also the candidates."""
+There is no method to simulate: attacks read the vectors as they are, and questions that need simulations are skipped
+with the reason. The adversary learns from public images (`--dataset`); without a truth file these are also the
+candidates."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,14 +39,14 @@ from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 
 FITS = 1e-3
-"""Share of a row's length by which the style of its image may miss it, and still be the one that was sent."""
+"""Relative distance within which the style of an image counts as equal to its row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorsRequest:
-    """Which vectors, by which encoder, and what is known; `dataset` None leaves the adversary without images.
+    """Vectors to attack, their encoder and their truth; with `dataset` None, the adversary has no images.
 
-    `unseen` names a domain of the dataset that is set apart, for attacks that learn from domains that nobody has."""
+    `unseen` names a domain of the dataset for attacks that learn from a domain that no client has."""
 
     artifacts: Path
     encoder: str
@@ -65,12 +65,12 @@ class VectorsRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Untold(Judge):
-    """A judge whom nobody has told the truth."""
+    """A judge without ground truth."""
 
     def measure(
         self, answers: Answers, cases: Sequence[Case], truths: Sequence[Truth], rng: torch.Generator
     ) -> list[Measurement]:
-        """Say of every row that wants a truth that there is none."""
+        """Measure, and mark rows that are unavailable because there is no truth."""
         rows = super().measure(answers, cases, truths, rng)
         return [
             row if row.unavailable is None else replace(row, unavailable=f"no truth: {row.unavailable}") for row in rows
@@ -80,7 +80,7 @@ class Untold(Judge):
 def attack_vectors(
     request: VectorsRequest, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> AttackReport:
-    """Attack the vectors and hand over the report; with `out` also write it, with guesses.csv and the pictures drawn.
+    """Attack the vectors and return the report; with `out`, also write it, with guesses.csv and contact sheets.
 
     Raises UsageError, DataError, ArtifactError and MissingResourceError before anything is written."""
     started = time.monotonic()
@@ -112,12 +112,14 @@ def attack_vectors(
 
 
 def _settings(request: VectorsRequest) -> RunConfig:
-    """The attacks' options as for any target; what says how a target is run has no meaning here."""
+    """The settings of the attacks. Raises UsageError for settings of a run, which vectors do not have."""
     foreign = sorted(set(parse_assignments(request.assignments)) - {"attacks"})
     if foreign:
-        raise UsageError(f"--set {foreign[0]}=... has no meaning for vectors alone; attacks.NAME.OPTION has.")
+        raise UsageError(f"--set {foreign[0]}=... does not apply to vectors; only attacks.NAME.OPTION can be set.")
     if request.adversary == "client":
-        raise UsageError("--adversary client has images of its own, and vectors come without; use server or outsider.")
+        raise UsageError(
+            "--adversary client needs images of its own, which vectors do not have; use server or outsider."
+        )
     given: Mapping[str, Any] = {
         "attacks": request.attacks, "adversary": request.adversary, "seed": request.seed,
         "dataset": request.dataset or "none", "encoder": request.encoder,
@@ -127,11 +129,11 @@ def _settings(request: VectorsRequest) -> RunConfig:
 
 
 def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progressive) -> DomainDataset | None:
-    """The adversary's public images, or None. Raises UsageError for options that only make sense with some."""
+    """The adversary's public images, or None. Raises UsageError for options that need public images."""
     if request.dataset is None:
         if request.unseen or request.per_domain or data_root is not None:
             raise UsageError(
-                "--target-domain, --per-domain and --data-root are of public images; name them with --dataset."
+                "--target-domain, --per-domain and --data-root need public images; name them with --dataset."
             )
         return None
     images = load_dataset(
@@ -140,7 +142,7 @@ def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progre
     )  # fmt: skip
     if request.unseen is not None and bool((images.domains == images.domain_index(request.unseen)).all()):
         raise UsageError(
-            f"--target-domain {request.unseen} sets all of {request.dataset} apart; name one domain of several."
+            f"--target-domain {request.unseen} is all of {request.dataset}; leave it out or use more domains."
         )
     return images
 
@@ -151,23 +153,21 @@ def _cap(request: VectorsRequest) -> int | None:
 
 
 def _truth(request: VectorsRequest, path: Path, public: DomainDataset | None) -> Listed:
-    """Read the truth at the size, and by the names, of the public images. Raises UsageError where these cannot tell."""
+    """Read the truth with the image size and names of the public images. Raises UsageError if it does not fit them."""
     size = request.image_size or (None if public is None else public.image_size[0])
     if public is None:
         return read_truth(path, image_size=size)
     found = read_truth(path, image_size=size, classes=public.class_names, domains=public.domain_names)
     apart = None if request.unseen is None else public.domain_index(request.unseen)
     if found.placed and apart in found.images.domains.tolist():
-        raise UsageError(
-            f"{path} has images of {request.unseen}, which --target-domain sets apart; name another domain."
-        )
+        raise UsageError(f"{path} has images of {request.unseen}, the domain of --target-domain; name another domain.")
     return found
 
 
 def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDataset | None, list[str]]:
-    """Leave out public images of which the truth has a near copy: nobody learns from what he is asked about."""
+    """Remove public images with a near-duplicate in the truth, so that no attack learns from its candidates."""
     if public is None:
-        return None, ["without --dataset the adversary knows no images, and most attacks have nothing to learn from"]
+        return None, ["without --dataset, the adversary has no auxiliary images, and most attacks cannot learn"]
     if truth is None or isinstance(public.store, LazyPixels):
         return public, []
     both = torch.cat([truth.images.pixels(), public.pixels()])
@@ -179,12 +179,12 @@ def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDa
     groups = duplicate_groups(together)
     copies = torch.isin(groups[len(truth.images) :], groups[: len(truth.images)])
     left = int(copies.sum())
-    note = [f"{left} public images are near copies of images of the truth and were left out"] if left else []
+    note = [f"{left} public images are near-duplicates of images of the truth and were removed"] if left else []
     return public.subset(~copies), note
 
 
 def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> list[str]:
-    """Say of how many rows the image that stands behind them has the very style, so that a wrong encoder shows."""
+    """A note with the number of rows that equal the style of their image, which reveals a wrong encoder."""
     rows = [(one.artifact, one.rows) for one in sent.values() if isinstance(one.artifact, ImageStyles)]
     if truth is None or not rows:
         return []
@@ -196,18 +196,14 @@ def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> li
         fits += int(((seen - own).norm(dim=1) <= FITS * own.norm(dim=1)).sum())
     total = sum(len(places) for _, places in rows)
     size = truth.images.image_size[0]
-    hint = (
-        ""
-        if fits == total
-        else " (noise, another encoder, or images prepared in another way, would explain the others)"
-    )
-    return [f"{fits} of {total} rows are the style of their image by {encoder} at {size} px{hint}"]
+    hint = "" if fits == total else " (others may have noise, another encoder or other preprocessing)"
+    return [f"{fits} of {total} rows equal the style of their image by {encoder} at {size} px{hint}"]
 
 
 def _bench(
     request: VectorsRequest, config: RunConfig, questions: VectorQuestions, public: DomainDataset | None
 ) -> AttackSetting:
-    """What the adversary knows is what was given; `knows` is cut down to that, so that attacks give their reasons."""
+    """The attacks' shared inputs; the adversary's `knows` holds only what was given, so that attacks state reasons."""
     kept = ADVERSARIES[config.adversary]
     told = {
         "auxiliary": public is not None, "unseen": request.unseen is not None,
@@ -240,7 +236,7 @@ def _bench(
 
 
 def _described(public: DomainDataset | None, truth: Listed | None) -> dict[str, object]:
-    """What the report says about the images: the public ones, else those of the truth, else none."""
+    """The report's entry for the dataset: the public images, else those of the truth, else none."""
     images = public if public is not None else None if truth is None else truth.images
     counts = {"auxiliary": public, "truth": None if truth is None else truth.images}
     roles = {role: {"all": 0 if held is None else len(held)} for role, held in counts.items()}

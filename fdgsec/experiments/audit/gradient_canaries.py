@@ -1,9 +1,8 @@
-"""What gradient canaries are trained by: images with a lit pixel each, networks of one linear layer, and the steps of a
-method.
+"""The training that audits gradient canaries: images with one lit pixel each, and networks of one linear layer.
 
-A lit pixel's gradient is the slope, in a weight to itself, wherever training is: what a step does to that weight is the
-noisy sum seen in the direction of the canary. A method that steps several networks together
-(fdgsec.federation.dp_sgd_joint) is audited by as many such networks: a canary then has a weight in each."""
+The gradient of a canary is constant and nonzero only in the weight of its lit pixel: the update of that weight is the
+noisy sum in the direction of the canary. A method that steps several networks jointly (fdgsec.federation.dp_sgd_joint)
+is audited with as many such networks; a canary then has a weight in each."""
 
 import math
 from collections.abc import Sequence
@@ -23,35 +22,35 @@ from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 
 SLOPE = 1e4
-"""The length of a gradient canary, whatever the bound: far outside any in use."""
+"""The gradient norm of a canary, far above any clipping bound in use."""
 
 
 @dataclass(frozen=True)
 class OwnWeight:
-    """The loss -slope x (output): its gradient is the same whatever the weights."""
+    """The loss -slope * output, whose gradient does not depend on the weights."""
 
     slope: float
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """The losses, (B,)."""
         outputs: Tensor = model.head(batch.images.flatten(1)).squeeze(1)
         return -self.slope * outputs
 
 
 def networks_of(method: Method, clock: Clock) -> int:
-    """How many networks each private step of a round moves."""
+    """The number of networks that each private step of a round updates."""
     return method.stepping(clock) if isinstance(method, StepsJointly) else 1
 
 
 def moves(
     with_trainer: Client, method: Method, data: TrainingSet, plan: TrainingPlan, *, clock: Clock, sign: float, seed: int
 ) -> list[Tensor]:
-    """Train on canaries by the client's own trainer, and give how far each step moved their weights, each (1, inputs).
+    """Train on canaries with the client's own trainer, and return the weight update of each step, each (1, inputs).
 
-    Of n networks that step together the moves are added up over sqrt(n): each is clipped to bound / sqrt(n) and has the
-    noise of the whole bound, so that signal and noise are then as of one network. From network to network canaries
-    change sides: noise that is the same in two cancels."""
+    The updates of n jointly stepped networks are summed and divided by sqrt(n): each is clipped to bound / sqrt(n) and
+    has the noise of the whole bound, so that signal and noise equal those of one network. The sign of the canaries
+    alternates between networks, so that noise reused in two networks cancels."""
     count, trainer = networks_of(method, clock), with_trainer.trainer
     models = [one_layer(data.images[0].numel()) for _ in range(count)]
     weights = [_weights(models)]
@@ -59,8 +58,9 @@ def moves(
     if isinstance(method, StepsJointly) and isinstance(trainer, PrivateTrainer):
         joint_training(
             trainer, models, [optimizer_of(model.parameters(), plan) for model in models], data,
-            lambda one: _gradients(objectives, one, models), plan, device=torch.device("cpu"), layout=torch.contiguous_format,
-            round=clock.round, rounds=clock.rounds, after=lambda: weights.append(_weights(models)),
+            lambda one: _gradients(objectives, one, models), plan, device=torch.device("cpu"),
+            layout=torch.contiguous_format, round=clock.round, rounds=clock.rounds,
+            after=lambda: weights.append(_weights(models)),
         )  # fmt: skip
     else:
         trainer(
@@ -87,7 +87,7 @@ def _gradients(objectives: Sequence[OwnWeight], record: Batch, models: Sequence[
 
 
 def lit_pixels(count: int, side: int) -> DomainDataset:
-    """Make `count` black images of `side` px, the i-th with its i-th number lit."""
+    """Make `count` black images of `side` px, the i-th with its i-th pixel value lit."""
     images = torch.zeros(count, 3 * side * side, dtype=torch.uint8)
     images[torch.arange(count), torch.arange(count)] = 255
     zeros = torch.zeros(count, dtype=torch.int64)
@@ -98,8 +98,8 @@ def lit_pixels(count: int, side: int) -> DomainDataset:
 
 
 def one_layer(inputs: int) -> Classifier:
-    """A network that is one linear layer without bias, its weights 0."""
-    with torch.device("meta"):  # nothing is drawn from the global stream
+    """A network of one linear layer without bias, with zero weights."""
+    with torch.device("meta"):  # avoids draws from the global random stream
         head = nn.Linear(inputs, 1, bias=False)
     head.to_empty(device="cpu")
     nn.init.zeros_(head.weight)

@@ -1,4 +1,4 @@
-"""What is planted to audit a message: a canary far outside the clip, read back from what left in its own direction."""
+"""Canaries for audits of messages: values far outside the clipping region, scored along one direction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,21 +26,21 @@ from fdgsec.privacy.accounting import Unit, Use
 from fdgsec.privacy.clipping import HalfDiscs
 
 FAR = 10.0
-"""How far outside the clip a canary lies, in its radii."""
+"""The distance of a canary from the center, in clipping radii."""
 
 
 @runtime_checkable
 class ClipsAboutPublic(Protocol):
-    """What is public of a defense that clips about public images: where and how its bound is found."""
+    """The public options of a defense that clips around the statistics of public images."""
 
     @property
     def clip(self) -> float | str:
-        """The bound, or "auto"."""
+        """The clipping bound, or "auto"."""
         ...
 
     @property
     def quantile(self) -> float:
-        """Of public distances, for "auto"."""
+        """The quantile of public distances that "auto" uses as bound."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class ClipsAboutPublic(Protocol):
 
 
 def canary_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> Canary:
-    """Choose the canary for a kind of release. Raises UsageError for one in which none can be planted."""
+    """Choose the canary for a kind of release. Raises UsageError if there is none."""
     if release.step == "fit":
         return _learned(release, max(bound for use in uses for bound in use.sensitivity.values()))
     if release.step == "review":
@@ -78,7 +78,7 @@ def _reference(defense_stack: DefenseStack) -> Reference:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlantedRecordStatistic:
-    """Sees images as they are, but for the first one of `client`, of which it gives the planted `statistic` (D,)."""
+    """A record statistic that returns the canary `statistic` (D,) for the first image of `client`."""
 
     record_statistic: RecordStatistic
     client: DomainDataset
@@ -86,11 +86,11 @@ class PlantedRecordStatistic:
 
     @property
     def released_statistic(self) -> ReleasedStatistic:
-        """The statistic's own."""
+        """The released statistic of the original record statistic."""
         return self.record_statistic.released_statistic
 
     def records(self, images: DomainDataset) -> Tensor:
-        """Give t(x) of every image, (n, D) float64."""
+        """t(x) of every image, (n, D) float64."""
         found = self.record_statistic.records(images)
         if images.store is not self.client.store:  # public images may have the same names
             return found
@@ -99,21 +99,21 @@ class PlantedRecordStatistic:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlantedStatisticSource:
-    """Gives the planted statistic in place of a client's own."""
+    """A statistic source with a canary in the place of one record."""
 
     statistic_source: StatisticSource
     client: DomainDataset
     statistic: Tensor
 
     def __call__(self, images: DomainDataset, model: GlobalModel | None) -> RecordStatistic:
-        """Give the statistic of what a client holds and received."""
+        """The statistic of the images that a client holds and the model that it received."""
         return PlantedRecordStatistic(
             record_statistic=self.statistic_source(images, model), client=self.client, statistic=self.statistic
         )
 
 
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
-    """An image whose mean in the first channel is far off; only its statistic is planted."""
+    """An image whose first channel mean is far from the center; only its statistic is replaced."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data
@@ -132,7 +132,7 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
         return replace(given, sender=replace(given.sender, client=others))
 
     return Canary(
-        words=f"an image whose first channel's mean is {FAR:g} clips from the center, the rest at it",
+        words=f"an image whose first channel mean is {FAR:g} clipping radii from the center, all else at it",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
         score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
         without=without,
@@ -140,7 +140,7 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
 
 
 def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
-    """A row, or all rows of the client, far off along the longest way through their region."""
+    """A row, or all rows of the client, far from the center in the widest direction of the region."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
     rows = rows_of(release.artifact)
@@ -150,7 +150,7 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     direction = zeros.clone()
     if isinstance(region, HalfDiscs):
         direction[: len(direction) // 2] = FAR * region.radius
-    elif isinstance(release.artifact, Amplitudes):  # what cannot be negative has most room where it is largest
+    elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
         direction[(center / scale).argmax()] = FAR * region.radius
     else:
         direction[0] = FAR * region.radius
@@ -164,14 +164,14 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
 
     whose = "every row of the client" if every else "the row of one image"
     return Canary(
-        words=f"{whose}, {FAR:g} clips from the center along one direction",
+        words=f"{whose}, {FAR:g} clipping radii from the center along one direction",
         plant=plant,
         score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
     )
 
 
 def _learned(release: Release, bound: float) -> Canary:
-    """A model that has moved far along one parameter."""
+    """A model update that is large in one parameter."""
     assert release.sender.model is not None
     name, _ = next(release.sender.model.module().named_parameters())
 
@@ -182,14 +182,14 @@ def _learned(release: Release, bound: float) -> Canary:
         return replace(given, artifact=ModelState(state=state))
 
     return Canary(
-        words=f"a model whose first parameter has moved {FAR:g} sensitivities, the others not at all",
+        words=f"a model update of {FAR:g} sensitivities in the first parameter and zero in all others",
         plant=plant,
         score=lambda artifact: float(artifact.tensors()[name].reshape(-1)[0]),
     )
 
 
 def _mislabeled(site: Site) -> Canary:
-    """A validation image with another label, judged by models that are sure of the first: all losses change at once."""
+    """A validation image with a wrong label, evaluated by models that are certain of the right one."""
     validation = site.client.validation
     assert validation is not None
     labels = validation.labels.clone()
@@ -201,7 +201,7 @@ def _mislabeled(site: Site) -> Canary:
         return float(artifact.values.double().mean())
 
     return Canary(
-        words="a validation image with a wrong label, before models that are sure of the right one",
+        words="a validation image with a wrong label, evaluated by models that are certain of the right one",
         plant=lambda given, side: judged(site, wrong if side == 1 else validation, given.sender.clock),
         score=score,
     )

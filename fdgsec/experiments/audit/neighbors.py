@@ -1,10 +1,9 @@
-"""Two neighboring clients of which an audit has many messages made: one holds a canary, the other something in its
-place.
+"""Neighboring datasets for audits of messages: releases of one client with and without a canary.
 
-The message is made as a client makes it (the method's own step on real images) and leaves through each client's defense
-stack. Only the canary is planted: far outside the clip along one direction, neutral in all others, so that a clip which
-is missing shows as well as noise that is too small. From round to round it changes sides: noise that is drawn once and
-used twice cancels out of what an observer adds up."""
+The method's own step computes the message on real images, and the client's defense stack processes it. Only the canary
+is inserted: far outside the clipping region in one direction and neutral in all others, so that the audit detects
+missing clipping as well as too little noise. The sign of the canary alternates between rounds, so that noise reused in
+two rounds cancels in the summed score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,12 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
 CERTAIN = 1e3
-"""The logit of a model that is sure of one class: a right label costs nothing, a wrong one more than any bound on
-losses."""
+"""The logit of a model that is certain of one class: the loss is 0, or for a wrong label above any bound on losses."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
-    """One client under audit: a few real images, the model it received, its defense stack, and the rounds that it takes
-    part in."""
+    """The audited client: a few real images, the received model, the defense stack and the rounds."""
 
     method: Method
     client: Client
@@ -37,14 +34,14 @@ class Site:
     seed: int
 
     def sender(self, clock: Clock, state: State) -> Sender:
-        """The client as its defenses see it."""
+        """The client, as input of its defenses."""
         request = StepRequest(clock=clock, model=self.model, inbox={})
         return self.defense_stack.sender(self.client, self.method, request, state, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Release:
-    """An artifact that a step has made and that is about to leave."""
+    """An artifact that a client step has computed, before its defenses."""
 
     step: Step
     slot: str
@@ -52,16 +49,16 @@ class Release:
     sender: Sender
 
     def sent(self, defense_stack: DefenseStack) -> tuple[Artifact, Uses]:
-        """Let it pass the defense stack; give what leaves, and what that cost."""
+        """Apply the defense stack; return the sent artifact and its privacy cost."""
         reply = defense_stack.sent(self.step, Reply(artifacts={self.slot: self.artifact}), self.sender)
         return reply.artifacts[self.slot], reply.uses[self.slot]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Canary:
-    """What is planted: `plant` puts it on a side (1, -1) or its null (0) in; `without` leaves its record out.
+    """A canary: `plant` inserts it with sign 1 or -1, or its null (0); `without` removes its record.
 
-    `score` reads from what left how much speaks for side 1; `words` say what was planted."""
+    `score` is the evidence for sign 1 in a sent artifact; `words` describe the canary."""
 
     words: str
     plant: Callable[[Release, int], Release]
@@ -71,14 +68,14 @@ class Canary:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Worlds:
-    """The messages of all rounds without and with the canary."""
+    """The releases of all rounds without and with the canary."""
 
     absent: Sequence[Release]
     present: Sequence[Release]
     score: Callable[[Artifact], float]
 
     def scores(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> list[float]:
-        """Make the messages `runs` times, each with noise of its own, and add up what speaks for the canary."""
+        """Send the releases `runs` times with fresh noise; each run's score is the summed evidence for the canary."""
         releases, world = (self.present, "present") if present else (self.absent, "absent")
         found = []
         for run in range(runs):
@@ -88,7 +85,7 @@ class Worlds:
 
 
 def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -> Worlds:
-    """Put the canary into all rounds' `releases`, and what neighbors it under `relation` into the others."""
+    """Pair the `releases` of all rounds with the canary with their neighbors under `relation` without it."""
     present = [canary.plant(one, side) for side, one in _sided(releases)]
     if relation == "add-remove":
         if canary.without is None:
@@ -105,7 +102,7 @@ def _sided(releases: Sequence[Release]) -> list[tuple[int, Release]]:
 
 
 def releases_of(site: Site) -> list[list[Release]]:
-    """Make, slot by slot, what the client would send in all rounds: styles, models, scores."""
+    """The client's releases of all rounds, one list per slot: styles, models, scores."""
     made = [_shared(site), _updated(site), _reviewed(site)]
     return [releases for by_slot in made for releases in by_slot.values()]
 
@@ -125,7 +122,7 @@ def _shared(site: Site) -> dict[str, list[Release]]:
 
 
 def _updated(site: Site) -> dict[str, list[Release]]:
-    """A client that has learned nothing sends back what it received."""
+    """Model updates of a client that returns the received model."""
     if site.model is None:
         return {}
     sent = [
@@ -144,7 +141,7 @@ def _reviewed(site: Site) -> dict[str, list[Release]]:
 
 
 def judged(site: Site, validation: DomainDataset, clock: Clock) -> Release:
-    """Let the client judge peers whose models are sure of the class of its first validation image."""
+    """The scores of peers whose models are certain of the class of the first validation image."""
     assert site.model is not None
     state = dict(site.model.state.state)
     state["head.weight"] = torch.zeros_like(state["head.weight"])

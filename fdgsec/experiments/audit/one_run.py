@@ -1,13 +1,14 @@
-"""Private training in one run with many canaries, each in by a coin: the audit of Steinke, Nasr & Jagielski (2023).
+"""The audit of private training in one run with randomly included canaries: Steinke, Nasr & Jagielski (2023).
 
-*Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal and
-far longer than the bound, each with a weight to itself (fdgsec.experiments.audit.gradient_canaries). The trainer is the defense's own: its sampling, clip, noise, divisor and accounting are what is tested, step by step.
-*Mislabeled* canaries are a client's images with wrong labels, learned by the run's network; who looks from outside sees
-how far each loss fell.
+*Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal
+and far above the clipping bound, each in its own weight (fdgsec.experiments.audit.gradient_canaries). The trainer is
+the defense's own: its sampling, clipping, noise, divisor and accounting are tested, step by step.
+*Mislabeled* canaries are a client's images with wrong labels, on which the run's network trains. The observer sees the
+decrease of each loss.
 
-Beside the run stands a second one without any canary: noise that is drawn alike in both cancels out of their
-difference. Guesses are made from the run and from the difference, and each bound holds with half the error allowed.
-Half of the guesses are "in" and half "out"; where steps sample, all are "in"."""
+A reference run has no canaries: noise that is drawn identically in both runs cancels in their difference. Guesses are
+made from the run and from the difference, each with half the allowed error. Half of the guesses are "in" and half
+"out"; if steps subsample, all are "in"."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -37,10 +38,10 @@ from fdgsec.runtime.random_streams import stream
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observed:
-    """What one run showed: of each step (k,) what speaks for each canary, (k, m), and what is known of the step.
+    """The observations of one run: per step, the evidence for each canary (k, m), sampling rates and noise.
 
-    In a step with rate q a canary that is in adds 1 with probability q; noise has the standard deviation `spreads`
-    (k,)."""
+    In a step with sampling rate q, an included canary adds 1 with probability q; the noise has the standard deviation
+    `spreads` (k,)."""
 
     evidence: Tensor
     rates: Tensor
@@ -48,8 +49,7 @@ class Observed:
     uses: Sequence[Uses]
 
     def scores(self, beside: "Observed | None" = None) -> Tensor:
-        """Add up each canary's log likelihood ratio, (m,), of this run or of its difference from the one `beside`
-        it."""
+        """Each canary's summed log likelihood ratio, (m,), of this run or of its difference from the run `beside`."""
         seen, spreads = self.evidence, self.spreads
         if beside is not None:
             seen, spreads = seen - beside.evidence, spreads * math.sqrt(2)
@@ -59,17 +59,17 @@ class Observed:
 
 
 class Canaries(Protocol):
-    """Records of which some are put in, and what a run shows of them."""
+    """Records of which a random subset is included, and the observations of a run with that subset."""
 
     @property
     def words(self) -> str:
-        """What they are."""
+        """A description of the canaries."""
         ...
 
     def __len__(self) -> int: ...
 
     def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
-        """Train behind `defense_stack` with those that are `included`, (m,) bool; the others add nothing."""
+        """Train with `defense_stack` on the `included` canaries, (m,) bool; the others contribute nothing."""
         ...
 
 
@@ -83,14 +83,13 @@ def audited(
     seed: int,
     repeat: int,
 ) -> AuditResult:
-    """Run with and without canaries, guess, and give the better bound. Raises UsageError where no claim can fail by
-    it."""
+    """Run with and without canaries, guess, and return the better bound. Raises UsageError if it cannot apply."""
     if guarantee.relation == "replace-one":
         raise UsageError(
-            "canaries that are in or out audit zero-out or add-remove; this guarantee is under replace-one."
+            "training audits test guarantees under zero-out or add-remove; this guarantee is under replace-one."
         )
     if guesses > len(canaries):
-        raise UsageError(f"{guesses} guesses about {len(canaries)} canaries are too many; lower --guesses.")
+        raise UsageError(f"--guesses is {guesses}, more than the {len(canaries)} canaries; lower it.")
     assert guarantee.epsilon is not None
     coins = torch.rand(len(canaries), generator=stream(seed, "secret", "audit coins", defense_stack.name, repeat)) < 0.5
     run = canaries.observed(coins, replace(defense_stack, name=f"{defense_stack.name}/{repeat}/run"))
@@ -102,14 +101,14 @@ def audited(
     right = max(_right(scores, coins, guesses, sampled=sampled) for scores in (run.scores(), run.scores(beside)))
     m, delta = len(canaries), guarantee.delta
     return AuditResult(
-        lower_bound=one_run_lower_bound(m, guesses, right, delta, 1 - error), ceiling=ceiling(m, guesses, delta, 1 - error),
-        confidence=confidence, repeats=1, auditor="one-run", claimed_epsilon=guarantee.epsilon, delta=delta,
-        unit=guarantee.unit,
+        lower_bound=one_run_lower_bound(m, guesses, right, delta, 1 - error),
+        ceiling=ceiling(m, guesses, delta, 1 - error), confidence=confidence, repeats=1, auditor="one-run",
+        claimed_epsilon=guarantee.epsilon, delta=delta, unit=guarantee.unit,
     )  # fmt: skip
 
 
 def _right(scores: Tensor, coins: Tensor, guesses: int, *, sampled: bool) -> int:
-    """Count right guesses; where steps sample, a canary that is in may never be drawn, and nobody is called out."""
+    """Count correct guesses; with subsampling, an included canary may never be drawn, so no guess is "out"."""
     if not sampled:
         return right_guesses(scores, coins, guesses=guesses)
     return int(coins[scores.argsort(descending=True, stable=True)][:guesses].sum())
@@ -118,7 +117,7 @@ def _right(scores: Tensor, coins: Tensor, guesses: int, *, sampled: bool) -> int
 def trainings(
     site: Site, defense_stack: DefenseStack, client: Client, train: Callable[[Client, Clock], None]
 ) -> Sequence[PrivateTrainer]:
-    """Let `train` use the client's private trainer of every round; give the trainers."""
+    """Run `train` with the client's private trainer of every round; return the trainers."""
     used = []
     for clock in site.clocks:
         with_trainer, trainer = defense_stack.with_trainer(client, site.method, clock)
@@ -132,7 +131,7 @@ def trainings(
 def costs(
     site: Site, defense_stack: DefenseStack, client: Client, trainers: Sequence[PrivateTrainer], sent: nn.Module
 ) -> list[Uses]:
-    """What the defense says that each round's model cost."""
+    """The privacy cost that the defense states for each round's model."""
     found = []
     for clock, trainer in zip(site.clocks, trainers, strict=True):
         request = StepRequest(clock=clock, model=site.model, inbox={})
@@ -144,7 +143,7 @@ def costs(
 
 
 def plan_of(site: Site) -> TrainingPlan:
-    """How the method's clients train. Raises UsageError where no plan says so."""
+    """The training plan of the method's clients. Raises UsageError if there is none."""
     if site.method.client_plan is None:
         raise UsageError(f"an audit of training needs a plan; {type(site.method).__name__} has none.")
     return site.method.client_plan
@@ -152,14 +151,14 @@ def plan_of(site: Site) -> TrainingPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientCanaries:
-    """`count` images with a lit pixel each; one that is out is black."""
+    """`count` images with one lit pixel each; an excluded one is black."""
 
     site: Site
     count: int
 
     @property
     def words(self) -> str:
-        """What they are, and how many networks step on them at most."""
+        """A description, with the largest number of networks that step jointly."""
         together = max(networks_of(self.site.method, clock) for clock in self.site.clocks)
         where = "" if together == 1 else f", in each of {together} networks that step together"
         return f"canaries with orthogonal gradients far longer than the bound{where}, every step seen"
@@ -168,7 +167,7 @@ class GradientCanaries:
         return self.count
 
     def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
-        """Read every step's noisy sum off the weights, in units of the bound."""
+        """Read the noisy sum of every step from the weights, in units of the bound."""
         side = math.ceil(math.sqrt(self.count / 3))
         client = Client(name=self.site.client.name, data=lit_pixels(self.count, side))
         images = client.data.pixels() * included.view(-1, 1, 1, 1)
@@ -180,7 +179,7 @@ class GradientCanaries:
         seen: list[list[Tensor]] = []
 
         def train(with_trainer: Client, clock: Clock) -> None:
-            sign = (-1.0) ** len(seen)  # from round to round canaries change sides, as in audit_worlds
+            sign = (-1.0) ** len(seen)  # alternates between rounds, as in fdgsec.experiments.audit.neighbors
             seen.append(moves(with_trainer, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
 
         trainers = trainings(self.site, defense_stack, client, train)
@@ -192,10 +191,11 @@ class GradientCanaries:
             evidence += [one.double()[0, : self.count] * expected / bound for one in moved]
             rates += [use.sampling_rate] * len(moved)
             spreads += [max(use.noise / bound, 1e-9)] * len(moved)
-        sent = one_layer(3 * side * side)  # only its cost is asked for
+        sent = one_layer(3 * side * side)  # only its cost is used
         return Observed(
             evidence=torch.stack(evidence), rates=torch.tensor(rates, dtype=torch.float64),
-            spreads=torch.tensor(spreads, dtype=torch.float64), uses=costs(self.site, defense_stack, client, trainers, sent),
+            spreads=torch.tensor(spreads, dtype=torch.float64),
+            uses=costs(self.site, defense_stack, client, trainers, sent),
         )  # fmt: skip
 
 
@@ -207,20 +207,20 @@ def _only(uses: Sequence[Use]) -> Use:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Included:
-    """Cross-entropy of the records that are in, (n,) bool by place; the others add nothing."""
+    """Cross-entropy of the included records, (n,) bool by position; the loss of the others is 0."""
 
     included: Tensor
     couples_records: bool = False
 
     def __call__(self, batch: Batch, model: Classifier) -> Tensor:
-        """Give the losses, (B,)."""
+        """The losses, (B,)."""
         losses = functional.cross_entropy(model(batch.images).float(), batch.labels, reduction="none")
         return losses * self.included[batch.records].to(losses)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MislabelledCanaries:
-    """The client's images, each with a wrong label; the evidence is by how much its loss has fallen."""
+    """The client's images with wrong labels; the evidence is the decrease of each loss."""
 
     site: Site
     words: str = "images of the client with wrong labels, the last model seen"
@@ -229,7 +229,7 @@ class MislabelledCanaries:
         return len(self.site.client.data)
 
     def observed(self, included: Tensor, defense_stack: DefenseStack) -> Observed:
-        """Train the run's network, and compare losses before and after."""
+        """Train the run's network, and compare the losses before and after."""
         site, data = self.site, self.site.client.data
         if site.model is None:
             raise UsageError("mislabeled canaries need a network to train.")

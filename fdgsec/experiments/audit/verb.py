@@ -1,8 +1,8 @@
-"""The verb `audit`: attack a guarantee through the code that gives it, and say how large its epsilon must at least be.
+"""The verb `audit`: a statistical lower bound on the epsilon of a defense, from runs of its own code.
 
-Messages (styles, models, scores) are made thousands of times with a canary and without, each time with noise of its
-own; private training runs once with many canaries. Either way a lower bound on epsilon comes out that holds with the
-stated confidence. Above the claim it proves a fault; under it, it proves nothing."""
+Messages (styles, models, scores) are sent thousands of times with and without a canary, each time with fresh noise;
+private training runs once with many canaries. Both give a lower bound on epsilon at the stated confidence. A bound
+above the claimed epsilon proves a fault; a bound below it proves nothing."""
 
 import json
 import math
@@ -37,24 +37,23 @@ from fdgsec.runtime.registry import target_named
 
 SCHEMA = 1
 PER_DOMAIN = 120
-"""Images of each domain that are loaded unless told otherwise: the audited client needs few, but for mislabeled
-ones."""
+"""Default number of images per domain; gradient and message canaries need few."""
 IMAGES = 16
-"""How many images the audited client has: noise and sensitivity of a mean both go with 1/n, so that few are as good."""
+"""Number of images of the audited client; noise and sensitivity of a mean both scale with 1/n, so few suffice."""
 ALPHA = 0.05
-"""How often repeats of an audit may find a fault in a sound defense."""
+"""False positive rate of a repeated audit of a correct defense."""
 NOTE = (
-    "A bound under the claim is no proof that the claim holds: it is what this attack found, and a better one may find more. "
-    "A bound near its ceiling is saturated: more runs or guesses could raise it."
+    "A bound under the claim is no proof that the claim holds: it is what this attack found, and a better one may find "
+    "more. A bound near its ceiling is saturated: more runs or guesses could raise it."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditPlan:
-    """How hard to look: `runs` of each kind for messages, `canaries` and `guesses` (None: a tenth) for training.
+    """The size of an audit: `runs` per side for messages; `canaries` and `guesses` (None: a tenth) for training.
 
-    Everything `repeats` times with secrets of its own. `canary` is what training is audited with. Raises UsageError for
-    numbers out of range."""
+    Each of the `repeats` has its own secret randomness. `canary` is the kind of training canaries. Raises UsageError
+    for numbers out of range."""
 
     runs: int = 2000
     repeats: int = 1
@@ -66,12 +65,12 @@ class AuditPlan:
     def __post_init__(self) -> None:
         if self.runs < FEWEST_RUNS or self.repeats < 1 or self.canaries < 2:
             raise UsageError(
-                f"an audit needs {FEWEST_RUNS} runs, 1 repeat and 2 canaries or more; got {self.runs}, {self.repeats} and "
-                f"{self.canaries}."
+                f"an audit needs at least {FEWEST_RUNS} runs, 1 repeat and 2 canaries; got {self.runs}, {self.repeats} "
+                f"and {self.canaries}."
             )
         if not 0 < self.confidence < 1 or (self.guesses is not None and self.guesses < 1):
             raise UsageError(
-                f"an audit needs a confidence in (0, 1) and a guess or more; got {self.confidence} and {self.guesses}."
+                f"an audit needs a confidence in (0, 1) and at least 1 guess; got {self.confidence} and {self.guesses}."
             )
         if self.canary not in ("gradient", "mislabeled"):
             raise UsageError(f"canary must be gradient or mislabeled; got {self.canary!r}.")
@@ -79,7 +78,7 @@ class AuditPlan:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """What was claimed, of which message, how it was looked at, and the result of every repeat."""
+    """The audited guarantee, the canary, the number of runs, and the result of every repeat."""
 
     guarantee: Guarantee
     canary: str
@@ -89,19 +88,18 @@ class Audited:
 
 @runtime_checkable
 class StatesDelta(Protocol):
-    """A defense that says at which delta its epsilon holds."""
+    """A defense that states the delta of its epsilon."""
 
     @property
     def delta(self) -> float:
-        """The probability."""
+        """The delta of the guarantee."""
         ...
 
 
 def audit_settings(
     target: str, given: Mapping[str, Any], plan: AuditPlan, *, assignments: Sequence[str] = ()
 ) -> RunConfig:
-    """What an audit runs on, unless `given` says otherwise: few images, one round where only trained messages leave,
-    the CPU.
+    """The settings of an audit; by default few images, the CPU, and one round for targets that need training.
 
     Raises what `attack_settings` raises."""
     told = {name: value for name, value in given.items() if value is not None}
@@ -117,10 +115,10 @@ def audit_settings(
 def audit(
     config: RunConfig, plan: AuditPlan, *, data_root: Path | None, out: Path | None, progress: Progressive
 ) -> dict[str, Any]:
-    """Audit the defense of `config` that promises something, behind and before the others that it names; give the
-    document, and write it to `out` as audit.json.
+    """Audit the defense of `config` with a guarantee, within the whole defense stack; return the document.
 
-    Raises UsageError for a defense without a guarantee for anything that one client sends, and what `attack` raises."""
+    With `out`, also write it as audit.json. Raises UsageError if no message of a client has a guarantee, and what
+    `attack` raises."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
@@ -137,16 +135,16 @@ def audit(
 
 
 def paying(config: RunConfig) -> int:
-    """Which of the run's defenses, by its place, gives the guarantee that is audited; the first, where none says so.
+    """The position of the audited defense: the one with a guarantee, or the first if none states one.
 
-    Raises UsageError for none, for two with a guarantee each, and for what acts behind the client."""
+    Raises UsageError for no defense, for two with a guarantee, and for one that acts on the wire."""
     defenses = config.defenses
     if not defenses:
         raise UsageError("an audit needs a defense (--defense NAME:k=v).")
     wires = [defense_text(one) for one in defenses if isinstance(one, HasPolicy)]
     if wires and len(defenses) > 1:
         raise UsageError(
-            f"{wires[0]} acts on the wire, on all clients together; an audit sees what one client sends: leave it out."
+            f"{wires[0]} acts on the wire, on all clients' messages; an audit covers one client's: leave it out."
         )
     promising = [
         n
@@ -156,15 +154,14 @@ def paying(config: RunConfig) -> int:
     if len(promising) > 1:
         named = " and ".join(defense_text(defenses[number]) for number in promising)
         raise UsageError(
-            f"an audit looks at one guarantee at a time, and {named} give one each; audit each by itself (the run's ledger "
-            "composes what they promise)."
+            f"an audit tests one guarantee, but {named} give one each; audit each of them alone (the run's ledger "
+            "composes the guarantees)."
         )
     return promising[0] if promising else 0
 
 
 def site_of(config: RunConfig, plan: AuditPlan, *, data_root: Path | None, progress: Progressive) -> Site:
-    """Set up the first client of the run with a few of its images, the model that it receives, and its defense
-    stack."""
+    """The run's first client with a few of its images, the received model and the defense stack."""
     method = method_of(config)
     defense_stack = replace(
         defense_stack_of(config, method), name=f"audit/{config.sha256}"
@@ -191,10 +188,9 @@ def _some(data: DomainDataset, images: int, seed: int) -> DomainDataset:
 
 
 def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, Canary, list[Release], list[Use]]:
-    """Find the first kind of message that the defense gives a guarantee for: its claim, canary, releases and their
-    cost.
+    """The first kind of message with a guarantee: its claim, canary, releases and their costs.
 
-    Raises UsageError where there is none."""
+    Raises UsageError if there is none."""
     for releases in releases_of(site):
         costs = [release.sent(site.defense_stack)[1] for release in releases]
         if all(costs):
@@ -207,7 +203,7 @@ def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, 
 
 
 def _messages(site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive) -> Audited:
-    """Audit a message by many runs, over all rounds."""
+    """Audit messages by many runs, over all rounds."""
     guarantee, canary, releases, uses = message_of(site, config, delta)
     assert guarantee.relation is not None
     worlds = worlds_of(canary, releases, guarantee.relation)
@@ -220,8 +216,14 @@ def _messages(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
 
 
 def _compared(
-    worlds: Worlds, site: Site, plan: AuditPlan, guarantee: Guarantee, repeat: int, *, curve: Literal["gaussian", "approximate"]
-) -> AuditResult:  # fmt: skip
+    worlds: Worlds,
+    site: Site,
+    plan: AuditPlan,
+    guarantee: Guarantee,
+    repeat: int,
+    *,
+    curve: Literal["gaussian", "approximate"],
+) -> AuditResult:
     absent, present = (
         worlds.scores(site.defense_stack, present=side, runs=plan.runs, name=str(repeat)) for side in (False, True)
     )
@@ -233,32 +235,34 @@ def _compared(
 
 
 def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive) -> Audited:
-    """Audit the defense's trainer over all rounds, each client taking part in each.
+    """Audit the defense's trainer over all rounds, with full participation.
 
-    Raises UsageError for wrong labels where networks step together, which no single network learns."""
+    Raises UsageError for mislabeled canaries if the method steps several networks jointly."""
     if plan.canary == "mislabeled" and isinstance(site.method, StepsJointly):
         raise UsageError(
-            f"mislabeled canaries are learned by one network, but those of {config.target} step together; take "
+            f"mislabeled canaries need a single network, but {config.target} steps several jointly; use "
             "--canary gradient."
         )
-    canaries: Canaries = (
-        MislabelledCanaries(site=site) if plan.canary == "mislabeled" else GradientCanaries(site=site, count=plan.canaries)
-    )  # fmt: skip
+    canaries: Canaries = GradientCanaries(site=site, count=plan.canaries)
+    if plan.canary == "mislabeled":
+        canaries = MislabelledCanaries(site=site)
     nobody = torch.zeros(len(canaries), dtype=torch.bool)
     costs = canaries.observed(nobody, replace(site.defense_stack, name=f"{site.defense_stack.name}/claim")).uses
     if not all(costs):
         raise _no_guarantee(config)
     assert site.model is not None
     releases = [
-        Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {})) for clock in site.clocks
-    ]  # fmt: skip
+        Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
+        for clock in site.clocks
+    ]
     guarantee = _claimed(config, site, releases, costs, delta)
     guesses = plan.guesses or max(1, len(canaries) // 10)
     results = []
     for repeat in range(plan.repeats):
         results.append(
             audited(
-                canaries, site.defense_stack, guarantee, guesses=guesses, confidence=plan.confidence, seed=site.seed, repeat=repeat
+                canaries, site.defense_stack, guarantee, guesses=guesses, confidence=plan.confidence, seed=site.seed,
+                repeat=repeat,
             )
         )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
@@ -269,13 +273,13 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
 def _claimed(
     config: RunConfig, site: Site, releases: Sequence[Release], costs: Sequence[Uses], delta: float
 ) -> Guarantee:
-    """What the run's ledger says of these releases. Raises UsageError where that is nothing, or infinite."""
+    """The guarantee that the run's ledger states for these releases. Raises UsageError if epsilon is infinite."""
     ledger = Ledger()
     for release, uses in zip(releases, costs, strict=True):
         stage = "update" if release.step == "fit" else release.step
         ledger.write(
-            site.client.name, round=release.sender.clock.round, stage=stage, kinds={release.slot: release.artifact.kind},
-            uses={release.slot: uses},
+            site.client.name, round=release.sender.clock.round, stage=stage,
+            kinds={release.slot: release.artifact.kind}, uses={release.slot: uses},
         )  # fmt: skip
     assumptions = [text for defense in site.defense_stack.defenses for text in defense.assumptions]
     found = ledger.guarantees(delta=delta, assumptions=assumptions)[0]
@@ -286,12 +290,10 @@ def _claimed(
 
 def _no_guarantee(config: RunConfig) -> UsageError:
     name = " then ".join(map(defense_text, config.defenses))
-    trained = (
-        "" if config.rounds or attacked_method(config).needs_training else "; what is trained needs --rounds 1 or more"
-    )
+    trained = "" if config.rounds or attacked_method(config).needs_training else "; training needs --rounds 1 or more"
     return UsageError(
-        f"{name} promises no (epsilon, delta) for anything that one client of {config.target} sends here, so that nothing can "
-        f"be audited; private-styles, private-scores, dp-fedavg and dp-sgd promise one{trained}."
+        f"{name} states no (epsilon, delta) for any message of a client of {config.target}, so there is nothing to "
+        f"audit; private-styles, private-scores, dp-fedavg and dp-sgd state one{trained}."
     )
 
 

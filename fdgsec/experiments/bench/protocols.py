@@ -1,7 +1,6 @@
-"""The papers' tables as data: which arms run, on which clients, with which training, and what the paper prints for
-them.
+"""Protocols: the papers' accuracy tables as data, with arms, clients, training options and published numbers.
 
-Each protocol is one TOML file of `fdgsec/protocols`; an ablation is a protocol whose arms are variants of one
+Each protocol is one TOML file in `protocols`; an ablation is a protocol whose arms are variants of one
 method."""
 
 import tomllib
@@ -16,15 +15,15 @@ from fdgsec.runtime.registry import names
 
 ABLATION = "ablation-"
 SHARED = ("metric", "seeds", "run", "plan", "options", "datasets")
-"""What a table takes over from the protocol that it is `like`."""
+"""The fields that a table inherits from the protocol named by `like`."""
 Metric = Literal["accuracy", "auc", "f1"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One row of a table: a method with its preset and options, and `local` with its own for what is put on top of it.
+    """One row of a table: a method with its preset and options, optionally stacked with the method `local`.
 
-    `run` are settings of this row alone, such as `adapt`."""
+    `run` are settings of this row only, such as `adapt`."""
 
     method: str
     preset: str | None = None
@@ -36,9 +35,9 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is different on one dataset: `run` and `plan` for every arm, `arms` their options by name.
+    """Overrides for one dataset: `run` and `plan` for every arm, `arms` options by arm.
 
-    `domains` are its columns where a paper does not test on all."""
+    `domains` are the columns, if a paper does not test on all domains."""
 
     run: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
@@ -48,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Leave two domains out: models are looked at on `validation` and tested on `test`."""
+    """An LTDO split: the domains that are left out for validation and for testing."""
 
     validation: str
     test: str
@@ -56,14 +55,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One table: `run`, `plan` and `options` hold for every arm, `published` the paper's percentages by dataset, arm
-    and domain.
+    """One table: settings of all arms, the arms, and `published`, the paper's percentages by dataset, arm and domain.
 
-    `plan` are training options ([method.plan]), `options` other options that every method has. An arm's preset gives
-    way to these, these to what `datasets` says of all arms, that to the arm's own, and this to what `datasets` says of
-    the arm. `pairs` are the LTDO splits by dataset; without them every domain is left out in turn. `metric` is what the
-    columns show, and `baseline` names the arm that the others are compared with. `like` names a protocol whose
-    settings, but not its arms and its numbers, hold here too."""
+    `run`, `plan` ([method.plan]) and `options` apply to every arm. Precedence, lowest first: the arm's preset, these
+    fields, the overrides in `datasets` for all arms, the arm's own options, the overrides in `datasets` for the arm.
+    `pairs` are the LTDO splits by dataset; without them each domain is left out in turn. `metric` is the metric of the
+    columns, and `baseline` names the arm to which the others are compared. `like` names a protocol from which the
+    fields in SHARED are inherited."""
 
     title: str
     source: str = ""
@@ -90,25 +88,25 @@ class Protocol:
         raise unknown_name("arm", name, [*self.arms, *names("methods")])
 
     def setting(self, dataset: str) -> Setting:
-        """What is different on `dataset`; nothing where the protocol does not name it."""
+        """The overrides for `dataset`, empty if the protocol has none."""
         return build(Setting, self.datasets.get(dataset, {}), where=f"datasets.{dataset}")
 
     def splits(self, dataset: str, domains: Sequence[str]) -> list[tuple[str | None, str]]:
-        """The (validation, test) domains of each column; validation is None where one domain alone is left out.
+        """The (validation, test) domains of each column; validation is None if only one domain is left out.
 
-        Raises UsageError for a dataset that an LTDO protocol does not split."""
+        Raises UsageError for a dataset without splits in an LTDO protocol."""
         if not self.pairs:
             return [(None, domain) for domain in self.setting(dataset).domains or domains]
         if dataset not in self.pairs:
             raise UsageError(
-                f"{self.title}: there are no pairs of unseen domains for {dataset}, only for {', '.join(self.pairs)}; take "
-                "one of these, or a protocol that leaves one domain out."
+                f"{self.title}: there are no pairs of unseen domains for {dataset}, only for {', '.join(self.pairs)}; "
+                "use one of these datasets, or a protocol that leaves one domain out."
             )
         chosen = [build(Pair, pair, where=f"pairs.{dataset}") for pair in self.pairs[dataset]]
         return [(pair.validation, pair.test) for pair in chosen]
 
     def printed(self, dataset: str, arm: str) -> Mapping[str, float]:
-        """The paper's percentages of an arm by domain, "average" among them; empty where it has none."""
+        """The paper's percentages of an arm by domain, including "average"; empty if it reports none."""
         return {name: float(value) for name, value in self.published.get(dataset, {}).get(arm, {}).items()}
 
     def config(
@@ -119,9 +117,9 @@ class Protocol:
         given: Mapping[str, Any],
         assignments: Sequence[str] = (),
     ) -> RunConfig:
-        """The settings of one training run; `given` (None: not given) wins over the protocol, --set over everything.
+        """The settings of one training run; `given` values other than None override the protocol, --set overrides all.
 
-        Raises UsageError for an unknown arm, and for options of a local method that is not named."""
+        Raises UsageError for an unknown arm, and for options of a local method without its name."""
         chosen = self.arm(arm)
         stated = {key: value for key, value in given.items() if value is not None}
         own = self.setting(str(stated.get("dataset", "")))

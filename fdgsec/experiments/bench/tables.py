@@ -13,7 +13,7 @@ from fdgsec.experiments.bench.protocols import Metric, Protocol
 
 Row = Mapping[str, Any]
 MEASURED: Mapping[Metric, str] = {"accuracy": "accuracy", "auc": "weighted AUC", "f1": "weighted F1"}
-"""What a table calls its metric."""
+"""The name of each metric in tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a results file knows it by."""
+        """The cell's key in the results file."""
         split = f"{self.validation}>{self.domain}" if self.validation else self.domain
         return f"{self.arm}/{split}/seed{self.seed}/{self.settings[:16]}"
 
@@ -65,10 +65,9 @@ def summary(
 ) -> dict[str, Any]:
     """The table as plain data: per arm and domain the mean score, the paper's, and the difference to the baseline.
 
-    Scores are fractions, `paper` the paper's own percentages; "accuracy" holds the protocol's metric, whatever it is,
-    and for an arm that adapts its accuracy after that. "average" is over the domains, of seeds that have them all; the
-    paper's stands beside it where its columns are these domains. `changed` says what the user set otherwise than the
-    protocol."""
+    Scores are fractions, `paper` the paper's percentages. "accuracy" holds the protocol's metric; for an arm that
+    adapts, its accuracy after adaptation. "average" is over domains, of seeds with all domains; the paper's average is
+    included only if its domains are the same. `changed` lists the user's changes to the protocol."""
     arms = list(dict.fromkeys(str(row["arm"]) for row in rows))
     domains = list(dict.fromkeys(str(row["domain"]) for row in rows))
     measured = {(row["arm"], row["domain"], row["seed"]): score_of(row, table.metric) for row in rows}
@@ -91,8 +90,8 @@ def summary(
         }
     return {
         "schema": 1, "title": table.title, "source": table.source, "dataset": dataset, "metric": table.metric,
-        "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows), "planned": planned,
-        "arms": found,
+        "baseline": table.baseline, "changed": list(changed), "domains": domains, "finished": len(rows),
+        "planned": planned, "arms": found,
     }  # fmt: skip
 
 
@@ -105,7 +104,7 @@ def score_of(row: Row, metric: Metric) -> float | None:
 
 
 def _comparable(printed: Mapping[str, float], domains: Sequence[str]) -> dict[str, float]:
-    """The paper's numbers, without its average where that is over other domains than the table has."""
+    """The paper's numbers, without its average if that is over other domains than the table's."""
     whole = set(printed) - {"average"} == set(domains)
     return {name: value for name, value in printed.items() if whole or name != "average"}
 

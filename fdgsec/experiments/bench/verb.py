@@ -51,7 +51,7 @@ class BenchRequest:
         return replace(found, baseline=self.baseline) if self.baseline else found
 
     def changed(self) -> list[str]:
-        """What the user set otherwise than the protocol, as NAME=VALUE; where it runs is no part of that."""
+        """The user's changes to the protocol as NAME=VALUE, without the device."""
         given = {name: value for name, value in self.given.items() if value is not None and name != "device"}
         return [*(f"{name}={value}" for name, value in given.items()), *self.assignments]
 
@@ -65,11 +65,9 @@ def bench(
     limit: int | None = None,
     workers: int = 1,
 ) -> dict[str, Any]:
-    """Run what is missing of the table (at most `limit` cells, `workers` at once), write results, csv, Markdown and
-    LaTeX.
+    """Run the missing cells (at most `limit`, `workers` in parallel), and write results, CSV, Markdown and LaTeX.
 
-    Gives the summary. Raises UsageError for unknown arms, domains or seeds, DataError for a results file of another
-    kind."""
+    Returns the summary. Raises UsageError for unknown arms, domains or seeds, DataError for an invalid results file."""
     table = request.table()
     planned = plan(request, table, data_root=data_root)
     done = stored(out / RESULTS)
@@ -84,7 +82,7 @@ def bench(
 
 
 def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> list[tuple[Cell, RunConfig]]:
-    """List the cells seed by seed, so that an interrupted table has whole seeds, with the settings of each."""
+    """The cells with their settings, seed by seed, so that an interrupted table has complete seeds."""
     arms = request.arms or tuple(table.arms)
     seeds = request.seeds or tuple(range(table.seeds))
     if len(set(seeds)) != len(seeds):
@@ -107,7 +105,7 @@ def plan(request: BenchRequest, table: Protocol, *, data_root: Path | None) -> l
 
 
 def _domains(request: BenchRequest, data_root: Path | None) -> list[str]:
-    """The dataset's domains, in its own order: one image of each is enough to know them."""
+    """The dataset's domains in its own order, from one image per class."""
     config = RunConfig(method="fedavg", dataset=request.dataset, per_class=1, image_size=16)
     world = load_world(config, data_root=data_root, progress=NoProgress())
     present = torch.unique(world.dataset.domains).tolist()
@@ -115,7 +113,7 @@ def _domains(request: BenchRequest, data_root: Path | None) -> list[str]:
 
 
 def stored(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the finished cells by key; none where there is no file. Raises DataError for a file that is not ours."""
+    """Read the finished cells by key, none if there is no file. Raises DataError for an invalid file."""
     if not path.exists():
         return {}
     try:
@@ -136,19 +134,20 @@ def compute(data_root: Path | None, planned: tuple[Cell, RunConfig]) -> dict[str
 
 
 def row_of(cell: Cell, config: RunConfig, report: AttackReport, seconds: float) -> dict[str, Any]:
-    """What is kept of one run: scores, traffic per client and round, time, and what it ran on."""
+    """The stored result of one run: scores, traffic per client and round, time and environment."""
     clients = len(report.dataset["roles"]["train"])  # type: ignore[index]
     participants = max(int(config.participation * clients + 1e-9), 1)
     return {
         "key": cell.key, "arm": cell.arm, "domain": cell.domain, "validation": cell.validation, "seed": cell.seed,
-        "settings": cell.settings, "method": config.method, "preset": config.preset, "rounds": config.rounds, "clients": clients,
-        "accuracy": report.accuracy, "traffic": traffic(report, rounds=config.rounds, participants=participants),
+        "settings": cell.settings, "method": config.method, "preset": config.preset, "rounds": config.rounds,
+        "clients": clients, "accuracy": report.accuracy,
+        "traffic": traffic(report, rounds=config.rounds, participants=participants),
         "transcript_sha256": report.transcript_sha256, "seconds": seconds, "environment": environment(),
     }  # fmt: skip
 
 
 def traffic(report: AttackReport, *, rounds: int, participants: int) -> dict[str, dict[str, float]]:
-    """Bytes per round and participant, {"up"|"down": {kind: bytes}}; what is sent once is spread over the rounds."""
+    """Bytes per round and participant, {"up"|"down": {kind: bytes}}; one-time messages are averaged over rounds."""
     found: dict[str, dict[str, float]] = {"up": {}, "down": {}}
     share = 1 / max(rounds * participants, 1)
     rows = cast(Sequence[Mapping[str, Any]], [*report.artifacts, *report.model_traffic])

@@ -1,4 +1,4 @@
-"""The papers' privacy claims as data: whose they are, in our words, and which rows of which attack decide them."""
+"""The ledger of the papers' privacy claims as data, with the attack and criteria that decide each claim."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from fdgsec.experiments.config import build
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """One row of the ledger; `run` are settings of its attack, `vgg` says that its number depends on VGG's features.
+    """One row of the ledger; `run` are settings of its attack, `vgg` marks claims that need VGG features.
 
-    `profiles` are those in which its attack is run; elsewhere the row says so. `rule` puts the criteria into words."""
+    The attack runs only in the `profiles`. `rule` describes the criteria in words."""
 
     id: str
     paper: str
@@ -31,7 +31,7 @@ class Claim:
     profiles: Sequence[str] = ("quick", "full")
 
     def rows(self) -> list[Criterion]:
-        """The kinds of rows that decide it."""
+        """The criteria that decide the claim."""
         return [build(Criterion, row, where=f"claim {self.id}") for row in self.criteria]
 
 

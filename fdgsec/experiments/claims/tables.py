@@ -1,4 +1,4 @@
-"""The claims ledger as a table for people: Markdown, and a single HTML page."""
+"""The claims ledger as Markdown and as a single HTML page."""
 
 from collections.abc import Mapping
 from html import escape
@@ -9,8 +9,10 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #1b1f24; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid #d8dee4; }
-td:nth-child(1) { width: 7rem; } td:nth-child(2) { width: 42%; } td:nth-child(3) { width: 11rem; overflow-wrap: anywhere; }
-td:nth-child(4) { width: 9rem; } td:nth-child(4), td:nth-child(5), td:nth-child(6) { font-variant-numeric: tabular-nums; }
+td:nth-child(1) { width: 7rem; } td:nth-child(2) { width: 42%; }
+td:nth-child(3) { width: 11rem; overflow-wrap: anywhere; }
+td:nth-child(4) { width: 9rem; }
+td:nth-child(4), td:nth-child(5), td:nth-child(6) { font-variant-numeric: tabular-nums; }
 code { font-size: 12px; overflow-wrap: anywhere; color: #57606a; }
 .verdict { font-weight: 600; white-space: nowrap; }
 .refuted { color: #b42318; } .supported { color: #1a7f37; } .undecided, .not-run { color: #57606a; }
@@ -26,7 +28,7 @@ def measured(row: Mapping[str, Any]) -> str:
 
 
 def population(row: Mapping[str, Any]) -> str:
-    """Which rows the number is of."""
+    """The slice of the decisive row in words."""
     return ", ".join(f"{key} {value}" for key, value in (row["slice"] or {}).items())
 
 
@@ -41,7 +43,7 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """The table, and below it for each claim the rule, the population and the command."""
+    """The table, followed by the rule, population and command of each claim."""
     lines = [f"# Claims on {document['dataset']} ({document['profile']}, seed {document['seed']})", ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in document["claims"]]
@@ -55,13 +57,14 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """One HTML file without anything from elsewhere."""
+    """A self-contained HTML page."""
     title = f"Claims on {escape(document['dataset'])}"
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     body = "".join(_row(row) for row in document["claims"])
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style></head>'
-        f"<body><h1>{title}</h1><p>Profile {escape(document['profile'])}, seed {document['seed']}. {escape(_legend())}</p>"
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>Profile {escape(document['profile'])}, seed {document['seed']}. {escape(_legend())}</p>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></body></html>\n"
     )
 
@@ -78,7 +81,8 @@ def _row(row: Mapping[str, Any]) -> str:
 
 def _legend() -> str:
     return (
-        "Refuted: the lower bound exceeds chance plus margin in some population, after Bonferroni over populations and Holm "
-        "over the ledger. Supported: every population's upper bound is under it, and the positive control was passed. The "
-        "number shown is the weakest criterion of the population that is strongest against the claim; intervals are 95%."
+        "Refuted: the lower bound exceeds chance plus margin in some population, after Bonferroni over populations and "
+        "Holm over the ledger. Supported: every population's upper bound is under it, and the positive control was "
+        "passed. The number shown is the weakest criterion of the population that is strongest against the claim; "
+        "intervals are 95%."
     )

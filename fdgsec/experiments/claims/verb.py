@@ -1,8 +1,8 @@
-"""The verb `claims`: what the papers say about privacy, each claim beside what the decisive attack measures.
+"""The verb `claims`: the papers' privacy claims, each with the measurement of its decisive attack and a verdict.
 
-The ledger is data (fdgsec/ledger/claims.toml): whose claim, in our words, which attack on which target decides it and
-by which rows. How rows become a verdict is fixed in fdgsec.experiments.claims.verdicts. Claims that need the same run
-share it; a finished run's report is kept beside the table and read again where settings, data and code are the same."""
+The ledger is data (claims.toml): the claim, its paper, and the attack, target and criteria that decide it. The rules
+for verdicts are in fdgsec.experiments.claims.verdicts. Claims that need the same run share it. Reports are stored
+beside the table and reused if settings, data and code are the same."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimsRequest:
-    """Which claims on which data."""
+    """The claims to measure, and the dataset and settings."""
 
     dataset: str
     profile: str = "quick"
@@ -36,7 +36,7 @@ class ClaimsRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Outcome:
-    """What running a claim's attack came to: the finding with the encoder behind it, or why there is none."""
+    """The result of a claim's attack: the finding and the encoder, or the reason why there is none."""
 
     claim: Claim
     found: Finding | None
@@ -47,9 +47,9 @@ class _Outcome:
 def claims(
     request: ClaimsRequest, *, data_root: Path | None, out: Path, fresh: bool, progress: Progressive
 ) -> dict[str, Any]:
-    """Measure the claims, decide, and write claims.json, .md and .html under `out`; gives the document.
+    """Measure the claims, decide them, write claims.json, .md and .html to `out`, and return the document.
 
-    Raises UsageError for an unknown claim or dataset; a resource that one target lacks makes its rows "not run"."""
+    Claims whose target lacks a resource are "not run". Raises UsageError for an unknown claim or dataset."""
     chosen = _chosen(request.only)
     asked = {claim.id: _config(claim, request) for claim in chosen}
     wanted: dict[str, set[str]] = {}
@@ -95,7 +95,7 @@ def _same_run(config: RunConfig) -> str:
 def _report(
     config: RunConfig, *, out: Path, data_root: Path | None, fresh: bool, progress: Progressive
 ) -> Mapping[str, Any] | str:
-    """The report of one run, read again where it is there already; or why it cannot be had."""
+    """The report of one run, stored or new; or the reason why it is missing."""
     folder = out / "runs" / f"{config.target}-{config.adversary}-{config.sha256[:8]}"
     key = run_key(config.sha256, str(data_root), code_sha256())
     stamp = out / "runs" / f"{folder.name}.key"
@@ -153,7 +153,7 @@ def _row(outcome: _Outcome, verdict: Verdict, request: ClaimsRequest) -> dict[st
 
 
 def _command(claim: Claim, request: ClaimsRequest) -> str:
-    """The line that reproduces the row."""
+    """The command that reproduces the row."""
     words = ["fdgsec", "attack", "--target", claim.target, "--dataset", request.dataset, "--attack", claim.attack]
     words += ["--profile", request.profile, "--seed", str(request.seed)]
     if claim.adversary != "server":

@@ -17,36 +17,35 @@ Verdict = Literal["refuted", "supported", "undecided", "not run"]
 
 LEVEL = 0.05
 LEAST = 10
-"""Rows of fewer records, or clients, than this decide nothing: their intervals are not to be read as a normal law's."""
+"""Minimum number of records or clients per row; intervals of fewer do not fit the normal approximation."""
 HALF_WIDTHS = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
-    """A kind of row: its name, and what its slice must say ({"rows": "as_if_released"}); other keys tell populations
-    apart.
+    """A condition on rows: the measurement's name, and the required slice ({"rows": "as_if_released"}).
 
-    "" stands for a key that the slice must not have. `margin` is added to chance ("twice": chance once more); None
-    takes the rule of `margin_of`."""
+    The value "" requires that the key is absent; other keys of a slice distinguish populations. `margin` is added to
+    chance ("twice" adds chance again); None is the default of `margin_of`."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
     margin: float | Literal["twice"] | None = None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
-        """Whether a row of a report (its document) is of this kind."""
+        """Whether a row of a report document meets the condition."""
         return row["name"] == self.measurement and all(
             row["slice"].get(key, "") == value for key, value in self.where.items()
         )
 
     def threshold(self, chance: float) -> float:
-        """What a leak must exceed."""
+        """The value that a leak must exceed."""
         margin = margin_of(self.measurement) if self.margin is None else self.margin
         return 2 * chance if margin == "twice" else chance + margin
 
 
 def margin_of(measurement: str) -> float | Literal["twice"]:
-    """DESIGN 6.6: AUC and balanced accuracy .05 over chance, hit rates twice chance; gains and errors none."""
+    """The default margin: .05 for AUC and balanced accuracy, twice chance for hit rates, 0 for gains and errors."""
     if measurement in ("auc", "balanced_accuracy"):
         return 0.05
     return "twice" if "top1" in measurement else 0.0
@@ -54,8 +53,9 @@ def margin_of(measurement: str) -> float | Literal["twice"]:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One criterion in one population: the row, its p-value of "no more than chance plus margin", and whether it is
-    under."""
+    """One criterion in one population: the row, and its p-value for "at most chance plus margin".
+
+    `under` says that the interval's upper bound is below the threshold."""
 
     row: Mapping[str, Any]
     p_value: float
@@ -64,7 +64,7 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A claim's evidence by population; `controlled` says that every positive control of the attack was passed."""
+    """A claim's evidence by population; `controlled` says that all positive controls of the attack passed."""
 
     claim: str
     populations: Sequence[Sequence[Evidence]]
@@ -78,7 +78,7 @@ class Finding:
 
     @property
     def quiet(self) -> bool:
-        """Whether in every population some criterion is shown to stay under its threshold."""
+        """Whether in every population some criterion is below its threshold, by its upper bound."""
         return bool(self.populations) and all(any(e.under for e in population) for population in self.populations)
 
     @property
@@ -89,10 +89,10 @@ class Finding:
 
 
 def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None:
-    """Weigh one row; None where it cannot be had, is descriptive, or speaks of too few records.
+    """The evidence of one row; None if it is unavailable or descriptive, or has too few records.
 
-    The p-value is a normal law's with the interval's half-width on the side of chance as 1.96 standard errors. Where
-    lower is a leak (an error), row and threshold are turned over."""
+    The p-value is from a normal distribution; the interval's half-width toward chance is 1.96 standard errors. If a
+    lower value is a leak (an error), row and threshold are negated."""
     value, low, high, chance = (row.get(key) for key in ("value", "low", "high", "chance"))
     if value is None or low is None or high is None or chance is None or row["n"] < LEAST:
         return None
@@ -113,9 +113,9 @@ def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None
 def finding(
     claim: str, rows: Sequence[Mapping[str, Any]], criteria: Sequence[Criterion], *, controlled: bool
 ) -> Finding:
-    """Sort rows into populations, by what their slices say beyond the criteria's conditions, and weigh them.
+    """Group rows into populations by the slice keys that no criterion uses, and evaluate the criteria.
 
-    A population in which a criterion has no row that counts is left out."""
+    Populations without evidence for every criterion are left out."""
     conditions = {key for criterion in criteria for key in criterion.where}
     found: dict[tuple[tuple[str, Any], ...], dict[int, Evidence]] = {}
     for number, criterion in enumerate(criteria):
@@ -129,7 +129,7 @@ def finding(
 
 
 def verdicts(findings: Sequence[Finding], *, level: float = LEVEL) -> dict[str, Verdict]:
-    """Decide every claim: Holm's step-down over all of them, then what is shown to be quiet, and the rest undecided."""
+    """The verdict of every claim: refuted by Holm's step-down procedure, else supported or undecided."""
     decided: dict[str, Verdict] = {}
     ordered = sorted(findings, key=lambda one: one.p_value)
     rejecting = True

@@ -91,7 +91,7 @@ def test_a_run_that_left_roles_aside_is_parted_as_it_was(own_cache: Path, tmp_pa
 def test_too_few_images_aside_are_said_to_be_too_few(tmp_path: Path):
     run = ran(tmp_path / "run", per_domain=84)
 
-    with pytest.raises(UsageError, match="of photo 4 for an adversary to know; at least 10"):
+    with pytest.raises(UsageError, match="leaves 4 auxiliary images of photo; the adversary needs at least 10"):
         again(run)
 
     assert len(again(run, adversary="client").roles.auxiliary) == 12  # it brings its own images
@@ -119,7 +119,7 @@ def altered(lines: list[str]) -> list[str]:
     [
         (lambda lines: altered(lines), "breaks the hash chain"),
         (lambda lines: lines[1:], "breaks the hash chain"),
-        (lambda lines: lines[:-1], "one was altered"),
+        (lambda lines: lines[:-1], "one of them was altered"),
         (lambda lines: [*lines, "no row"], "cannot be read"),
         (lambda lines: [*lines, json.dumps({"round": 0})], "cannot be read"),
     ],
@@ -152,10 +152,10 @@ def test_a_payload_that_was_altered_or_taken_away_is_refused(copy: Path):
 @pytest.mark.parametrize(
     ("file", "changes", "error", "said"),
     [
-        ("report.json", {"seed": 5}, DataError, "not of one run"),
-        ("report.json", {"transcript_sha256": "0" * 64}, ArtifactError, "one was altered"),
+        ("report.json", {"seed": 5}, DataError, "files are of one run"),
+        ("report.json", {"transcript_sha256": "0" * 64}, ArtifactError, "one of them was altered"),
         ("report.json", {"dataset": {}}, DataError, "not a report of schema 1"),
-        ("config.json", {"dataset": "pacs"}, DataError, "not of one run"),
+        ("config.json", {"dataset": "pacs"}, DataError, "files are of one run"),
         ("config.json", {"methd": "ccst"}, UsageError, "methd"),
     ],
     ids=["another seed", "another transcript", "no dataset", "another dataset", "no such setting"],
@@ -181,12 +181,12 @@ def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path, copy: Path)
 def test_other_images_than_the_runs_are_refused(copy: Path):
     edited(copy, "config.json", per_domain=140)
 
-    with pytest.raises(DataError, match="the run was made of other images"):
+    with pytest.raises(DataError, match="the run used other images"):
         again(copy)
 
 
 def test_other_clients_than_the_runs_are_refused(copy: Path):
     edited(copy, "config.json", partition="single-domain", clients=6)
 
-    with pytest.raises(DataError, match="here they come to"):
+    with pytest.raises(DataError, match="but here there are"):
         again(copy)

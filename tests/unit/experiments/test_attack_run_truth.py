@@ -86,7 +86,7 @@ def test_noise_from_elsewhere_leaves_the_truth_unknown_and_the_rest_answered(cop
     released, simulated = Question(kind="released", gallery=50), Question(kind="as_if_released", per_class=1)
 
     assert asked.cases(released, LOOKED_UP) == []
-    assert "client:2 released cannot be made again here byte for byte" in asked.gap(released, LOOKED_UP)
+    assert "client:2 released cannot be reproduced here byte for byte" in asked.gap(released, LOOKED_UP)
     assert len(asked.cases(simulated, LOOKED_UP)) == 3
     assert asked.gap(simulated, LOOKED_UP) == ""
 
@@ -121,7 +121,7 @@ def test_names_that_a_policy_hid_are_not_guessed(tmp_path: Path):
     reasons = found(again(run)).reasons
 
     assert set(reasons) == {"client:0", "client:1", "client:2"}
-    assert all("whose names a policy hid" in reason for reason in reasons.values())
+    assert all("has a name that a policy replaced" in reason for reason in reasons.values())
 
 
 def test_members_asked_about_trained_and_others_did_not(trained: Path):
@@ -171,7 +171,7 @@ def test_official_splits_leave_nobody_to_compare_members_with(trained: Path):
     asked = questions(replace(again(trained, target="fedavg"), alike=False))
 
     assert asked.cases(Question(kind="trained", count=20), MODELS) == []
-    assert "official splits, not chance" in asked.gap(Question(kind="trained", count=20), MODELS)
+    assert "an official list, not at random" in asked.gap(Question(kind="trained", count=20), MODELS)
 
 
 def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: Path, run: Path):
@@ -179,7 +179,7 @@ def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: P
     shared = questions(replace(again(run), led=True))
 
     assert silent.cases(Question(kind="trained", count=20), MODELS) == []
-    assert "held images of their own elsewhere" in silent.gap(Question(kind="trained", count=20), MODELS)
+    assert "held their own images elsewhere" in silent.gap(Question(kind="trained", count=20), MODELS)
     assert len(shared.cases(Question(kind="released", gallery=50), LOOKED_UP)) == 3
 
 
@@ -237,7 +237,7 @@ def test_styles_of_kept_layers_are_made_again(tmp_path: Path):
 
 
 def test_a_run_is_never_overwritten_by_the_attack_on_it(run: Path):
-    with pytest.raises(UsageError, match="is the run that is attacked"):
+    with pytest.raises(UsageError, match="is the folder of the attacked run"):
         attack_recorded(RecordedRequest(run=run), data_root=None, out=run, fresh=True, progress=NoProgress())
 
 

@@ -59,7 +59,7 @@ def test_exact_rows_are_looked_up_and_their_images_are_members(judged: tuple[Att
 
     assert [(row.value, row.n, row.chance) for row in known] == [(1.0, 20, 1 / 40)]
     assert [(row.value, row.n) for row in rows(found, "membership", "auc")] == [(1.0, 40)]
-    assert found.environment["notes"] == "20 of 20 rows are the style of their image by pixels at 16 px"
+    assert found.environment["notes"] == "20 of 20 rows equal the style of their image by pixels at 16 px"
 
 
 def test_labels_and_domains_are_judged_by_the_truths_columns(judged: tuple[AttackReport, Path]):
@@ -75,7 +75,7 @@ def test_labels_and_domains_are_judged_by_the_truths_columns(judged: tuple[Attac
 
 def test_what_needs_further_runs_is_left_out_with_the_reason(judged: tuple[AttackReport, Path]):
     found, _ = judged
-    said = "needs further runs of the method that made these vectors, or other images of their clients"
+    said = "needs runs of the method that produced these vectors, or other images of the clients"
 
     linkage = next(one for one in found.attacks if one.name == "linkage")
     left = [row for one in found.attacks for row in one.measurements if "not answered" in row.slice]
@@ -170,7 +170,7 @@ def test_an_adversary_without_images_can_still_compare_rows(vectors: Own):
     assert rows(found, "membership", "auc")[0].value == 1.0
     reasons = {one.name: one.reason for one in found.attacks if one.status == "skipped"}
     assert "needs auxiliary or own data" in reasons["reidentification"]
-    assert "without --dataset the adversary knows no images" in str(found.environment["notes"])
+    assert "without --dataset, the adversary has no auxiliary images" in str(found.environment["notes"])
     assert found.attacks[0].adversary["knows"] == ["encoder", "transform", "class names", "victim domains"]
 
 
@@ -184,7 +184,7 @@ def test_public_images_that_the_truth_asks_about_teach_nobody(vectors: Own):
 
     found = report(request(vectors, truth=vectors.folder / "copies.csv", attacks=("linkage",)))
 
-    assert "20 public images are near copies of images of the truth and were left out" in str(
+    assert "20 public images are near-duplicates of images of the truth and were removed" in str(
         found.environment["notes"]
     )
     assert found.dataset["images"] == 4 * 35 - 20
@@ -194,21 +194,21 @@ def test_rows_that_are_not_of_their_images_are_counted(vectors: Own):
     found = report(request(vectors, truth=vectors.truth(), image_size=24, attacks=("linkage",)))
 
     assert str(found.environment["notes"]).startswith(
-        "0 of 20 rows are the style of their image by pixels at 24 px (noise,"
+        "0 of 20 rows equal the style of their image by pixels at 24 px (others may have noise,"
     )
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"dataset": None}, "are of public images; name them with --dataset"),
+        ({"dataset": None}, "need public images; name them with --dataset"),
         ({"dataset": "shape"}, "did you mean 'shapes'"),
         ({"unseen": "skech"}, "has no domain 'skech'"),
-        ({"unseen": "photo"}, "which --target-domain sets apart"),
+        ({"unseen": "photo"}, "the domain of --target-domain"),
         ({"adversary": "client"}, "use server or outsider"),
-        ({"assignments": ("method.k=2",)}, "has no meaning for vectors alone"),
+        ({"assignments": ("method.k=2",)}, "does not apply to vectors"),
         ({"attacks": ("membershp",)}, "did you mean 'membership'"),
-        ({"encoder": "mini"}, "has 3 channels, encoder mini 256"),
+        ({"encoder": "mini"}, "has 3 channels, encoder mini has 256"),
         ({"encoder": "pixel"}, "did you mean 'pixels'"),
         ({"profile": "quik"}, "did you mean 'quick'"),
     ],
@@ -225,7 +225,7 @@ def test_more_or_fewer_images_than_rows_are_refused(vectors: Own):
     short = vectors.folder / "short.csv"
     short.write_text("\n".join(listed[:10]))
 
-    with pytest.raises(UsageError, match="names 9 members and the file has 20 rows"):
+    with pytest.raises(UsageError, match="names 9 members, but the file has 20 rows"):
         report(request(vectors, truth=short))
 
 
@@ -233,7 +233,7 @@ def test_the_run_folder_is_a_report_but_no_run(judged: tuple[AttackReport, Path]
     _, out = judged
 
     assert json.loads((out / "report.json").read_text())["target"] == "artifacts"
-    with pytest.raises(UsageError, match="is an attack on vectors of one's own"):
+    with pytest.raises(UsageError, match="holds an attack on style vectors"):
         read_record(out)
 
 

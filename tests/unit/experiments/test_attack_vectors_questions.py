@@ -67,5 +67,5 @@ def test_a_question_is_answered_once_whatever_sizes_are_asked_for(vectors: Own, 
 def test_pooled_styles_of_several_clients_have_no_common_truth(vectors: Own, tmp_path: Path):
     bank = StyleBank(mean=torch.ones(2, 3), std=2 * torch.ones(2, 3), owner=torch.arange(2))
 
-    with pytest.raises(UsageError, match="give them one by one"):
+    with pytest.raises(UsageError, match="Give one file per client"):
         questions(vectors, bank, tmp_path)

@@ -97,7 +97,7 @@ def test_spectra_are_parted_by_owners_too(tmp_path: Path):
         ("rows.csv", "", "must have rows of 2 C numbers"),
         ("rows.csv", "1,2,3\n", "must have rows of 2 C numbers"),
         ("rows.csv", "1,2,3,4\n1,2\n", "rows of 2 and of 4 numbers"),
-        ("rows.csv", "1,2,x,4\n", "row 1: 'x' is no number"),
+        ("rows.csv", "1,2,x,4\n", "row 1: 'x' is not a number"),
         ("rows.csv", "a,b\n1,2\n", "its header begins a, b"),
         ("rows.csv", "1,2,3,-4\n", "std must be >= 0"),
         ("rows.csv", "1,nan,3,4\n", "not finite"),
@@ -146,7 +146,7 @@ def test_a_model_is_no_vector(tmp_path: Path):
 
 
 def test_a_missing_file_is_named(tmp_path: Path):
-    with pytest.raises(FdgsecError, match=r"nothing\.csv is no file"):
+    with pytest.raises(FdgsecError, match=r"nothing\.csv is not a file"):
         read(tmp_path / "nothing.csv")
 
 

@@ -172,7 +172,7 @@ def test_what_promises_nothing_cannot_be_audited(
     code = audit(tmp_path, target, defense)
 
     assert code == 2
-    assert f"{defense_text(defense_of(defense))} promises no (epsilon, delta)" in capsys.readouterr().err
+    assert f"{defense_text(defense_of(defense))} states no (epsilon, delta)" in capsys.readouterr().err
     assert not (tmp_path / "audit.json").exists()
 
 

@@ -92,4 +92,4 @@ def test_wrong_labels_are_refused_where_no_single_network_learns_them(
     code = audit(tmp_path, "dp-sgd:epsilon=8", "--canary", "mislabeled")
 
     assert code == 2
-    assert "those of feddag-dp step together; take --canary gradient" in capsys.readouterr().err
+    assert "feddag-dp steps several jointly; use --canary gradient" in capsys.readouterr().err

@@ -62,10 +62,10 @@ def test_a_broken_promise_is_caught_behind_another_defense_too(tmp_path: Path, m
     [
         (
             "ccst-overall", ("dp-sgd:epsilon=8", "private-styles:epsilon=4,neighbors=zero-out"),
-            "dp-sgd:epsilon=8 and private-styles:epsilon=4,neighbors=zero-out give one each; audit each by itself",
+            "dp-sgd:epsilon=8 and private-styles:epsilon=4,neighbors=zero-out give one each; audit each of them alone",
         ),
         ("ccst-overall", ("private-styles", "shuffle"), "shuffle acts on the wire"),
-        ("ccst-overall", ("quantize", "style-noise"), "quantize then style-noise promises no (epsilon, delta)"),
+        ("ccst-overall", ("quantize", "style-noise"), "quantize then style-noise states no (epsilon, delta)"),
     ],
 )  # fmt: skip
 def test_what_one_audit_cannot_look_at_is_refused_with_the_reason(
