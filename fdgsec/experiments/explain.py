@@ -1,4 +1,4 @@
-"""The verb `explain`: what an attack, a claim or a defense is, from what the code says of itself."""
+"""The verb `explain`: an attack, a claim or a defense, described from its code, ledger entry and docs page."""
 
 import difflib
 import inspect
@@ -42,8 +42,8 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
         "clients_in_pairs",
     ),
     "pool-exposure": (
-        "exposed_fraction", "expected_exposed_fraction", "distinct_fraction", "relative_error", *LOOKED_UP, "palette_emd",
-        "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
+        "exposed_fraction", "expected_exposed_fraction", "distinct_fraction", "relative_error", *LOOKED_UP,
+        "palette_emd", "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
     ),
     "style-inversion": (*PICTURES, *SETS, *RATES),
     "optimization-inversion": (*PICTURES, "style_residual", "converged_fraction", "restart_spread", "restart_share"),
@@ -55,14 +55,14 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
         "picked_share", "picked_in_cluster",
     ),
 }  # fmt: skip
-"""What reports call the rows of each attack; docs/metrics.md says what they are."""
+"""The measurements of each attack, by their names in reports; docs/metrics.md defines them."""
 SECTIONS = ("Threat model", "What success means, and what not", "Cost")
-"""Sections of an attack's page that are shown where the page is at hand."""
+"""Sections of an attack's docs page that are shown in a checkout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What is said about one name: a line for a title, and headed texts."""
+    """The explanation of one name: a title line, and sections with headings."""
 
     name: str
     kind: Literal["attack", "claim", "defense"]
@@ -70,12 +70,12 @@ class Explanation:
     sections: Sequence[tuple[str, str]]
 
     def document(self) -> dict[str, object]:
-        """The same as plain data."""
+        """Plain data."""
         return {"schema": 1, "kind": self.kind, "name": self.name, "title": self.title, "sections": dict(self.sections)}
 
 
 def explain(name: str) -> Explanation:
-    """Say what an attack, a claim or a defense is. Raises UsageError for any other name, with the nearest one."""
+    """Explain an attack, a claim or a defense. Raises UsageError for any other name, with the nearest one."""
     claims = {claim.id: claim for claim in ledger()}
     if name in names("attacks"):
         return _attack(name)
@@ -87,7 +87,7 @@ def explain(name: str) -> Explanation:
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
     raise UsageError(
-        f"unknown attack, claim or defense {name!r}; {meant}`fdgsec list attacks`, `claims` and `defenses` name them all."
+        f"unknown attack, claim or defense {name!r}; {meant}`fdgsec list attacks`, `claims` and `defenses` list them."
     )
 
 
@@ -112,7 +112,7 @@ def _attack(name: str) -> Explanation:
 
 
 def _targets() -> dict[str, Method]:
-    """The methods behind all targets, but for plug-ins that have options without defaults."""
+    """The methods of all targets, without plug-ins that have options without defaults."""
     made: dict[str, Method] = {}
     for name, target in targets().items():
         with suppress(UsageError):
@@ -121,7 +121,7 @@ def _targets() -> dict[str, Method]:
 
 
 def _asked(cls: type[Attack], method: Method) -> tuple[list[str], str]:
-    """The adversaries by whom an attack on `method` can be asked, and that in words, or why by none."""
+    """The adversaries for whom the attack applies to `method`, and the same in words, or the reason for none."""
     able, reasons = [], list[str]()
     for name, adversary in ADVERSARIES.items():
         lacking = cls.needs - set(adversary.knows)
@@ -147,7 +147,7 @@ def _command(name: str, able: Mapping[str, Sequence[str]], methods: Mapping[str,
 
 
 def _page(name: str) -> list[tuple[str, str]]:
-    """Some sections of the attack's page, in a checkout; an installed package has no pages."""
+    """SECTIONS of the attack's docs page in a checkout; nothing in an installed package."""
     path = Path(__file__).parents[2] / "docs" / "attacks" / f"{name}.md"
     if not path.is_file():
         return []
@@ -182,8 +182,8 @@ def _criterion(row: Criterion) -> str:
 def _expected(claim: Claim) -> str:
     encoder = " Its number depends on VGG's features: another encoder leaves it undecided." if claim.vgg else ""
     return (
-        "The claim expects no more than chance. Supported: in every population an upper bound lies under the thresholds, and "
-        f"the positive control was won; neither: undecided.{encoder}"
+        "The claim expects no more than chance. Supported: in every population an upper bound lies under the "
+        f"thresholds, and the positive control passed; neither: undecided.{encoder}"
     )
 
 
@@ -224,13 +224,13 @@ def _where(cls: type[Defense]) -> list[str]:
 
 
 def _has(cls: type, protocol: type) -> bool:
-    """Whether a class has what a protocol asks for; instances may need options that nobody has given."""
+    """Whether a class has all members of a protocol, without an instance, which may need options."""
     asked = {name for name in vars(protocol) if not name.startswith("_")}
     return bool(asked) and all(hasattr(cls, name) for name in asked)
 
 
 def _made(cls: type[Defense]) -> Defense | None:
-    """The defense with its defaults, None where it has none."""
+    """The defense with its default options, None if an option has no default."""
     try:
         return cls()
     except (FdgsecError, TypeError):

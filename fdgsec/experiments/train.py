@@ -37,17 +37,17 @@ MODEL = "model.safetensors"
 
 
 def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[str, DomainDataset]]:
-    """Partition the sources, then split each client's validation images off before any augmentation.
+    """Partition the sources into clients, each with validation images split off before any augmentation.
 
-    These are a tenth of its images, drawn by the seed; with `splits = "official"` those that the dataset's own splits
-    name, if there are any. Gives the clients and, for the report, by domain images that no client trains on: its
-    validation images, or its official test images where it has some. With `roles = "aside"` clients hold the
-    federation's role alone. Raises UsageError where no official split is known, or roles would cut through one."""
+    Validation images are a random tenth of the client's images, or with `splits = "official"` those of the official
+    splits, if any. Returns the clients, and per domain the images for accuracy on the sources: validation images, or
+    official test images if there are any. With `roles = "aside"`, clients hold only images with the federation role.
+    Raises UsageError if no official split is known, or if both options are combined."""
     own = config.splits == "own"
     images = world.seen() if own else _listed(world)
     if config.roles == "aside":
         if not own:
-            raise UsageError("--roles aside draws its own images from the dataset; leave --splits official out.")
+            raise UsageError("--roles aside and --splits official exclude each other; leave one of them out.")
         kept = set(roles_of(world, seed=config.seed).federation.ids)
         images = images.subset(torch.tensor([name in kept for name in images.ids]))
     clients = [_divided(client, config) for client in clients_of(images, config)]
@@ -74,15 +74,15 @@ def _listed(world: World) -> DomainDataset:
     for domain in world.sources:
         if not (official_mask(dataset, "test") | named)[dataset.domains == domain].any():
             raise UsageError(
-                f"the official splits of {dataset.name} name no image of {dataset.domain_names[domain]}; complete them, "
-                "or leave --splits out."
+                f"the official splits of {dataset.name} name no image of {dataset.domain_names[domain]}; complete "
+                "them, or leave --splits out."
             )
     trained_on = dataset.domains[training & torch.isin(dataset.domains, torch.tensor(world.sources))]
     return dataset.subset(named & torch.isin(dataset.domains, trained_on.unique()))
 
 
 def _divided(client: Client, config: RunConfig) -> Client:
-    """Take a client's validation images out of what it trains on."""
+    """Split a client's images into training and validation."""
     held = official_mask(client.data, "validation")
     if config.splits == "official" and held.any():
         if held.all():
@@ -110,9 +110,9 @@ def train(
     progress: Progressive,
     federation: Federation = federate,
 ) -> AttackReport:
-    """Train `config.method` and hand over the report (with no attacks), the curve and the transcript.
+    """Train `config.method` and return the report (without attacks); with `out`, also write the run directory.
 
-    `federation` says where the rounds run: in this process, or on an engine that finds the same images elsewhere."""
+    `federation` runs the rounds: in this process, or on an engine whose clients have the same images."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
@@ -148,21 +148,19 @@ def report_of(
     accuracy: dict[str, object] | None,
     started: float,
 ) -> AttackReport:
-    """What a training run reports: nothing attacked, everything that it sent; `started` is when, on the monotonic
-    clock."""
+    """The report of a training run, without attacks; `started` is its start time on the monotonic clock."""
     artifacts, traffic = artifact_rows(trained.transcript.rows)
     return AttackReport(
         target=config.target or config.method_name, method=config.method_name, preset=config.preset, dataset=dataset,
-        encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone, seed=config.seed,
-        profile=config.profile, reused=False, defenses=defense_documents(config),
+        encoder=config.encoder if "encoder" in options_of(config.method) else "none", backbone=config.backbone,
+        seed=config.seed, profile=config.profile, reused=False, defenses=defense_documents(config),
         guarantees=trained.guarantees, accuracy=accuracy, attacks=[], artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=trained.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
 
 
 def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, out: Path) -> None:
-    """Write a training run's folder: report, settings, model, curve, transcript, and how a federation elsewhere
-    went."""
+    """Write a training run's folder: report, settings, model, curve, transcript, and a remote engine's status."""
     with new_folder(out) as draft:
         (draft / "report.json").write_text(report.json())
         (draft / "report.html").write_text(render(report))
@@ -177,7 +175,7 @@ def write_run(report: AttackReport, trained: FederationRun, config: RunConfig, o
 
 
 def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:
-    """How the trained model will adapt, if at all. Raises UsageError where it could not, before anything is trained."""
+    """The test-time adaptation, None without one. Raises UsageError before training if the model cannot adapt."""
     if not config.adapt:
         return None
     if not config.rounds:
@@ -187,19 +185,19 @@ def _adaptation(config: RunConfig, model: GlobalModel) -> Tent | None:
 
 
 def _counts(clients: Sequence[Client], unseen: DomainDataset, target: str) -> dict[str, dict[str, int]]:
-    """Count who trains and validates on how many images, and on how many the model is tested."""
+    """The numbers of training and validation images per client, and of test images."""
     validation = {client.name: 0 if client.validation is None else len(client.validation) for client in clients}
     training = {client.name: len(client.data) for client in clients}
     return {"train": training, "validation": validation, "test": {target: len(unseen)}}
 
 
 def _aside(world: World, config: RunConfig) -> dict[str, dict[str, int]]:
-    """Count the images of each role, where clients hold one of them alone."""
+    """The numbers of images per role with `roles = "aside"`, else empty."""
     return roles_of(world, seed=config.seed).summary() if config.roles == "aside" else {}
 
 
 def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]]) -> dict[str, object]:
-    """What the report says about the data."""
+    """The report's entry for the dataset."""
     return {
         "name": dataset.name,
         "manifest_sha256": dataset.manifest_sha256,

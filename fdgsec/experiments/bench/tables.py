@@ -150,7 +150,8 @@ def _traffic(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 COLUMNS = (
-    "arm", "validation", "domain", "seed", "accuracy", "low", "high", "n", "auc", "f1", "adapted", "up", "down", "seconds",
+    "arm", "validation", "domain", "seed", "accuracy", "low", "high", "n", "auc", "f1", "adapted", "up", "down",
+    "seconds",
 )  # fmt: skip
 
 
@@ -205,8 +206,8 @@ def caption(found: Mapping[str, Any]) -> str:
     if not any(arm["paper"] for arm in found["arms"].values()):
         printed = ""
     return (
-        f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in per cent, mean over seeds "
-        f"with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed}"
+        f"{found['title']}, {found['dataset']}: {MEASURED[found['metric']]} on the unseen domain in per cent, mean "
+        f"over seeds with Student's 95 % interval; {found['finished']} of {found['planned']} runs finished.{printed}"
     )
 
 

@@ -1,1 +1,1 @@
-"""Federations on Flower: server and client apps, `serve`, `join`, and training from afar."""
+"""Federations on Flower: server and client apps, `serve`, `join`, and training on remote nodes."""

@@ -1,5 +1,4 @@
-"""The two apps that Flower runs: `server` conducts a job, `client` takes part in one. Both live where fdgsec is
-installed."""
+"""The two Flower apps: `server` runs a job, `client` takes part in one."""
 
 import json
 import math
@@ -42,7 +41,7 @@ from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
-"""The environment variable by which simulated nodes know their job's folder; nodes of their own never read it."""
+"""The environment variable with the job's folder for simulated nodes; deployed nodes do not use it."""
 
 server = ServerApp()
 client = ClientApp()
@@ -84,12 +83,13 @@ def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     classes = _agreed(list(found.values()))
     needed = config.rounds or method.shares == "every"
     engine = GridEngine(
-        grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(), timeout=job.timeout,
-        on_stage=lambda stage: _staged(status, stage),
+        grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(),
+        timeout=job.timeout, on_stage=lambda stage: _staged(status, stage),
     )  # fmt: skip
     trained = run_rounds(
-        method, engine, model_of(config, method, classes) if needed else None, RoundSettings.of(config), defense_stack=defense_stack,
-        quorum=job.quorum, checked=True, on_failure=lambda failure: status.add("failures", asdict(failure)),
+        method, engine, model_of(config, method, classes) if needed else None, RoundSettings.of(config),
+        defense_stack=defense_stack, quorum=job.quorum, checked=True, 
+        on_failure=lambda failure: status.add("failures", asdict(failure)),
     )  # fmt: skip
     save_trained(trained, folder / RUN)
 
@@ -100,8 +100,7 @@ def _staged(status: Status, stage: Stage) -> None:
 
 
 def _agreed(told: list[Introduction]) -> int:
-    """How many classes there are. Raises ClientFailedError where clients or the server run other software, or name
-    others."""
+    """The number of classes. Raises ClientFailedError if software versions or class names differ."""
     for each in told:
         if (each.fdgsec, each.code_sha256) != (__version__, code_sha256()):
             raise ClientFailedError(
@@ -110,7 +109,8 @@ def _agreed(told: list[Introduction]) -> int:
             )
         if each.classes != told[0].classes:
             raise ClientFailedError(
-                f"{each.name} has the classes {', '.join(each.classes)}; {told[0].name} has {', '.join(told[0].classes)}."
+                f"{each.name} has the classes {', '.join(each.classes)}; {told[0].name} has "
+                f"{', '.join(told[0].classes)}. All clients need the same classes."
             )
     return len(told[0].classes)
 
@@ -122,11 +122,11 @@ def _take_part(message: Message, context: Context) -> Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
-    """Where a node stands: which client it is, of how many, where its images are and where it keeps what it remembers.
+    """The configuration of a node: its client number, the number of clients, its images and its state folder.
 
-    `own_data` says that all images under `data_root` are this client's; `required` are the defenses without which it
-    takes part in nothing; `secret` is the file of the seed of its noise, empty where that is drawn from the run's
-    seed."""
+    `own_data` says that all images under `data_root` are this client's; otherwise it holds its part of the dataset.
+    `required` are defenses without which it joins no run. `secret` is the file with the seed of its noise, empty if
+    the noise is drawn from the run's seed."""
 
     partition: int
     clients: int
@@ -145,13 +145,15 @@ class Post:
         simulated = os.environ.get(SIMULATION)
         state = str(told.get("state", "")) or (f"{simulated}/state" if simulated else "")
         if not state:
-            raise UsageError("a node needs a folder for what it remembers: state in its --node-config.")
+            raise UsageError(
+                "a node needs a folder for its state: set state in its --node-config, or use `fdgsec join`."
+            )
         root = str(told.get("data-root", ""))
         return cls(
             partition=int(told["partition-id"]), clients=int(told["num-partitions"]),
             data_root=Path(root) if root else None, state=Path(state) / f"run-{context.run_id}",
-            own_data=bool(told.get("own-data", False)), required=tuple(json.loads(str(told.get("require-defenses", "[]")))),
-            secret=str(told.get("secret", "")),
+            own_data=bool(told.get("own-data", False)),
+            required=tuple(json.loads(str(told.get("require-defenses", "[]")))), secret=str(told.get("secret", "")),
         )  # fmt: skip
 
 
@@ -176,7 +178,7 @@ def _member(settings: str, post: Post) -> Member:
         if defense_stack.defenses
         else (len(person.data), 0 if person.validation is None else len(person.validation))
     )
-    introduction = Introduction(  # a defense may have a client's size to hide
+    introduction = Introduction(  # with a defense, sizes are not reported
         name=person.name, clients=post.clients, training=sizes[0], validation=sizes[1], classes=classes,
         fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
     )  # fmt: skip
@@ -188,12 +190,12 @@ def _member(settings: str, post: Post) -> Member:
 
 
 def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tuple[str, ...]]:
-    """This node's client: its own images, or its part of a dataset that lies complete at the node."""
+    """This node's client with its own images or its part of the node's dataset, and the class names."""
     name = f"client:{post.partition}"
     if post.own_data and purpose == "attack":
-        raise UsageError(f"{name} holds images of its own; train first, then `fdgsec attack --run DIR`.")
+        raise UsageError(f"{name} holds its own images; train first, then `fdgsec attack --run DIR`.")
     if post.own_data and config.roles == "aside":
-        raise UsageError(f"{name} holds images of its own, from which --roles aside cannot take any for the judge.")
+        raise UsageError(f"{name} holds its own images, which --roles aside cannot split; leave it out.")
     if post.own_data:
         images = load_dataset(
             config.dataset, data_root=post.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
@@ -213,11 +215,11 @@ def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tu
 
 
 def _secret_seed(path: Path) -> int:
-    """The seed of a node's noise: drawn the first time, 63 bits, readable by its owner alone."""
+    """The secret seed of a node's noise: 63 random bits, in a file that only its owner can read."""
     if not path.exists():
         write_atomic(path, f"{secrets.randbits(63)}\n")
         path.chmod(0o600)
     try:
         return int(path.read_text())
     except ValueError as error:
-        raise UsageError(f"{path} does not hold a seed; remove it, and a new one is drawn.") from error
+        raise UsageError(f"{path} does not hold a seed; remove it to draw a new one.") from error

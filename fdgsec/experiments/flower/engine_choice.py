@@ -1,4 +1,4 @@
-"""Where a run's clients are reached: in this process, in Flower's simulation, or on nodes of a Flower federation."""
+"""The engine of a run: this process, Flower's simulation, or the nodes of a Flower federation."""
 
 import os
 from dataclasses import dataclass
@@ -13,16 +13,17 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 EngineName = Literal["local", "flower-sim", "flower"]
 
 CA = "fdgsec-federation/ca.crt"
-"""Where `fdgsec serve` leaves the certificate by which its server is known."""
+"""The default path of the server's certificate, which `fdgsec serve` writes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChoice:
-    """The engine of a run, where its federation is, and how patient it is with clients.
+    """The engine of a run, the address of its federation, quorum and timeouts.
 
-    `federation` is a SuperLink's "host:port", `ca` the certificate that vouches for it; without it (`insecure`) anybody
-    in between reads and writes along. `quorum` is the share of clients that must answer a step, `timeout` how many
-    seconds an answer may take, `wait` how long nodes may take to come online. Raises UsageError out of range."""
+    `federation` is a SuperLink's "host:port", `ca` the certificate of its authority; with `insecure` there is no TLS,
+    and anyone on the network path can read and change messages. `quorum` is the share of clients that must answer a
+    step, `timeout` the seconds that an answer may take, `wait` the seconds that nodes may take to come online. Raises
+    UsageError for values out of range."""
 
     engine: str = "local"
     federation: str = "127.0.0.1:9191"
@@ -45,18 +46,18 @@ class EngineChoice:
         if not host or not port.isdigit():
             raise UsageError(f"--federation is the server's host:port; got {self.federation!r}.")
         if self.insecure and self.ca is not None:
-            raise UsageError("--insecure leaves certificates out; drop it or --ca.")
+            raise UsageError("--insecure and --ca exclude each other; leave one of them out.")
 
 
 def federation_of(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> Federation:
-    """The federation that `reach` describes. Raises UsageError, and MissingResourceError without Flower."""
+    """The federation of the chosen engine. Raises UsageError, and MissingResourceError without Flower."""
     if reach.engine == "local":
         return partial(federate, quorum=reach.quorum)
     return flower_federation(reach, purpose=purpose, data_root=data_root)
 
 
 def flower_federation(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> FlowerFederation:
-    """The federation on Flower that `reach` describes. Raises UsageError, and MissingResourceError without Flower."""
+    """The federation on Flower of the chosen engine. Raises UsageError, and MissingResourceError without Flower."""
     from fdgsec.federation.engines.flower.versions import require_flower
 
     deployed = reach.engine == "flower"
@@ -96,5 +97,5 @@ def _submitted(reach: EngineChoice) -> Runner:
 
 
 def _bound(job: Job) -> float:
-    """Seconds after which a job cannot still be at work: every step of every round used all its time."""
+    """The maximum duration of a job in seconds, if every step of every round takes its full timeout."""
     return 2 * job.wait + 3 * job.timeout * max(job.config.rounds, 1) + 60

@@ -1,8 +1,7 @@
-"""A federation on Flower as a job: what the server app is told, what it writes, and the run that comes of it.
+"""A federation on Flower as a job: the input of the server app, its status file and its result.
 
-A job is a folder on the server's machine. `job.json` says what to run; the server app keeps `status.json` up to date
-and leaves the run in `run/`. Flower's own exit code is 0 even where the server app raised, so only the status
-counts."""
+A job is a folder on the server's machine. `job.json` describes the run; the server app updates `status.json` and writes
+the result to `run/`. Flower's exit code is 0 even if the server app raised an error, so only the status is used."""
 
 import json
 import shutil
@@ -24,13 +23,13 @@ from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import Progressive, warn
 
 Purpose = Literal["train", "attack"]
-"""Who the clients are: all images of the sources (train), or those that roles leave to the federation (attack)."""
+"""The clients' images: all of the source domains (train), or only those with the federation role (attack)."""
 
 STATUS, ORDER, RUN, FACTS, CURVE = "status.json", "job.json", "run", "facts.json", "curve.json"
 
 
 class JobFailedError(FdgsecError):
-    """A federation on Flower that did not end well; `exit_code` is the one that its server app gave."""
+    """A federation on Flower that failed; `exit_code` is that of its server app."""
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
         """Keep the exit code beside the text."""
@@ -40,10 +39,10 @@ class JobFailedError(FdgsecError):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a server app is told: the run's settings, how many clients there are, and how patient it is.
+    """The input of a server app: the run's settings, the number of clients, quorum and timeouts.
 
     `quorum` is the share of clients that must answer a step, `timeout` how many seconds an answer may take, `wait` how
-    long nodes may take to come online. `deployed` says that clients are on machines of their own."""
+    long nodes may take to come online. `deployed` says that clients are not simulated."""
 
     config: RunConfig
     purpose: Purpose
@@ -54,7 +53,7 @@ class Job:
     deployed: bool = True
 
     def settings(self) -> str:
-        """What clients are told: attacks are none of their business."""
+        """The settings that clients receive, as JSON, without the attacks."""
         told = replace(self.config, attacks=(), attack_options={}, adversary="server")
         return json.dumps({"purpose": self.purpose, "config": told.document()}, sort_keys=True)
 
@@ -90,8 +89,7 @@ def settings_read(text: str) -> tuple[Purpose, RunConfig]:
 
 @dataclass(eq=False)
 class Status:
-    """How far a job is, written after every change: status, exit code, round, who failed when and why, and its
-    stages."""
+    """The progress of a job, written after every change: status, exit code, round, failures and stages."""
 
     folder: Path
     document: dict[str, Any] = field(
@@ -112,12 +110,12 @@ class Status:
 
 
 def save_trained(trained: FederationRun, folder: Path) -> None:
-    """Leave a finished run in `folder`: model, curve, facts, and the transcript last."""
+    """Write a finished run to `folder`: model, curve, facts, and the transcript last."""
     folder.mkdir(parents=True, exist_ok=True)
     if trained.model is not None:
         write_atomic(folder / MODEL, trained.model.state.encode())
     write_atomic(folder / CURVE, json.dumps(list(trained.curve)) + "\n")
-    order = [] if trained.model is None else list(trained.model.state.state)  # files do not keep it
+    order = [] if trained.model is None else list(trained.model.state.state)  # the file does not keep the order
     facts = {
         "kept_round": trained.kept_round, "order": order, "guarantees": [dict(each) for each in trained.guarantees]
     }  # fmt: skip
@@ -126,8 +124,7 @@ def save_trained(trained: FederationRun, folder: Path) -> None:
 
 
 def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
-    """Read a run that `save_trained` left; `blueprint` says how to build its network. Raises ArtifactError or
-    DataError."""
+    """Read a run of `save_trained`; `blueprint` describes its network. Raises ArtifactError or DataError."""
     try:
         facts, curve = json.loads((folder / FACTS).read_text()), json.loads((folder / CURVE).read_text())
     except (OSError, ValueError) as error:
@@ -147,15 +144,12 @@ def load_trained(folder: Path, blueprint: Blueprint) -> FederationRun:
 
 
 Runner = Callable[[Path, Job], None]
-"""Runs the job in a folder to its end: Flower's simulation, or a SuperLink. Raises FdgsecError where it cannot
-start."""
+"""Runs the job in a folder to completion, by Flower's simulation or a SuperLink. Raises FdgsecError on failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowerFederation:
-    """A federation that `runner` runs on Flower.
-
-    Calling it is what `fdgsec.experiments.setup.run_federation.federate` is for this process."""
+    """A federation that `runner` runs on Flower; the counterpart of `federate` in this process."""
 
     runner: Runner
     purpose: Purpose = "train"
@@ -165,16 +159,16 @@ class FlowerFederation:
     deployed: bool = True
 
     def __call__(self, request: RunRequest) -> FederationRun:
-        """Run the job in a folder of its own, and give what it left. Raises JobFailedError."""
+        """Run the request as a job, and return its result. Raises JobFailedError."""
         return self.run(request.method, request.config, clients=len(request.members), progress=request.progress)
 
     def run(self, method: Method, config: RunConfig, *, clients: int, progress: Progressive) -> FederationRun:
-        """Run `config` among `clients` clients, wherever their images are. Raises JobFailedError."""
+        """Run `config` on `clients` clients. Raises JobFailedError."""
         job = Job(
-            config=config, purpose=self.purpose, clients=clients, quorum=self.quorum, timeout=self.timeout, wait=self.wait,
-            deployed=self.deployed,
+            config=config, purpose=self.purpose, clients=clients, quorum=self.quorum, timeout=self.timeout,
+            wait=self.wait, deployed=self.deployed,
         )  # fmt: skip
-        folder = Path(tempfile.mkdtemp(prefix="fdgsec-job-"))  # stays where the job fails: errors name its logs
+        folder = Path(tempfile.mkdtemp(prefix="fdgsec-job-"))  # kept if the job fails: errors name its logs
         job.write(folder)
         progress.update("federation on Flower", 0, 1)
         self.runner(folder, job)
@@ -191,9 +185,9 @@ def classes_of(status: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def finished_status(folder: Path) -> dict[str, Any]:
-    """Read the status of a job that ended well; clients that failed on the way are named on stderr.
+    """Read the status of a completed job, and print warnings for clients that failed.
 
-    Raises JobFailedError for any other."""
+    Raises JobFailedError if the job did not complete."""
     path = folder / STATUS
     if not path.exists():
         raise JobFailedError(f"the federation left no {STATUS}: its server app never began; see Flower's log.")

@@ -19,27 +19,26 @@ from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 
 POLL, AGAIN = 0.2, 3.0
-"""Seconds between two looks at the node, and between two attempts to join."""
+"""Seconds between polls of the node, and between attempts to join."""
 PLAIN = (
-    "# started so, it runs whatever app its server sends; write `python -m fdgsec.federation.engines.flower.node_limits` for",
-    "# flower-supernode, as `fdgsec join` does, and it runs fdgsec's own alone.",
+    "# this node runs any app that its server sends; to limit it to fdgsec's own app, as `fdgsec join` does, replace",
+    "# flower-supernode with `python -m fdgsec.federation.engines.flower.node_limits`.",
 )
 UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
-"""By these Flower's server says that it does not know a node's key."""
+"""Error codes of Flower's server for an unknown node key."""
 SEED_BITS = 63
 RUN = "run"
-"""Instead of the file of a node's secret seed: the node's noise is drawn from the run's seed, which the server
-knows."""
+"""In place of a secret seed file: the node's noise is drawn from the run's seed, which the server knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinSettings:
-    """What `fdgsec join` was asked for. Raises UsageError where it does not go together.
+    """The options of `fdgsec join`. Raises UsageError for options that exclude each other.
 
-    `own_data`: everything under `data_root` is this client's, else it is client `partition` of a partition into
-    `clients`. `required` are defenses without which the node takes part in nothing. `secret` is the file with the seed
-    of its noise, made in `state` where none is named; `reproducible` draws from the run's seed instead. `patience` is
-    how many seconds the server may take to come up, and to get to know this node's key."""
+    With `own_data`, all images under `data_root` are this client's; otherwise it is client `partition` of `clients`.
+    `required` are defenses without which the node joins no run. `secret` is the file with the seed of its noise, by
+    default a file in `state`; `reproducible` uses the run's seed instead. `patience` is how many seconds the server may
+    take to start and to register this node's key."""
 
     server: str
     partition: int
@@ -65,30 +64,30 @@ class JoinSettings:
             raise UsageError("--insecure joins without certificate and key; leave --ca and --key out, or --insecure.")
         if not self.insecure and not (self.ca and self.key):
             raise UsageError(
-                "join needs --ca (the server's ca.crt) and --key (make one: `fdgsec join --new-key FILE`); to join without "
-                "TLS, type --insecure."
+                "join needs --ca (the server's ca.crt) and --key (`fdgsec join --new-key FILE` creates one); to join "
+                "without TLS, use --insecure."
             )
         if self.secret and self.reproducible:
             raise UsageError("--secret and --reproducible exclude each other.")
         if self.own_data and self.data_root is None:
             raise UsageError("--own-data needs --data-root: the folder that holds this client's images.")
         if self.data_root is not None and not self.data_root.exists():
-            raise UsageError(f"--data-root {self.data_root} is not there.")
+            raise UsageError(f"--data-root {self.data_root} does not exist.")
         for text in self.required:
             if (name := text.partition(":")[0]) not in names("defenses"):
                 raise unknown_name("defense", name, names("defenses"))
 
 
 def join_commands(joining: JoinSettings) -> list[str]:
-    """Prepare the folder as `join` does, and give the line that does the same by hand."""
+    """Prepare the folder as `join` does, and return the equivalent shell commands."""
     return [shell_line("flower-supernode", _node(joining).arguments(), home=_home(joining)), *PLAIN]
 
 
 def join(joining: JoinSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
-    """Take part until a signal comes, again and again where the server lets this node go (it was started anew).
+    """Take part until a signal comes; rejoin if the server disconnects this node, e.g. after a restart.
 
-    `say` gets what the operator needs to know, `log` Flower's own lines. Raises UsageError for wrong input,
-    UnreachableError where there is no such server, FlowerFailedError where it does not let this node in."""
+    `say` receives messages for the operator, `log` Flower's log lines. Raises UsageError for invalid input,
+    UnreachableError if the server does not answer, FlowerFailedError if it rejects this node."""
     with alone(joining.state / "join.lock") as first:
         if not first:
             raise UsageError(f"--state {joining.state} is in use by another `fdgsec join`; each node needs its own.")
@@ -129,13 +128,13 @@ def _watch(run: Running, log: Callable[[str], None]) -> None:
 
 def _unknown_key(joining: JoinSettings, node: Node) -> FlowerFailedError:
     return FlowerFailedError(
-        f"{node.server.address} does not know this node's key; take {joining.key}.pub there: `fdgsec serve --register FILE.pub`"
+        f"{node.server.address} does not know this node's key; take {joining.key}.pub there: "
+        "`fdgsec serve --register FILE.pub`"
     )
 
 
 def _reach(server: Connection, deadline: float | None) -> None:
-    """Return once the server answers. Raises UnreachableError: at once for a wrong one, for none at all at
-    `deadline`."""
+    """Wait until the server answers. Raises UnreachableError at once for a wrong server, at `deadline` for none."""
     while True:
         try:
             ask(server, "/health")
@@ -151,7 +150,7 @@ def _home(joining: JoinSettings) -> Path:
 
 
 def _node(joining: JoinSettings) -> Node:
-    """Check the files that were named, and make the folder with the node's secret. Raises UsageError."""
+    """Check the given files, and create the state folder with the node's secret. Raises UsageError."""
     server = Connection(address=joining.server, ca=joining.ca)
     if joining.ca is not None and joining.key is not None:
         check_certificate(joining.ca)
@@ -183,7 +182,7 @@ def _settings(joining: JoinSettings) -> dict[str, Setting]:
 
 
 def _secret(joining: JoinSettings) -> str:
-    """The file with the seed of the node's noise, RUN where there is none."""
+    """The file with the seed of the node's noise, or RUN if `reproducible`."""
     if joining.reproducible:
         return RUN
     path = joining.secret or joining.state / "secret.seed"
@@ -192,5 +191,5 @@ def _secret(joining: JoinSettings) -> str:
     try:
         int(path.read_text())
     except (OSError, ValueError):
-        raise UsageError(f"{path} holds no seed; expected one whole number (remove it, and one is drawn).") from None
+        raise UsageError(f"{path} holds no seed; expected one integer. Remove the file to draw a new one.") from None
     return str(path.resolve())

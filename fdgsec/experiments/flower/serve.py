@@ -1,8 +1,7 @@
-"""The verb `serve`: a Flower server for one federation, with its certificates and the nodes that it lets in.
+"""The verb `serve`: a Flower server for one federation, with TLS certificates and registered nodes.
 
-The folder is the truth: `nodes/` holds the public key of every node that may join. A server learns them when it starts
-and whenever that folder changes; it keeps nothing else from one start to the next, so that no database fills with what
-clients sent."""
+`nodes/` in the server's folder holds the public key of every node that may join. The server registers them at start and
+whenever that folder changes. It stores nothing else between starts, so that no database keeps clients' messages."""
 
 import socket
 import time
@@ -30,20 +29,20 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.files import write_atomic
 
 POLL, LOOK = 0.2, 2.0
-"""Seconds between two looks at the server, and between two at the folder of keys."""
+"""Seconds between polls of the server, and between checks of the folder of keys."""
 PLAIN = (
-    "# started so, it takes runs and keys from whoever reaches the port: put a firewall before /v1/control and /v1/runtime,",
-    "# or write `python -m fdgsec.federation.engines.flower.server_limits` for flower-superlink, as `fdgsec serve` does.",
+    "# this server accepts runs and keys from anyone who reaches its port: block /v1/control and /v1/runtime, or",
+    "# replace flower-superlink by `python -m fdgsec.federation.engines.flower.server_limits`, as `fdgsec serve` does.",
 )
 ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSettings:
-    """What `fdgsec serve` was asked for. Raises UsageError where it does not go together.
+    """The options of `fdgsec serve`. Raises UsageError for options that exclude each other.
 
-    `names` are those by which nodes reach the server, `allowed` nodes' public keys (files, or folders of *.pub);
-    without `host` it listens everywhere, when `insecure` at loopback."""
+    `names` are the server's host names in its certificate, `allowed` the nodes' public keys (files, or folders of
+    *.pub). Without `host`, it listens on all interfaces, or with `insecure` only on loopback."""
 
     folder: Path
     host: str | None = None
@@ -63,18 +62,17 @@ class ServeSettings:
 
     @property
     def nodes(self) -> Path:
-        """Where the public keys of those are that may join."""
+        """The folder with the public keys of the nodes that may join."""
         return self.folder / "nodes"
 
     @property
     def home(self) -> Path:
-        """Where Flower keeps its own files."""
+        """The folder of Flower's own files."""
         return self.folder / "flower"
 
 
 def serve_commands(serving: ServeSettings) -> list[str]:
-    """Prepare the folder as `serve` does, and give the lines that do the same by hand: the server, then every node's
-    key."""
+    """Prepare the folder as `serve` does, and return the equivalent shell commands, with one line per node key."""
     server = _prepared(serving)
     _admit(serving)
     Control(connection=server.connection, home=serving.home).write()
@@ -84,10 +82,10 @@ def serve_commands(serving: ServeSettings) -> list[str]:
 
 
 def serve(serving: ServeSettings, *, say: Callable[[str], None], log: Callable[[str], None]) -> None:
-    """Serve until a signal comes; `say` gets what the operator needs to know, `log` Flower's own lines.
+    """Serve until a signal comes; `say` receives messages for the operator, `log` Flower's log lines.
 
-    Where the folder's server runs already, new keys are left for it, and that is all. Raises UsageError for wrong
-    input, FlowerFailedError where the server does not start or ends by itself."""
+    If the folder's server already runs, only add the new keys for it. Raises UsageError for invalid input,
+    FlowerFailedError if the server does not start or ends unexpectedly."""
     with alone(serving.folder / "serve.lock") as first:
         if not first:
             _leave_keys(serving, say)
@@ -123,23 +121,24 @@ def _greeting(serving: ServeSettings, server: Server) -> list[str]:
     return [
         f"serving at {where}, with TLS and node authentication, as {names}.",
         f"copy to every node: {server.tls.ca.resolve()}",
-        f"let a node in: put its public key into {serving.nodes.resolve()}, or `fdgsec serve {serving.folder} --register FILE.pub`",
-        "runs and keys are taken from this machine alone: `fdgsec train --engine flower` here.",
+        f"register a node: put its public key into {serving.nodes.resolve()},",
+        f"or run `fdgsec serve {serving.folder} --register FILE.pub`",
+        "runs and keys are accepted only from this machine: `fdgsec train --engine flower` here.",
     ]
 
 
 class _Door:
-    """Lets in whose public key is in a folder, and out whose is not any more."""
+    """Registers nodes whose public key is in a folder, and unregisters those whose key was removed."""
 
     def __init__(self, control: Control, folder: Path, say: Callable[[str], None]) -> None:
         self.control, self.folder, self.say = control, folder, say
         self.known: dict[Path, tuple[bytes, str]] = {}
 
     def update(self) -> None:
-        """Compare the folder with what the server knows."""
+        """Register new keys, and unregister removed ones."""
         found: dict[Path, bytes] = {}
         for path in sorted(self.folder.glob("*.pub")):
-            with suppress(OSError):  # gone meanwhile
+            with suppress(OSError):  # removed since
                 found[path] = path.read_bytes()
         for path, (text, node) in list(self.known.items()):
             if found.get(path) != text:
@@ -155,7 +154,7 @@ class _Door:
         try:
             node = change() or ""
         except FlowerFailedError as error:
-            self.say(str(error))  # one bad key does not end the others' server
+            self.say(str(error))  # an invalid key does not stop the server
             return ""
         self.say(done)
         return node
@@ -169,7 +168,7 @@ def _leave_keys(serving: ServeSettings, say: Callable[[str], None]) -> None:
 
 
 def _prepared(serving: ServeSettings) -> Server:
-    """Make the folder and its certificates where they are missing. Raises UsageError where those there do not do."""
+    """Create the folder and missing certificates. Raises UsageError if existing certificates do not fit."""
     serving.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if serving.insecure:
         return Server(host=serving.host or "127.0.0.1", port=serving.port, tls=None)
@@ -195,8 +194,7 @@ def _own_name() -> list[str]:
 
 
 def _admit(serving: ServeSettings) -> None:
-    """Copy the keys that were named to the folder of those that may join. Raises UsageError for what is no public
-    key."""
+    """Copy the given keys to the folder of registered nodes. Raises UsageError for a file without a public key."""
     keys: list[Path] = []
     for path in serving.allowed:
         found = sorted(path.glob("*.pub")) if path.is_dir() else [path]

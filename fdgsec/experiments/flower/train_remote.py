@@ -1,4 +1,4 @@
-"""The verb `train` where the clients' images are elsewhere: this side has, at most, the unseen domain."""
+"""The verb `train` on remote clients that hold their own images; the server has at most the unseen domain."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -31,15 +31,15 @@ def lead(
     out: Path | None,
     progress: Progressive,
 ) -> AttackReport:
-    """Train `config.method` among `clients` clients that hold their own images; the report is that of `train`.
+    """Train `config.method` on `clients` clients that hold their own images; the report is that of `train`.
 
-    Accuracy is measured where the unseen domain's images are at hand, else there is none. Raises UsageError where
-    nothing would be trained or the options do not fit, JobFailedError where the federation fails."""
+    Accuracy is measured only if the server has the unseen domain's images. Raises UsageError for invalid options,
+    JobFailedError if the federation fails."""
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
     if config.adapt:
-        raise UsageError("--adapt needs the dataset on this side; leave it out with --engine flower.")
+        raise UsageError("--adapt needs the dataset on the server; leave it out with --engine flower.")
     method = method_of(config)
     method.check(clients)
     defense_stack_of(config, method)
@@ -62,7 +62,7 @@ def lead(
 
 
 def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) -> tuple[str, DomainDataset | None]:
-    """The unseen domain's name, and its images where they are at hand."""
+    """The unseen domain's name, and its images, None if they are not available."""
     entry = dataset_entry(config.dataset)
     try:
         dataset = load_dataset(
@@ -80,8 +80,7 @@ def _unseen(config: RunConfig, data_root: Path | None, progress: Progressive) ->
 def _data_document(
     config: RunConfig, unseen: DomainDataset | None, name: str, classes: Sequence[str], clients: Mapping[str, Any]
 ) -> dict[str, object]:
-    """What the report says about the data: what this side holds, and what clients say of theirs (with a defense,
-    nothing)."""
+    """The report's entry for the dataset: the server's images, and the counts that undefended clients report."""
     roles = {
         "train": {each: int(told["training"]) for each, told in clients.items() if told["training"]},
         "validation": {each: int(told["validation"]) for each, told in clients.items() if told["training"]},

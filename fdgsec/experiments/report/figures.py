@@ -25,7 +25,7 @@ CONTROLS = {
     "B3": "B3 of another",
 }
 OTHER_B3 = {"perturbations": "B3 untrained\ngenerator"}
-"""What the control B3 is called where it is not the picture drawn from another row."""
+"""The name of control B3 if it is not the reconstruction from another row."""
 
 
 def png(canvas: Canvas) -> bytes:
@@ -36,7 +36,7 @@ def png(canvas: Canvas) -> bytes:
 
 
 def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
-    """Draw the ROC curves of membership answers, and their AUC against client size beside what theory predicts."""
+    """Draw the ROC curves of membership answers, and their AUC against client size with the predicted AUC."""
     members: dict[tuple[str, int], list[Tensor]] = {}
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}

@@ -12,7 +12,7 @@ from fdgsec.metrics.measurement import BOUNDED, Control, Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
 ERROR = 0.025
-"""How often a 95% interval lies beyond chance on the leaking side where nothing leaks."""
+"""The probability that a 95% interval excludes chance on the leaking side without a leak."""
 CSS = {"leaks": "leaks", "no leak shown": "quiet", "descriptive": "muted", "unavailable": "muted"}
 
 
@@ -86,7 +86,7 @@ def _attack(result: AttackResult) -> dict[str, object]:
 
 
 def render(report: AttackReport) -> str:
-    """Fill the bundled template; everything that came from data is escaped."""
+    """Fill the bundled template; all data is HTML-escaped."""
     source = resources.files("fdgsec.experiments.report").joinpath("report.html").read_text()
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(source)
     return template.render(

@@ -1,4 +1,4 @@
-"""How each type of answer is presented: figures for the report, and lines and pictures for who reads the guesses.
+"""The presentation of each type of answer: figures for the report, and lines and images for guesses.csv.
 
 The table `PRESENTATIONS` has an entry for each type that fdgsec.threats.judging.rules has a rule for. A type defined
 elsewhere may declare its own as a class attribute: `presentation: ClassVar[Presentation] = Presentation(...)`."""
@@ -32,12 +32,12 @@ from fdgsec.threats.attack import Answers, Case, Truth
 A = TypeVar("A", bound=Answer)
 
 BEST = 5
-"""Candidates that are listed for each row of a ranking."""
+"""Number of candidates that are listed for each row of a ranking."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What the things are called that answers number: the candidates of the case, classes and domains."""
+    """The names of the indices in answers: candidates of the case, classes and domains."""
 
     candidates: Sequence[str]
     classes: Sequence[str]
@@ -79,13 +79,13 @@ def presentation_of(kind: type[Answer]) -> Presentation:
 
 
 def figures_of(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
-    """Draw the answers of one attack; an empty list where a table says it all."""
+    """Draw figures of one attack's answers; an empty list if tables suffice."""
     draws = dict.fromkeys(presentation_of(type(answer)).draw for answer in answers)
     return [figure for draw in draws if draw is not None for figure in draw(answers, cases, truths)]
 
 
 def _told(kind: type[A], tell: Callable[[A, Names], Iterable[Line]]) -> Callable[[Answer, Names], Iterable[Line]]:
-    """Let a function of one type of answer stand in the table, where it gets no other."""
+    """Wrap a function of one type of answer for the table, whose entries get only that type."""
 
     def lines(answer: Answer, names: Names) -> Iterable[Line]:
         assert isinstance(answer, kind)

@@ -1,4 +1,4 @@
-"""Schema 1 of what fdgsec hands over: figures, one attack's results, and the report (report.json, measurements.csv)."""
+"""Schema 1 of reports: figures, one attack's results, and the report (report.json, measurements.csv)."""
 
 import csv
 import io
@@ -14,8 +14,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A picture for the report: PNG bytes, or the series behind a plot; `data` is JSON-able and goes into the
-    document."""
+    """A figure of the report: PNG bytes, or the series of a plot; `data` is JSON and part of the document."""
 
     name: str
     title: str
@@ -26,7 +25,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """One attack by one adversary: what it measured, its controls, or why it did not run."""
+    """One attack by one adversary: its measurements and controls, or the reason why it did not run."""
 
     name: str
     adversary: Mapping[str, object]
@@ -69,7 +68,7 @@ class AttackResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackReport:
-    """Everything one run hands over; `document()` is report.json (DESIGN section 5)."""
+    """The report of one run; `document()` is report.json (DESIGN section 5)."""
 
     target: str
     method: str
@@ -143,5 +142,9 @@ class AttackReport:
         for attack in self.attacks:
             for row in attack.measurements:
                 described = ";".join(f"{key}={value}" for key, value in row.slice.items())
-                writer.writerow((attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high, row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.verdict, row.unavailable or ""))  # fmt: skip
+                writer.writerow((
+                    attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high,
+                    row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.verdict,
+                    row.unavailable or "",
+                ))  # fmt: skip
         return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Measurements, controls and guarantees as text: what the terminal and the page both print."""
+"""Measurements, controls and guarantees as text, for the terminal and the HTML page."""
 
 from collections.abc import Mapping
 
@@ -8,7 +8,7 @@ from fdgsec.privacy.ledger import guarantee_line
 
 
 def number(value: float | None) -> str:
-    """Three significant places, or nothing."""
+    """A number with three significant digits, or nothing."""
     return "" if value is None else f"{value:.3g}" if abs(value) < 1e-2 and value else f"{value:.3f}"
 
 
@@ -23,30 +23,30 @@ def described(row: Measurement) -> str:
 
 
 def headline(row: Measurement) -> bool:
-    """Whether a row is one that the terminal shows; the report has them all."""
+    """Whether the terminal shows a row; the report has all rows."""
     if row.name == "psnr_gain":
         return row.slice.get("over") in ("B0", "B2", "B3") or row.unavailable is not None
     if row.name.startswith("gallery_"):
         return row.name == "gallery_top1" and row.slice.get("distance") == "mse"
-    if row.name == "accuracy" and "run" in row.slice:  # the accuracy lost says it
+    if row.name == "accuracy" and "run" in row.slice:  # honest_accuracy_drop shows it
         return False
     return row.name in HEADLINES
 
 
 HEADLINES = (
-    "top1", "auc", "theory_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy", "exposed_fraction",
-    "refused", "honest_accuracy_drop",
+    "top1", "auc", "theory_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy",
+    "exposed_fraction", "refused", "honest_accuracy_drop",
 )  # fmt: skip
 
 
 def controls_of(result: AttackResult) -> str:
-    """How many controls passed, e.g. "positive controls 1/1 passed, negative controls 9/9 passed"."""
+    """The number of passed controls, e.g. "positive controls 1/1 passed, negative controls 9/9 passed"."""
     sides = (("positive", result.positive), ("negative", result.negative))
     return ", ".join(f"{side} controls {sum(one.passed for one in found)}/{len(found)} passed" for side, found in sides)
 
 
 def promises(report: AttackReport) -> list[str]:
-    """The defenses that were on with their options, and what they guarantee; nothing where none was."""
+    """The defenses with their options and guarantees; empty without defenses."""
     if not report.defenses:
         return []
     stated = []

@@ -20,26 +20,26 @@ from fdgsec.runtime.registry import name_of, resolve
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ViewedStatistic:
-    """The record statistic by the style view of the run: the adversary's encoder is the method's own."""
+    """The record statistic of the run's style view."""
 
     style_view: StyleView
 
     @property
     def released_statistic(self) -> ReleasedStatistic:
-        """Of which t a release is the mean."""
+        """The statistic t of which a release is the mean."""
         return self.style_view.released_statistic
 
     def records(self, images: DomainDataset) -> Tensor:
-        """Give t(x) of every image, (n, D) float64."""
+        """t(x) of every image, (n, D) float64."""
         return self.released_statistic.records(
             statistics(self.style_view.encoder, images, size=self.style_view.style_size)
         )
 
 
 def statistic_source_of(config: RunConfig, method: Method) -> StatisticSource:
-    """How a client reads its own releases, given its images and the model that it received.
+    """The record statistic of a client's releases, given its images and the received model.
 
-    Layers of a model are an encoder that is made once, however many clients and simulations read by it."""
+    The encoder of a model's layers is built once per model and shared by all clients and simulations."""
     made: WeakKeyDictionary[GlobalModel, ViewedStatistic] = WeakKeyDictionary()
 
     def statistic_source(images: DomainDataset, model: GlobalModel | None) -> ViewedStatistic:

@@ -1,4 +1,4 @@
-"""What a trained model is worth: accuracy, weighted AUC and F1 on the unseen domain, accuracy on the sources."""
+"""Evaluation of a trained model: accuracy, weighted AUC and F1 on the unseen domain, accuracy on the sources."""
 
 from collections.abc import Mapping
 
@@ -18,9 +18,9 @@ def accuracy_document(
     *,
     second: DomainDataset | None = None,
 ) -> dict[str, object]:
-    """Measure all of `unseen`: accuracy (Wilson), weighted AUC and F1; beside it accuracy on `validation` by domain.
+    """Accuracy (Wilson), weighted AUC and F1 on `unseen`, and accuracy per domain on `validation`.
 
-    `second` is LTDO's validation domain, which nobody trains on either."""
+    `second` is LTDO's validation domain, on which no client trains."""
     network = model.module()
     name = _named(unseen)
     judged = classification(logits(network, unseen.pixels()), unseen.labels)
@@ -39,7 +39,7 @@ def accuracy_document(
 
 
 def adapted_document(model: GlobalModel, unseen: DomainDataset, how: Tent, *, seed: int) -> dict[str, object]:
-    """Measure accuracy on all of `unseen` once more, by a copy of the model that adapts to these images (Wilson)."""
+    """Accuracy (Wilson) on `unseen` after test-time adaptation of a copy of the model to these images."""
     rng = stream(seed, "world", "adaptation", _named(unseen))
     correct = int((tent_predictions(model.module(), unseen.pixels(), how=how, rng=rng) == unseen.labels).sum())
     interval = wilson(correct, len(unseen))

@@ -1,4 +1,4 @@
-"""What a run guarantees, from its ledger, as reports list it."""
+"""The guarantees of a run, from its ledger, as reports list them."""
 
 from collections.abc import Mapping
 
@@ -10,14 +10,15 @@ from fdgsec.privacy.ledger import Ledger
 def guarantee_documents(
     ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float
 ) -> list[Mapping[str, object]]:
-    """What the run promises, with what each part of it costs; nothing where no defense was on."""
+    """The run's guarantees with the cost of each part; empty without defenses."""
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
     returns = method.trains_on_own_releases
     if returns:
         assumptions.append(
-            f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer than that"
+            f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer "
+            "than that"
         )
     found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=returns or bool(defense_stack.policies))
     return [guarantee.document() for guarantee in found]

@@ -35,8 +35,8 @@ class RunRequest:
 class FederationRun:
     """A finished run: everything that crossed the wire, the model that is kept, and what the defenses guarantee.
 
-    `states` is what clients remember where they run in this process, else empty; `federation` is the report of an
-    engine elsewhere: clients, stages, failures. `kept_round` is -1 without training."""
+    `states` is the client state if clients run in this process, else empty; `federation` is the status of a remote
+    engine: clients, stages, failures. `kept_round` is -1 without training."""
 
     transcript: Transcript
     states: Mapping[str, State] = field(default_factory=dict)
@@ -48,19 +48,19 @@ class FederationRun:
 
     @property
     def final(self) -> GlobalModel:
-        """The kept model. Raises ValueError where the run began with none."""
+        """The kept model. Raises ValueError if the run has no model."""
         if self.model is None:
-            raise ValueError("the run exchanged artifacts alone; it has no model.")
+            raise ValueError("the run exchanged only artifacts; it has no model.")
         return self.model
 
 
 Federation = Callable[[RunRequest], FederationRun]
-"""Something that can run a federation: this process (`federate`), or an engine that reaches the clients elsewhere."""
+"""Runs a federation: in this process (`federate`), or on a remote engine."""
 
 
 @dataclass(eq=False)
 class _Keeper:
-    """Keeps the model of the best source-validation accuracy, or the last model where that is not measured."""
+    """Keeps the model with the best source-validation accuracy, or the last one if that is not measured."""
 
     progress: Progressive
     model: GlobalModel | None = None
@@ -71,7 +71,7 @@ class _Keeper:
     def __call__(self, report: RoundReport, model: GlobalModel) -> None:
         losses = [metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics]
         point = {"round": float(report.round)}
-        if losses:  # private training keeps its losses to itself
+        if losses:  # private training reports no losses
             point["loss"] = sum(losses) / len(losses)
         accuracy = report.server.get("validation_accuracy")
         if accuracy is not None:
@@ -85,7 +85,7 @@ class _Keeper:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundSettings:
-    """How rounds are run: from which seed, how many, with which share of the clients, and what the transcript keeps.
+    """The settings of the round loop: seed, rounds, participation, and the payloads that the transcript keeps.
 
     `name` distinguishes the random streams of a simulated run from those of the run itself (""). The server draws from
     `server_seed` where it is given. Guarantees are stated at `delta`; None states none."""
@@ -177,7 +177,7 @@ def federate(request: RunRequest, *, quorum: float = 1.0) -> FederationRun:
 
 
 def _warn_of_failure(failure: Failure) -> None:
-    """Say on stderr which client failed when, and why."""
+    """Print a warning about a failed client to stderr."""
     warn(f"round {failure.round}: {failure.client} failed in {failure.step}: {failure.reason}")
 
 

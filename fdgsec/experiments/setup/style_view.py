@@ -1,4 +1,4 @@
-"""How a target's styles are read: by which encoder, at which image size, as the mean of which statistic."""
+"""The style view of a target: the encoder, image size and statistic of its styles."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,9 @@ from fdgsec.nn.styles.image_styles import register_encoder
 
 @dataclass(frozen=True, kw_only=True)
 class StyleView:
-    """How the target's styles are looked at: by which public encoder, at which image size, as the mean of what.
+    """The public encoder, the image size and the released statistic of a target's styles.
 
-    The encoder of amplitude spectra, and that of a model's early layers, is made here and not loaded."""
+    Encoders of amplitude spectra and of a model's early layers are built, not loaded."""
 
     encoder: str
     style_size: int | None
@@ -23,8 +23,7 @@ class StyleView:
 
     @classmethod
     def of(cls, config: RunConfig, images: DomainDataset, method: Method, model: GlobalModel | None) -> "StyleView":
-        """The run's encoder; for mean spectra, that of `images`; for styles of the model's own layers, these of
-        `model`."""
+        """The run's encoder; for mean spectra an encoder of the size of `images`, for model layers that of `model`."""
         shared, side = method.shared_mean, config.style_size
         statistic = PooledStyles() if shared is None or shared.statistic is None else shared.statistic
         if isinstance(statistic, MeanSpectra):
@@ -32,7 +31,7 @@ class StyleView:
             return cls(encoder=register_encoder(spectra), style_size=side, released_statistic=statistic)
         if shared is None or shared.layers is None:
             return cls(encoder=config.encoder, style_size=side, released_statistic=statistic)
-        if model is None:  # nothing to read by: no styles were sent either
+        if model is None:  # without a model, no styles were sent
             return cls(encoder=config.encoder, style_size=side, released_statistic=PooledStyles())
         encoder = register_encoder(ModelEncoder(model, stage=shared.layers))
         return cls(encoder=encoder, style_size=None, released_statistic=statistic)

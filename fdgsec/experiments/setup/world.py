@@ -1,4 +1,4 @@
-"""From settings to the things that a run needs: data, roles, clients, method, model."""
+"""The inputs of a run, built from its settings: data, roles, clients, method, model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -25,7 +25,7 @@ from fdgsec.runtime.registry import resolve, target_named
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class World:
-    """The data side of a run: all images, the sources, the unseen domain, and in LTDO a second one that nobody has."""
+    """The data of a run: all images, the source domains, the unseen domain, and in LTDO the validation domain."""
 
     dataset: DomainDataset
     target: int
@@ -86,7 +86,7 @@ def load_world(config: RunConfig, *, data_root: Path | None, progress: Progressi
 
 
 def _cap(config: RunConfig, drawn: int) -> int | None:
-    """A procedural dataset has as many images as are asked for, so a cap must not enlarge it."""
+    """The cap on images per domain; it must not enlarge a procedural dataset, which draws any number."""
     return config.per_domain if not drawn or config.per_domain is None else min(config.per_domain, drawn)
 
 
@@ -124,8 +124,7 @@ def with_validation(client: Client, *, seed: int) -> Client:
 
 
 def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Method) -> list[Client]:
-    """The clients of a run that is attacked: they hold the federation's role alone, and validation images where reviews
-    need them."""
+    """The clients of an attacked run: only images with the federation role, split if the method needs validation."""
     clients = clients_of(roles.federation.subset(roles.federation.domains != world.target), config)
     if config.rounds and method.reviews != "none":
         clients = [with_validation(client, seed=config.seed) for client in clients]
@@ -133,9 +132,9 @@ def attacked_clients(world: World, roles: Roles, config: RunConfig, method: Meth
 
 
 def method_of(config: RunConfig) -> Method:
-    """Make the method with its options, and on top of it the local method where one is named.
+    """Build the method with its options, stacked with the local method if one is named.
 
-    The run's encoder is the methods' where they have one. Raises UsageError for methods that cannot be stacked."""
+    Methods with an encoder option use the run's encoder. Raises UsageError for methods that cannot be stacked."""
     method: Method = _built(config.method, config.options, config, where="method")
     if not config.local:
         if config.local_options:
@@ -148,9 +147,9 @@ def method_of(config: RunConfig) -> Method:
 
 
 def attacked_method(config: RunConfig) -> Method:
-    """The method whose releases are attacked: the run's, without what is on top of it, or that of another target.
+    """The method whose releases are attacked: the run's without its local method, or that of another target.
 
-    The latter where a run is attacked as another one (`attack --run RUN --target fedavg`: its models)."""
+    A run is attacked as another target by `attack --run RUN --target fedavg`, which reads its models."""
     named = target_named(config.target)
     if named.method != config.method:
         return target_method(named)
@@ -158,8 +157,7 @@ def attacked_method(config: RunConfig) -> Method:
 
 
 def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
-    """Build a method; a `base` that is named in settings is built by name, and trains by the plan that is given
-    here."""
+    """Build a method; a `base` in the settings is built by name, with the training plan given here."""
     options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
     taken = {option: value for option, value in options.items() if option in options_of(name)}
     named = given.get("base")
@@ -182,7 +180,7 @@ def options_of(method: str) -> frozenset[str]:
 
 
 def device_of(name: str) -> str:
-    """Where networks train: "auto" is a GPU where there is one. Raises UsageError for a device that is not there."""
+    """The training device; "auto" is a GPU if there is one. Raises UsageError for an unavailable device."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):
@@ -193,16 +191,15 @@ def device_of(name: str) -> str:
 
 
 def blueprint_of(config: RunConfig, method: Method, classes: int) -> Blueprint:
-    """How to build the network that `method` trains, on the device of this machine."""
+    """The blueprint of the network that `method` trains, with this machine's device."""
     return Blueprint(
-        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device), remodel=method.remodel,
+        backbone=config.backbone, classes=classes, norm=config.norm, device=device_of(config.device),
+        remodel=method.remodel,
     )  # fmt: skip
 
 
 def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
-    """Initialize the global model as `method` shapes it.
-
-    Raises WeightsUnavailableError for pretrained weights that are not stored."""
+    """Initialize the global model of `method`. Raises WeightsUnavailableError for missing pretrained weights."""
     blueprint = blueprint_of(config, method, classes)
     rng = stream(config.seed, "world", "initialisation")
     plain = build_classifier(config.backbone, classes, norm=config.norm, pretrained=config.pretrained, rng=rng)
@@ -212,7 +209,7 @@ def model_of(config: RunConfig, method: Method, classes: int) -> GlobalModel:
 
 
 def artifact_rows(rows: Sequence[Any]) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Split transcript rows into artifacts (listed one by one) and model traffic (summed by stage)."""
+    """Split transcript rows into artifacts (one entry each) and model traffic (summed by stage)."""
     artifacts = [
         {key: getattr(row, key) for key in ("round", "stage", "sender", "receiver", "kind", "bytes", "sha256")}
         for row in rows

@@ -1,8 +1,8 @@
-"""The verb `sweep`: privacy against accuracy over one option of a defense, point by point, resumed where it stopped.
+"""The verb `sweep`: the privacy-accuracy trade-off over one option of a defense, point by point, resumable.
 
-The privacy axis comes from the attacks on an exchange (or on as many rounds as are asked for), the accuracy axis from
-training on the unseen domain under a protocol of `fdgsec bench`, at fewer values. Both have a point without the
-defense, which everything is compared with. Each finished point is written at once."""
+Privacy is measured by attacks on an exchange (or on several rounds), accuracy by training under a protocol of
+`fdgsec bench`, usually at fewer values. Both include a point without the defense as the baseline. Each finished point
+is written at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -33,12 +33,12 @@ from fdgsec.threats.attack import Attack
 
 RESULTS = "points.json"
 ATTACKS = ("linkage", "membership", "label-inference")
-"""What is measured by default: who sent a release, whose images are in it, what it says of their classes."""
+"""The default attacks, which infer the sender of a release, its members and their classes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """Which option of the last one of `defenses` goes over which `values`.
+    """The `values` of an `option` of the last defense in `defenses`, and the settings of the runs.
 
     `accuracy_at` are the values at which the accuracy is measured too, None for all, empty for none; each over `seeds`
     seeds of `protocol`. `workers` points are computed at once."""
@@ -64,10 +64,10 @@ class SweepRequest:
         if len(set(self.values)) != len(self.values) or min(self.seeds, self.workers) < 1:
             raise UsageError("a sweep needs different values, and seeds and workers of 1 or more.")
         if any(math.isnan(value) for value in self.values):
-            raise UsageError("a sweep goes over numbers; nan is none.")
+            raise UsageError("a sweep needs numbers as values; got nan.")
         strange = set(self.accuracy_at or ()) - set(self.values)
         if strange:
-            raise UsageError(f"accuracy was asked for at {min(strange):g}, which is not one of the values.")
+            raise UsageError(f"--accuracy-at {min(strange):g} is not one of the values of --over; add it there.")
 
     def defenses_at(self, value: float | None) -> tuple[Defense, ...]:
         """The defenses with the option set to `value`; None: no defense at all. Raises UsageError for an unknown
@@ -86,7 +86,7 @@ class SweepRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One point to compute: attacks, or the accuracy under one seed, at one value (None: without the defense)."""
+    """One point to compute: attacks, or accuracy for one seed, at one value (None: without the defense)."""
 
     kind: Literal["privacy", "accuracy"]
     value: float | None
@@ -94,8 +94,9 @@ class Point:
 
     @property
     def key(self) -> str:
-        """The name under which the result is kept."""
-        return f"{self.kind}/{'none' if self.value is None else repr(self.value)}/{self.config.seed}/{self.config.sha256[:16]}"
+        """The key of the result in the results file."""
+        value = "none" if self.value is None else repr(self.value)
+        return f"{self.kind}/{value}/{self.config.seed}/{self.config.sha256[:16]}"
 
 
 def parsed_over(text: str) -> tuple[str, tuple[float, ...]]:
@@ -148,7 +149,7 @@ def sweep(
 
 
 def _kept(planned: Sequence[Point], done: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Of this sweep's points what it draws from, of others in the same file everything."""
+    """The stored points: this sweep's points reduced to what it needs, other points in full."""
     return {**done, **slimmed({point.key: done[point.key] for point in planned if point.key in done})}
 
 
@@ -199,8 +200,11 @@ def compute(data_root: Path | None, point: Point) -> dict[str, Any]:
     assert isinstance(attacks, list)
     return {
         "kind": point.kind, "value": point.value, "seed": point.config.seed, "settings": point.config.sha256,
-        "defenses": list(map(defense_text, point.config.defenses)), "guarantees": report["guarantees"], "accuracy": report["accuracy"],
-        "attacks": [{key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks],
+        "defenses": list(map(defense_text, point.config.defenses)), "guarantees": report["guarantees"],
+        "accuracy": report["accuracy"],
+        "attacks": [
+            {key: each[key] for key in ("name", "status", "reason", "controls", "measurements")} for each in attacks
+        ],
         "seconds": report["seconds"], "environment": environment(),
     }  # fmt: skip
 
@@ -209,7 +213,8 @@ def _document(request: SweepRequest, planned: Sequence[Point], done: Mapping[str
     """What all tables and figures are drawn from."""
     found = [done[point.key] for point in planned if point.key in done]
     return {
-        "schema": SCHEMA, "target": request.target, "dataset": request.dataset, "defenses": list(map(defense_text, request.defenses)),
-        "option": request.option, "protocol": request.protocol, "profile": request.profile, "planned": len(planned), "finished": len(found),
+        "schema": SCHEMA, "target": request.target, "dataset": request.dataset,
+        "defenses": list(map(defense_text, request.defenses)), "option": request.option, "protocol": request.protocol,
+        "profile": request.profile, "planned": len(planned), "finished": len(found),
         **summary(found),
     }  # fmt: skip

@@ -90,7 +90,9 @@ def test_a_table_like_another_has_its_settings_but_neither_its_arms_nor_its_numb
 
 @pytest.mark.parametrize("dataset", ["shapes", "iwildcam"])
 def test_fisc_without_two_domains_has_no_pairs_for_other_datasets(dataset: str):
-    with pytest.raises(UsageError, match=re.escape(f"for {dataset}, only for pacs, office-home; use one of these datasets")):
+    with pytest.raises(
+        UsageError, match=re.escape(f"for {dataset}, only for pacs, office-home; use one of these datasets")
+    ):
         protocol_named("fisc-ltdo").splits(dataset, ["photo", "sketch"])
 
 

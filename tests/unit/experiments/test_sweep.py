@@ -68,8 +68,8 @@ def test_accuracies_are_asked_for_like_values():
         ({"defenses": ()}, "needs a --defense"),
         ({"values": ()}, "values of one of its options"),
         ({"values": (1.0, 1.0)}, "different values"),
-        ({"values": (math.nan,), "accuracy_at": ()}, "nan is none"),
-        ({"accuracy_at": (7.0,)}, "accuracy was asked for at 7,"),
+        ({"values": (math.nan,), "accuracy_at": ()}, "got nan"),
+        ({"accuracy_at": (7.0,)}, "--accuracy-at 7 is not one of the values"),
         ({"seeds": 0}, "1 or more"),
     ],
 )
