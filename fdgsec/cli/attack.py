@@ -78,7 +78,7 @@ def command(
     chance."""
     from fdgsec.experiments.flower.engine_choice import EngineChoice
 
-    reach = EngineChoice(
+    engine_choice = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait
     )
     if (run is not None or artifacts is not None) and engine != "local":
@@ -102,7 +102,7 @@ def command(
     settings = {
         **given, "dataset": dataset or "shapes", "defenses": defense or (), "allow_partial": allow_partial,
     }  # fmt: skip
-    return _on_target(target or "ccst-overall", chosen, settings, preset=preset, reach=reach)
+    return _on_target(target or "ccst-overall", chosen, settings, preset=preset, engine_choice=engine_choice)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class _Chosen:
 
 
 def _on_target(
-    target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, reach: "EngineChoice"
+    target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, engine_choice: "EngineChoice"
 ) -> int:
     from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack import verb as experiment
@@ -140,8 +140,8 @@ def _on_target(
         print_dry_run(config, experiment.dry_run(config))
         return 0
     folder, elsewhere = chosen.folder(f"{target}-{config.dataset}"), None
-    if reach.engine != "local":
-        elsewhere = flower_federation(reach, purpose="attack", data_root=chosen.data_root)
+    if engine_choice.engine != "local":
+        elsewhere = flower_federation(engine_choice, purpose="attack", data_root=chosen.data_root)
     with progress_bars() as progress:
         report = experiment.attack(
             config, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress, federation=elsewhere

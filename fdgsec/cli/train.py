@@ -47,7 +47,7 @@ def command(
     from fdgsec.experiments.bench.seeds import train_seeds
     from fdgsec.experiments.config import train_settings
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
-    from fdgsec.experiments.flower.train_remote import lead
+    from fdgsec.experiments.flower.train_remote import train_remote
 
     config = train_settings(
         method,
@@ -55,7 +55,7 @@ def command(
         preset=preset, assignments=set_ or (),
     )  # fmt: skip
     folder = out or Path("runs") / f"train-{config.method_name}-{dataset}-seed{seed}"
-    reach = EngineChoice(
+    engine_choice = EngineChoice(
         engine=engine, federation=federation, ca=ca, insecure=insecure, quorum=quorum, timeout=client_timeout, wait=wait
     )
     if engine == "flower":
@@ -63,19 +63,21 @@ def command(
             raise UsageError(
                 "--engine flower takes one seed at a time and the number of clients that join: --clients N."
             )
-        elsewhere = flower_federation(reach, purpose="train", data_root=data_root)
+        elsewhere = flower_federation(engine_choice, purpose="train", data_root=data_root)
         with progress_bars() as progress:
-            led = lead(config, elsewhere, clients=given["clients"], data_root=data_root, out=folder, progress=progress)
-        print_report(led, as_json=as_json, out=folder)
+            report = train_remote(
+                config, elsewhere, clients=given["clients"], data_root=data_root, out=folder, progress=progress
+            )
+        print_report(report, as_json=as_json, out=folder)
         return 0
-    reached = federation_of(reach, purpose="train", data_root=data_root)
+    runner = federation_of(engine_choice, purpose="train", data_root=data_root)
     if seeds > 1:
         with progress_bars() as progress:
             chosen = range(seed, seed + seeds)
-            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress, federation=reached)
+            found = train_seeds(config, chosen, data_root=data_root, out=folder, progress=progress, federation=runner)
         print_seeds(found, as_json=as_json, out=folder)
         return 0
     with progress_bars() as progress:
-        report = experiment.train(config, data_root=data_root, out=folder, progress=progress, federation=reached)
+        report = experiment.train(config, data_root=data_root, out=folder, progress=progress, federation=runner)
     print_report(report, as_json=as_json, out=folder)
     return 0

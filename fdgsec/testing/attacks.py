@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fdgsec.experiments.attack.loop import AttackSetting, obstacle
-from fdgsec.experiments.attack.verb import follows_model, last_sent, opened
+from fdgsec.experiments.attack.loop import AttackSetting, reason_to_skip
+from fdgsec.experiments.attack.verb import follows_model, last_global_model, prepare_style_view
 from fdgsec.experiments.config import RunConfig, attack_settings, made, target_method
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -58,10 +58,10 @@ def _check_controls(attack: Attack, cases: Cases, truths: Sequence[Truth], setti
     null = attack.negative_control(cases, knowledge, stream(0, "attack", attack.name, "shuffled"))
     rows = judge.null(null, cases, truths, stream(0, "world", "null", attack.name))
     _passed("the negative control finds nothing", negative_controls(rows, comparisons=len(rows)))
-    bare = replace(knowledge, defended=None)  # the positive control is undefended
-    control = attack.positive_control(bare, stream(0, "attack", attack.name, "plant"))
-    won = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
-    found = positive_control(control, won, judge, stream(0, "world", "planted", attack.name))
+    undefended = replace(knowledge, defended=None)  # the positive control is undefended
+    control = attack.positive_control(undefended, stream(0, "attack", attack.name, "plant"))
+    control_answers = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
+    found = positive_control(control, control_answers, judge, stream(0, "world", "planted", attack.name))
     _passed("the positive control reaches its goal", found)
 
 
@@ -88,7 +88,7 @@ def _config(attack: Attack, target: str | None, adversary: str | None, per_domai
             profile="quick", pooled=method.shares_means, rounds=int(method.needs_training),
         )  # fmt: skip
         for who in ADVERSARIES if adversary is None else [adversary]:
-            if obstacle(attack, name, method.released_kinds, ADVERSARIES[who]):
+            if reason_to_skip(attack, name, method.released_kinds, ADVERSARIES[who]):
                 continue
             try:
                 asks = attack.plan(replace(facts, knows=frozenset(ADVERSARIES[who].knows)))
@@ -119,8 +119,8 @@ def _setting(config: RunConfig) -> AttackSetting:
     else:
         run = observe(method, clients, seed=config.seed, name="run", model=model, defense_stack=stack)
     if model is not None and config.rounds and follows_model(method):
-        model = last_sent(run.transcript, model)
-    view = opened(config, world, method, model, fresh=False, progress=progress)
+        model = last_global_model(run.transcript, model)
+    view = prepare_style_view(config, world, method, model, fresh=False, progress=progress)
     return AttackSetting.of(attack_context_of(config, world, roles, method, clients, run, model, view, stack, progress))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 import fdgsec
-from fdgsec.experiments.attack_run.read import Recorded, make_again, read_record
+from fdgsec.experiments.attack_run.read import Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.verb import RecordedRequest, settings_for
 from fdgsec.experiments.config import RunConfig
 from fdgsec.runtime.progress import NoProgress
@@ -29,7 +29,7 @@ def again(
     """The run made again, as an attack makes it."""
     record = read_record(run)
     config: RunConfig = settings_for(record, RecordedRequest(run=run, adversary=adversary, target=target))
-    return make_again(record, config, data_root=data_root, progress=NoProgress())
+    return reconstruct_run(record, config, data_root=data_root, progress=NoProgress())
 
 
 def edited(run: Path, file: str, **changes: Any) -> None:

@@ -89,7 +89,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
+class _AnsweredQuestions:
     """The cases of all answered questions, and the reason for each question that was not, or only partly, answered."""
 
     cases: list[Case] = field(default_factory=list)
@@ -110,17 +110,17 @@ def attacks_of(config: RunConfig) -> list[Attack]:
     return [attack_named(name, config) for name in config.attacks or names("attacks")]
 
 
-def attacked_by(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
+def run_attacks(attacks: Sequence[Attack], setting: AttackSetting, progress: Progressive) -> list[Outcome]:
     """Run the attacks one after the other."""
     outcomes = []
     for attack in attacks:
         progress.update(attack.name, 0, 1)
-        outcomes.append(_attacked(attack, setting))
+        outcomes.append(_run_attack(attack, setting))
         progress.update(attack.name, 1, 1)
     return outcomes
 
 
-def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
+def with_negative_controls(outcomes: Sequence[Outcome]) -> list[AttackResult]:
     """Return the results with their negative controls, Bonferroni-corrected over all rows of the report."""
     comparisons = sum(len(outcome.nulls) for outcome in outcomes)
     return [
@@ -129,7 +129,7 @@ def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
     ]
 
 
-def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
+def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
     """Return why an attack does not apply: no artifact to read, or missing knowledge; empty if it applies."""
     if not attack.reads & kinds:
         return f"reads {', '.join(sorted(attack.reads))}; {target} releases {', '.join(sorted(kinds))}"
@@ -141,51 +141,57 @@ def obstacle(attack: Attack, target: str, kinds: frozenset[str], adversary: Adve
     return ""
 
 
-def _attacked(attack: Attack, setting: AttackSetting) -> Outcome:
+def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     """Run one attack with its controls; an attack that does not apply is skipped with the reason."""
     started, requests = time.monotonic(), list[Question]()
     try:
-        reason = obstacle(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
+        reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
         requests = [] if reason else list(attack.plan(setting.facts))
     except UsageError as error:
         reason = str(error)
     if reason:
-        return _left(attack, setting, reason)
+        return _skipped(attack, setting, reason)
     try:
-        asked = _asked(requests, attack, setting.questions)
-        if not asked.cases:
-            return _left(attack, setting, "; ".join(dict.fromkeys(asked.gaps.values())) or NOTHING_ASKED)
-        return _judged(attack, setting, asked, started=started)
+        answered = _answer_questions(requests, attack, setting.questions)
+        if not answered.cases:
+            return _skipped(attack, setting, "; ".join(dict.fromkeys(answered.gaps.values())) or NOTHING_ASKED)
+        return _evaluate(attack, setting, answered, started=started)
     except UnseenError as error:  # a defense withheld what the attack reads
-        return _left(attack, setting, str(error))
+        return _skipped(attack, setting, str(error))
     except FdgsecError as error:
         result = AttackResult(
-            name=attack.name, adversary=_described(setting.adversary), status="failed", reason=str(error),
+            name=attack.name, adversary=_adversary_document(setting.adversary), status="failed", reason=str(error),
             seconds=time.monotonic() - started,
         )  # fmt: skip
         return Outcome(result=result)
 
 
-def _asked(requests: Sequence[Question], attack: Attack, questions: Questions) -> _Asked:
-    asked = _Asked()
+def _answer_questions(requests: Sequence[Question], attack: Attack, questions: Questions) -> _AnsweredQuestions:
+    answered = _AnsweredQuestions()
     for question in requests:
         reason = questions.gap(question, attack)
         if reason:
-            asked.gaps[_described_request(question)] = reason
+            answered.gaps[_describe(question)] = reason
         for case, truth in questions.cases(question, attack):
-            asked.cases.append(case)
-            asked.truths.append(truth)
-    return asked
+            answered.cases.append(case)
+            answered.truths.append(truth)
+    return answered
 
 
-def _described_request(question: Question) -> str:
+def _describe(question: Question) -> str:
     size = f"of {question.records} images each" if question.records else ""
     return " ".join(filter(None, (question.kind, question.scheme, size)))
 
 
-def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: float) -> Outcome:
+def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestions, *, started: float) -> Outcome:
     """Run the attack, measure its answers, draw figures and run both controls, each with its own random stream."""
-    cases, truths, knowledge, judge, seed = asked.cases, asked.truths, setting.knowledge, setting.judge, setting.seed
+    cases, truths, knowledge, judge, seed = (
+        answered.cases,
+        answered.truths,
+        setting.knowledge,
+        setting.judge,
+        setting.seed,
+    )
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
     if isinstance(attack, Incomplete):
@@ -193,18 +199,19 @@ def _judged(attack: Attack, setting: AttackSetting, asked: _Asked, *, started: f
     figures = figures_of(answers, cases, truths)
     null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))
-    bare = replace(knowledge, defended=None)  # the positive control is undefended
-    control = attack.positive_control(bare, stream(seed, "attack", attack.name, "plant"))
-    won = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
-    positive = positive_control(control, won, judge, stream(seed, "world", "planted", attack.name))
+    undefended = replace(knowledge, defended=None)  # the positive control is undefended
+    control = attack.positive_control(undefended, stream(seed, "attack", attack.name, "plant"))
+    control_answers = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
+    positive = positive_control(control, control_answers, judge, stream(seed, "world", "planted", attack.name))
     result = AttackResult(
-        name=attack.name, adversary=_described(setting.adversary), status="done", seconds=time.monotonic() - started,
-        figures=figures, positive=positive, measurements=[*measurements, *_gaps(control.measurement, asked.gaps)],
+        name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
+        seconds=time.monotonic() - started, figures=figures, positive=positive,
+        measurements=[*measurements, *_unavailable_rows(control.measurement, answered.gaps)],
     )  # fmt: skip
     return Outcome(result=result, nulls=nulls, answers=answers, cases=cases)
 
 
-def _gaps(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
+def _unavailable_rows(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
     """One unavailable row of `measurement` for each question that was not, or only partly, answered."""
     return [
         row
@@ -213,12 +220,14 @@ def _gaps(measurement: str, gaps: Mapping[str, str]) -> list[Measurement]:
     ]
 
 
-def _left(attack: Attack, setting: AttackSetting, reason: str) -> Outcome:
-    result = AttackResult(name=attack.name, adversary=_described(setting.adversary), status="skipped", reason=reason)
+def _skipped(attack: Attack, setting: AttackSetting, reason: str) -> Outcome:
+    result = AttackResult(
+        name=attack.name, adversary=_adversary_document(setting.adversary), status="skipped", reason=reason
+    )
     return Outcome(result=result)
 
 
-def _described(adversary: Adversary) -> dict[str, object]:
+def _adversary_document(adversary: Adversary) -> dict[str, object]:
     return {
         "name": adversary.name, "parties": list(adversary.parties), "taps": adversary.taps,
         "knows": list(adversary.knows),

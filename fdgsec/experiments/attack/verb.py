@@ -8,7 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
-from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected, obstacle
+from fdgsec.experiments.attack.loop import (
+    AttackSetting,
+    attacks_of,
+    reason_to_skip,
+    run_attacks,
+    with_negative_controls,
+)
 from fdgsec.experiments.config import Keep, RunConfig
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.html import render
@@ -93,7 +99,7 @@ def attack(
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None
     defense_stack = defense_stack_of(config, method)
-    style_view = opened(config, world, method, model, fresh=fresh, progress=progress)
+    style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
     observed, facts, reused = _target_run(
         config, world, method, clients, model, style_view, defense_stack, fresh=fresh, progress=progress
     )
@@ -103,21 +109,21 @@ def attack(
             method=method, members=clients, model=model, config=config, defense_stack=defense_stack, progress=progress
         )
         elsewhere = federation(request)
-        observed = replace(observed, transcript=_same(elsewhere.transcript, observed.transcript))
+        observed = replace(observed, transcript=_check_same_transcript(elsewhere.transcript, observed.transcript))
     if model is not None and config.rounds and follows_model(method):
-        model = last_sent(observed.transcript, model)
-        style_view = opened(config, world, method, model, fresh=fresh, progress=progress)
+        model = last_global_model(observed.transcript, model)
+        style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
     attack_context = attack_context_of(
         config, world, roles, method, clients, observed, model, style_view, defense_stack, progress
     )
-    outcomes = attacked_by(attacks, AttackSetting.of(attack_context), progress)
+    outcomes = run_attacks(attacks, AttackSetting.of(attack_context), progress)
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     report = AttackReport(
         target=config.target, method=config.method, preset=config.preset,
         dataset=dataset_document(world.dataset, roles.summary()), encoder=style_view.encoder,
         backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
         defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy,
-        attacks=corrected(outcomes), artifacts=artifacts, model_traffic=traffic,
+        attacks=with_negative_controls(outcomes), artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=observed.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
@@ -149,7 +155,7 @@ def write_report(
         transcript.save(draft)
 
 
-def opened(
+def prepare_style_view(
     config: RunConfig, world: World, method: Method, model: GlobalModel | None, *, fresh: bool, progress: Progressive
 ) -> StyleView:
     """The style view of the run, with the style statistics of all images computed."""
@@ -166,7 +172,7 @@ def follows_model(method: Method) -> bool:
     return method.shared_mean is not None and method.shared_mean.layers is not None
 
 
-def last_sent(transcript: Transcript, model: GlobalModel) -> GlobalModel:
+def last_global_model(transcript: Transcript, model: GlobalModel) -> GlobalModel:
     """The global model that the server sent last. Raises UsageError if the transcript kept none."""
     sent = [
         message.artifact
@@ -225,7 +231,7 @@ def _target_run(
     return observed, facts, False
 
 
-def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
+def _check_same_transcript(elsewhere: Transcript, here: Transcript) -> Transcript:
     """The transcript of the federation, which must equal that of this process byte for byte.
 
     Only clients know which images their releases contain. The run in this process provides that truth, which is valid
@@ -244,5 +250,5 @@ def _same(elsewhere: Transcript, here: Transcript) -> Transcript:
 def dry_run(config: RunConfig) -> list[tuple[str, str]]:
     """Each attack and whether it would run, or the reason why not, without loading any data."""
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
-    reasons = {attack.name: obstacle(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
+    reasons = {attack.name: reason_to_skip(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
     return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

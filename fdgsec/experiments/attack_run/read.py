@@ -56,8 +56,8 @@ class Recorded:
     """A reconstructed run: its data, clients, roles and initial model (None if it had no model).
 
     `copied` names images with a near-duplicate, which are neither clean members nor clean non-members; empty if the run
-    had held-out roles. `alike`: members and held-out images were split at random, not by an official list. `led`:
-    clients held their own images elsewhere, which may differ from the images here."""
+    had held-out roles. `random_split`: members and held-out images were split at random, not by an official list.
+    `remote_data`: clients held their own images elsewhere, which may differ from the images here."""
 
     record: Record
     config: RunConfig
@@ -66,8 +66,8 @@ class Recorded:
     clients: tuple[Client, ...]
     roles: Roles
     model: GlobalModel | None
-    alike: bool
-    led: bool = False
+    random_split: bool
+    remote_data: bool = False
     copied: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -133,19 +133,19 @@ def _transcript(run: Path, expected: str) -> Transcript:
     return transcript
 
 
-def make_again(record: Record, config: RunConfig, *, data_root: Path | None, progress: Progressive) -> Recorded:
+def reconstruct_run(record: Record, config: RunConfig, *, data_root: Path | None, progress: Progressive) -> Recorded:
     """Load the run's images and assign them to clients and roles; `config` holds the settings of run and attack.
 
     Raises DataError if images, clients or roles differ from the run's."""
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
-    led = _led(record, world)
+    remote_data = _has_remote_data(record, world)
     model, notes = _first_model(record, config, method, len(world.dataset.class_names))
     clients, aside = list[Client](), dict[str, DomainDataset]()
     if "train" in record.counts:
         clients, aside = split_sources(world, config)
         reported = (
-            record.counts["train"] if led else {client.name for client in clients}
+            record.counts["train"] if remote_data else {client.name for client in clients}
         )  # defended clients report none
         _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in reported}})
     if set(ROLES) <= set(record.counts):
@@ -162,11 +162,11 @@ def make_again(record: Record, config: RunConfig, *, data_root: Path | None, pro
             notes.append("clients weigh models by their validation images, which leave a number each in them")
     return Recorded(
         record=record, config=config, world=world, method=method, clients=tuple(clients), roles=roles, model=model,
-        alike=config.splits == "own", led=led, copied=copied, notes=tuple(notes),
+        random_split=config.splits == "own", remote_data=remote_data, copied=copied, notes=tuple(notes),
     )  # fmt: skip
 
 
-def _led(record: Record, world: World) -> bool:
+def _has_remote_data(record: Record, world: World) -> bool:
     """Whether clients held their images elsewhere: the report's manifest is empty or that of the unseen domain.
 
     Raises DataError if it is the manifest of other images."""

@@ -33,17 +33,17 @@ ELSEWHERE = "clients held their own images elsewhere and shared no release to re
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Remade:
+class ReproducedStates:
     """Each client's reproduced state, and the reason why it is unknown; the reason is empty if the state is known."""
 
     states: Mapping[str, State]
     reasons: Mapping[str, str]
 
 
-def remade(recorded: Recorded, defense_stack: DefenseStack) -> Remade:
+def reproduce_states(recorded: Recorded, defense_stack: DefenseStack) -> ReproducedStates:
     """Repeat the share step of every client, and compare the releases with the recorded ones."""
     found = {client.name: _shared_again(recorded, client, defense_stack) for client in recorded.clients}
-    return Remade(
+    return ReproducedStates(
         states={name: state for name, (state, _) in found.items()},
         reasons={name: reason for name, (_, reason) in found.items()},
     )
@@ -54,7 +54,7 @@ def _shared_again(recorded: Recorded, client: Client, defense_stack: DefenseStac
     rows = [row for row in recorded.record.transcript.rows if row.stage == "share"]
     mine = [row for row in rows if row.sender == client.name]
     if not rows:
-        return {}, ELSEWHERE if recorded.led else ""
+        return {}, ELSEWHERE if recorded.remote_data else ""
     if not mine:
         hidden = any(not row.sender.startswith("client:") for row in rows)
         why = "has a name that a policy replaced in the transcript" if hidden else "took part in no round"
@@ -103,7 +103,7 @@ def _model_of(recorded: Recorded, client: str, number: int) -> GlobalModel | Non
     return None
 
 
-def unkept(attack: Attack, keep: Keep) -> str:
+def models_not_kept(attack: Attack, keep: Keep) -> str:
     """Return that an attack reads models that the run did not keep; empty if it reads none or they were kept."""
     levels = get_args(Keep)
     if not isinstance(attack, ReadsModels) or levels.index(keep) >= levels.index(attack.keeps):
@@ -117,7 +117,7 @@ class RecordedQuestions:
 
     recorded: Recorded
     laboratory: Laboratory
-    remade: Remade
+    reproduced: ReproducedStates
 
     def cases(self, question: Question, attack: Attack) -> Cases:  # noqa: ARG002 - an argument of the protocol
         """Return the cases of `question` whose truth is known."""
@@ -133,14 +133,14 @@ class RecordedQuestions:
         """Return why a question is not, or only partly, answered: payloads, truth or images are missing."""
         recorded, roles = self.recorded, self.recorded.roles
         read = question.kind in ("released", "trained") or (question.kind, question.scheme) == ("single_step", "last")
-        if read and (reason := unkept(attack, recorded.config.keep)):
+        if read and (reason := models_not_kept(attack, recorded.config.keep)):
             return reason
         if question.kind == "released":
-            reasons = [self.remade.reasons[name] for name in self._victims()]
+            reasons = [self.reproduced.reasons[name] for name in self._victims()]
             return "; ".join(dict.fromkeys(filter(None, reasons)))
-        if question.kind == "trained" and recorded.led and any(self.remade.reasons.values()):
-            return "; ".join(dict.fromkeys(filter(None, self.remade.reasons.values())))
-        if question.kind == "trained" and not recorded.alike:
+        if question.kind == "trained" and recorded.remote_data and any(self.reproduced.reasons.values()):
+            return "; ".join(dict.fromkeys(filter(None, self.reproduced.reasons.values())))
+        if question.kind == "trained" and not recorded.random_split:
             return "images were split by an official list, not at random: members and non-members differ anyway"
         if question.kind == "as_if_released" and recorded.method.releasing_all() is None:
             return ""  # the method cannot release one row per image
@@ -156,15 +156,15 @@ class RecordedQuestions:
         return released(replace(self.laboratory, clients=self._known()), question)
 
     def _known(self) -> list[Client]:
-        return [client for client in self.recorded.clients if not self.remade.reasons[client.name]]
+        return [client for client in self.recorded.clients if not self.reproduced.reasons[client.name]]
 
     def _trained(self, question: Question) -> Cases:
         """Members and non-members without near-duplicates, which were split at random."""
         lab, recorded = self.laboratory, self.recorded
         models = any(message.artifact.kind in MODELS for message in recorded.record.transcript.messages())
-        if not (models and recorded.alike):
+        if not (models and recorded.random_split):
             return []
-        clients = self._known() if recorded.led else lab.clients
+        clients = self._known() if recorded.remote_data else lab.clients
         alone = replace(
             lab, roles=replace(lab.roles, held_out=_without(lab.roles.held_out, recorded.copied)),
             clients=[replace(client, data=_without(client.data, recorded.copied)) for client in clients],

@@ -6,10 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected, obstacle
-from fdgsec.experiments.attack.verb import follows_model, last_sent, opened, write_report
-from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, make_again, read_record
-from fdgsec.experiments.attack_run.truth import RecordedQuestions, remade, unkept
+from fdgsec.experiments.attack.loop import (
+    AttackSetting,
+    attacks_of,
+    reason_to_skip,
+    run_attacks,
+    with_negative_controls,
+)
+from fdgsec.experiments.attack.verb import follows_model, last_global_model, prepare_style_view, write_report
+from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, read_record, reconstruct_run
+from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
 from fdgsec.experiments.config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
 from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
@@ -56,11 +62,11 @@ def attack_recorded(
     record = read_record(request.run)
     config = settings_for(record, request)
     attacks = attacks_of(config)
-    recorded = make_again(record, config, data_root=data_root, progress=progress)
+    recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
     setting, notes = _attack_setting(recorded, request, fresh=fresh, progress=progress)
-    outcomes = attacked_by(attacks, setting, progress)
+    outcomes = run_attacks(attacks, setting, progress)
     report = _report(recorded, setting, started=started, notes=notes)
-    report = replace(report, attacks=corrected(outcomes), seconds=time.monotonic() - started)
+    report = replace(report, attacks=with_negative_controls(outcomes), seconds=time.monotonic() - started)
     if out is not None:
         write_report(report, out, config=config, transcript=record.transcript)
     return report
@@ -72,7 +78,7 @@ def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[st
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     rows = []
     for attack in attacks_of(config):
-        reason, lacking = obstacle(attack, config.target, kinds, adversary), unkept(attack, config.keep)
+        reason, lacking = reason_to_skip(attack, config.target, kinds, adversary), models_not_kept(attack, config.keep)
         rows.append((attack.name, f"skipped: {reason}" if reason else f"in part: {lacking}" if lacking else "runs"))
     return config, rows
 
@@ -155,9 +161,9 @@ def _attack_setting(
     defense_stack = defense_stack_of(config, recorded.method)
     model = recorded.model
     if model is not None and config.rounds and follows_model(recorded.method):
-        model = last_sent(record.transcript, model)
-    style_view = opened(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
-    found = remade(recorded, defense_stack)
+        model = last_global_model(record.transcript, model)
+    style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
+    found = reproduce_states(recorded, defense_stack)
     observed = FederationRun(transcript=record.transcript, states=found.states)
     attack_context = attack_context_of(
         config,
@@ -171,7 +177,7 @@ def _attack_setting(
         defense_stack,
         progress,
     )
-    questions = RecordedQuestions(recorded=recorded, laboratory=attack_context.laboratory, remade=found)
+    questions = RecordedQuestions(recorded=recorded, laboratory=attack_context.laboratory, reproduced=found)
     notes = [*recorded.notes, *dict.fromkeys(reason for reason in found.reasons.values() if reason)]
     if record.report.get("environment", {}).get("code_sha256") != code_sha256():
         notes.append("another version of fdgsec wrote the run: simulations use the current version of its method")

@@ -19,7 +19,7 @@ ACROSS = 8
 """Number of images per row of a contact sheet."""
 
 
-def guessed(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Knowledge) -> dict[str, bytes]:
+def guess_files(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Knowledge) -> dict[str, bytes]:
     """The contents of guesses.csv, and of one contact sheet per answer with images, by file name.
 
     `names` maps the blinded names of the candidates to their own. Scores of a ranking are distances (smaller is

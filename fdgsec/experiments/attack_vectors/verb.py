@@ -16,9 +16,9 @@ from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
-from fdgsec.experiments.attack.loop import AttackSetting, attacked_by, attacks_of, corrected
+from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, run_attacks, with_negative_controls
 from fdgsec.experiments.attack.verb import write_report
-from fdgsec.experiments.attack_vectors.guesses import guessed
+from fdgsec.experiments.attack_vectors.guesses import guess_files
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read import OWN, Listed, Sent, read_truth, read_vectors
 from fdgsec.experiments.config import RunConfig, attack_settings, parse_assignments
@@ -64,7 +64,7 @@ class VectorsRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Untold(Judge):
+class JudgeWithoutTruth(Judge):
     """A judge without ground truth."""
 
     def measure(
@@ -94,19 +94,19 @@ def attack_vectors(
     truth = None if request.truth is None else _truth(request, request.truth, public)
     public, notes = _apart(public, truth)
     questions = VectorQuestions.of(sent, truth, public, seed=request.seed)
-    notes += _fitting(sent, truth, request.encoder)
-    setting = _bench(request, config, questions, public)
-    outcomes = attacked_by(attacks, setting, progress)
+    notes += _style_match_note(sent, truth, request.encoder)
+    setting = _attack_setting(request, config, questions, public)
+    outcomes = run_attacks(attacks, setting, progress)
     transcript = _transcript(sent)
     report = AttackReport(
         target=OWN, method=OWN, preset="", dataset=_described(public, truth), encoder=request.encoder, backbone=None,
         seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
-        attacks=corrected(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
+        attacks=with_negative_controls(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
         transcript_sha256=transcript.sha256, environment={**environment(), "notes": "; ".join(notes)},
         seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
-        files = guessed(outcomes, questions.names, setting.knowledge)
+        files = guess_files(outcomes, questions.names, setting.knowledge)
         write_report(report, out, config=config, transcript=transcript, files=files)
     return report
 
@@ -183,7 +183,7 @@ def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDa
     return public.subset(~copies), note
 
 
-def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> list[str]:
+def _style_match_note(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> list[str]:
     """A note with the number of rows that equal the style of their image, which reveals a wrong encoder."""
     rows = [(one.artifact, one.rows) for one in sent.values() if isinstance(one.artifact, ImageStyles)]
     if truth is None or not rows:
@@ -200,16 +200,16 @@ def _fitting(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> li
     return [f"{fits} of {total} rows equal the style of their image by {encoder} at {size} px{hint}"]
 
 
-def _bench(
+def _attack_setting(
     request: VectorsRequest, config: RunConfig, questions: VectorQuestions, public: DomainDataset | None
 ) -> AttackSetting:
     """The attacks' shared inputs; the adversary's `knows` holds only what was given, so that attacks state reasons."""
     kept = ADVERSARIES[config.adversary]
-    told = {
+    given = {
         "auxiliary": public is not None, "unseen": request.unseen is not None,
         "client sizes": questions.sized, "victim domains": questions.placed,
     }  # fmt: skip
-    adversary = replace(kept, knows=tuple(name for name in kept.knows if told.get(name, True)))
+    adversary = replace(kept, knows=tuple(name for name in kept.knows if given.get(name, True)))
     apart = None if public is None or request.unseen is None else public.domain_index(request.unseen)
     knows = adversary.knows
     auxiliary = public if public is None or apart is None else public.subset(public.domains != apart)
@@ -228,7 +228,7 @@ def _bench(
         pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
-    judge = Judge if questions.truth is not None else Untold
+    judge = Judge if questions.truth is not None else JudgeWithoutTruth
     return AttackSetting(
         target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
         judge=judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),

@@ -79,8 +79,8 @@ class Worlds:
         releases, world = (self.present, "present") if present else (self.absent, "absent")
         found = []
         for run in range(runs):
-            worn = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
-            found.append(sum(side * self.score(one.sent(worn)[0]) for side, one in _sided(releases)))
+            fresh = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
+            found.append(sum(side * self.score(one.sent(fresh)[0]) for side, one in _sided(releases)))
         return found
 
 

@@ -102,14 +102,14 @@ def audit_settings(
     """The settings of an audit; by default few images, the CPU, and one round for targets that need training.
 
     Raises what `attack_settings` raises."""
-    told = {name: value for name, value in given.items() if value is not None}
+    chosen = {name: value for name, value in given.items() if value is not None}
     usual: dict[str, Any] = {
         "device": "cpu",
         "rounds": 1 if target_method(target_named(target)).needs_training else None,
     }
     if plan.canary == "gradient":
         usual["per_domain"] = PER_DOMAIN
-    return attack_settings(target, {**usual, **told}, assignments=assignments)
+    return attack_settings(target, {**usual, **chosen}, assignments=assignments)
 
 
 def audit(
@@ -122,7 +122,7 @@ def audit(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    place = paying(config)
+    place = audited_defense(config)
     site = site_of(config, plan, data_root=data_root, progress=progress)
     defense = site.defense_stack.defenses[place]
     delta = defense.delta if isinstance(defense, StatesDelta) else config.delta
@@ -134,7 +134,7 @@ def audit(
     return document
 
 
-def paying(config: RunConfig) -> int:
+def audited_defense(config: RunConfig) -> int:
     """The position of the audited defense: the one with a guarantee, or the first if none states one.
 
     Raises UsageError for no defense, for two with a guarantee, and for one that acts on the wire."""

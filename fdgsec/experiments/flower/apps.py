@@ -53,7 +53,7 @@ def _serve(grid: Grid, context: Context) -> None:
     status = Status(folder=folder)
     status.note(status="running")
     try:
-        _conducted(Job.read(folder), grid, folder, status)
+        _run_job(Job.read(folder), grid, folder, status)
     except FdgsecError as error:
         status.note(status="failed", exit_code=error.exit_code, error=str(error))
         raise
@@ -63,7 +63,7 @@ def _serve(grid: Grid, context: Context) -> None:
     status.note(status="done", exit_code=0)
 
 
-def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
+def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     config = job.config
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
@@ -80,11 +80,11 @@ def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
         wait=job.wait,
     )
     status.note(rounds=config.rounds, clients={told.name: asdict(told) for told in found.values()})
-    classes = _agreed(list(found.values()))
+    classes = _class_count(list(found.values()))
     needed = config.rounds or method.shares == "every"
     engine = GridEngine(
         grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(),
-        timeout=job.timeout, on_stage=lambda stage: _staged(status, stage),
+        timeout=job.timeout, on_stage=lambda stage: _record_stage(status, stage),
     )  # fmt: skip
     trained = run_rounds(
         method, engine, model_of(config, method, classes) if needed else None, RoundSettings.of(config),
@@ -94,12 +94,12 @@ def _conducted(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     save_trained(trained, folder / RUN)
 
 
-def _staged(status: Status, stage: Stage) -> None:
+def _record_stage(status: Status, stage: Stage) -> None:
     status.note(round=stage.round)
     status.add("stages", asdict(stage))
 
 
-def _agreed(told: list[Introduction]) -> int:
+def _class_count(told: list[Introduction]) -> int:
     """The number of classes. Raises ClientFailedError if software versions or class names differ."""
     for each in told:
         if (each.fdgsec, each.code_sha256) != (__version__, code_sha256()):
@@ -121,7 +121,7 @@ def _take_part(message: Message, context: Context) -> Message:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Post:
+class NodeConfig:
     """The configuration of a node: its client number, the number of clients, its images and its state folder.
 
     `own_data` says that all images under `data_root` are this client's; otherwise it holds its part of the dataset.
@@ -137,7 +137,7 @@ class Post:
     secret: str = ""
 
     @classmethod
-    def of(cls, context: Context) -> "Post":
+    def of(cls, context: Context) -> "NodeConfig":
         """Read a node's own configuration. Raises UsageError."""
         told = context.node_config
         if "partition-id" not in told or "num-partitions" not in told:
@@ -159,57 +159,57 @@ class Post:
 
 def member_of(settings: str, context: Context) -> Member:
     """This node's client for the run that `settings` describe. Raises FdgsecError."""
-    return _member(settings, Post.of(context))
+    return _member(settings, NodeConfig.of(context))
 
 
 @lru_cache(maxsize=16)
-def _member(settings: str, post: Post) -> Member:
+def _member(settings: str, node: NodeConfig) -> Member:
     purpose, config = settings_read(settings)
-    lacking = [text for text in post.required if defense_of(text) not in config.defenses]
+    lacking = [text for text in node.required if defense_of(text) not in config.defenses]
     if lacking:
-        raise UsageError(f"client:{post.partition} takes part in no run without --defense {lacking[0]}.")
+        raise UsageError(f"client:{node.partition} takes part in no run without --defense {lacking[0]}.")
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
-    if post.secret not in ("", "run"):
-        defense_stack = replace(defense_stack, seed=noise_seed(post.state, _secret_seed(Path(post.secret))))
-    person, classes = _person(purpose, config, post)
+    if node.secret not in ("", "run"):
+        defense_stack = replace(defense_stack, seed=noise_seed(node.state, _secret_seed(Path(node.secret))))
+    local, classes = _local_client(purpose, config, node)
     sizes = (
         (0, 0)
         if defense_stack.defenses
-        else (len(person.data), 0 if person.validation is None else len(person.validation))
+        else (len(local.data), 0 if local.validation is None else len(local.validation))
     )
     introduction = Introduction(  # with a defense, sizes are not reported
-        name=person.name, clients=post.clients, training=sizes[0], validation=sizes[1], classes=classes,
+        name=local.name, clients=node.clients, training=sizes[0], validation=sizes[1], classes=classes,
         fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
     )  # fmt: skip
-    consent = Consent(folder=post.state, name=person.name, method=method, rounds=config.rounds, clients=post.clients)
+    consent = Consent(folder=node.state, name=local.name, method=method, rounds=config.rounds, clients=node.clients)
     return Member(
-        client=person, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
-        seed=config.seed, folder=post.state, consent=consent, introduction=introduction,
+        client=local, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
+        seed=config.seed, folder=node.state, consent=consent, introduction=introduction,
     )  # fmt: skip
 
 
-def _person(purpose: Purpose, config: RunConfig, post: Post) -> tuple[Client, tuple[str, ...]]:
+def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tuple[Client, tuple[str, ...]]:
     """This node's client with its own images or its part of the node's dataset, and the class names."""
-    name = f"client:{post.partition}"
-    if post.own_data and purpose == "attack":
+    name = f"client:{node.partition}"
+    if node.own_data and purpose == "attack":
         raise UsageError(f"{name} holds its own images; train first, then `fdgsec attack --run DIR`.")
-    if post.own_data and config.roles == "aside":
+    if node.own_data and config.roles == "aside":
         raise UsageError(f"{name} holds its own images, which --roles aside cannot split; leave it out.")
-    if post.own_data:
+    if node.own_data:
         images = load_dataset(
-            config.dataset, data_root=post.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
+            config.dataset, data_root=node.data_root, image_size=config.image_size, allow_partial=True, seed=config.seed
         )
         return with_validation(Client(name=name, data=images), seed=config.seed), tuple(images.class_names)
-    world = load_world(config, data_root=post.data_root, progress=NoProgress())
+    world = load_world(config, data_root=node.data_root, progress=NoProgress())
     if purpose == "train":
         clients, _ = split_sources(world, config)
     else:
         clients = attacked_clients(world, roles_of(world, seed=config.seed), config, method_of(config))
     known = {each.name: each for each in clients}
-    if name not in known or len(known) != post.clients:
+    if name not in known or len(known) != node.clients:
         raise UsageError(
-            f"{name} of {post.clients} is not among the {len(known)} clients of this run; join with --of {len(known)}."
+            f"{name} of {node.clients} is not among the {len(known)} clients of this run; join with --of {len(known)}."
         )
     return known[name], tuple(world.dataset.class_names)
 

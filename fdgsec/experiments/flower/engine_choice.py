@@ -49,22 +49,22 @@ class EngineChoice:
             raise UsageError("--insecure and --ca exclude each other; leave one of them out.")
 
 
-def federation_of(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> Federation:
+def federation_of(engine_choice: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> Federation:
     """The federation of the chosen engine. Raises UsageError, and MissingResourceError without Flower."""
-    if reach.engine == "local":
-        return partial(federate, quorum=reach.quorum)
-    return flower_federation(reach, purpose=purpose, data_root=data_root)
+    if engine_choice.engine == "local":
+        return partial(federate, quorum=engine_choice.quorum)
+    return flower_federation(engine_choice, purpose=purpose, data_root=data_root)
 
 
-def flower_federation(reach: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> FlowerFederation:
+def flower_federation(engine_choice: EngineChoice, *, purpose: Purpose, data_root: Path | None) -> FlowerFederation:
     """The federation on Flower of the chosen engine. Raises UsageError, and MissingResourceError without Flower."""
     from fdgsec.federation.engines.flower.versions import require_flower
 
-    deployed = reach.engine == "flower"
+    deployed = engine_choice.engine == "flower"
     require_flower(simulation=not deployed)
     return FlowerFederation(
-        runner=_submitted(reach) if deployed else _simulated(data_root), purpose=purpose, quorum=reach.quorum,
-        timeout=reach.timeout, wait=reach.wait, deployed=deployed,
+        runner=_submitted(engine_choice) if deployed else _simulated(data_root), purpose=purpose,
+        quorum=engine_choice.quorum, timeout=engine_choice.timeout, wait=engine_choice.wait, deployed=deployed,
     )  # fmt: skip
 
 
@@ -79,16 +79,16 @@ def _simulated(data_root: Path | None) -> Runner:
     return run
 
 
-def _submitted(reach: EngineChoice) -> Runner:
+def _submitted(engine_choice: EngineChoice) -> Runner:
     from fdgsec.federation.engines.flower.connection import Connection
     from fdgsec.federation.engines.flower.processes import submit
 
-    ca = reach.ca or (Path(CA) if Path(CA).is_file() else None)
-    if ca is None and not reach.insecure:
+    ca = engine_choice.ca or (Path(CA) if Path(CA).is_file() else None)
+    if ca is None and not engine_choice.insecure:
         raise UsageError(f"--engine flower needs the server's certificate: --ca FILE (`fdgsec serve` leaves {CA}).")
     if ca is not None and not ca.is_file():
         raise UsageError(f"--ca {ca} is not a file.")
-    connection = Connection(address=reach.federation, ca=None if reach.insecure else ca)
+    connection = Connection(address=engine_choice.federation, ca=None if engine_choice.insecure else ca)
 
     def run(folder: Path, job: Job) -> None:
         submit(folder, connection, timeout=_bound(job))

@@ -102,13 +102,13 @@ def _serve(serving: ServeSettings, server: Server, say: Callable[[str], None], l
         for line in _greeting(serving, server):
             say(line)
         news = LogForwarder(link, log)
-        door = _Door(Control(connection=server.connection, home=serving.home), serving.nodes, say)
+        registry = _NodeRegistry(Control(connection=server.connection, home=serving.home), serving.nodes, say)
         looked = 0.0
         while True:
             news.pass_on()
             link.check("SuperLink")
             if server.tls is not None and time.monotonic() - looked > LOOK:
-                door.update()
+                registry.update()
                 looked = time.monotonic()
             time.sleep(POLL)
 
@@ -127,7 +127,7 @@ def _greeting(serving: ServeSettings, server: Server) -> list[str]:
     ]
 
 
-class _Door:
+class _NodeRegistry:
     """Registers nodes whose public key is in a folder, and unregisters those whose key was removed."""
 
     def __init__(self, control: Control, folder: Path, say: Callable[[str], None]) -> None:

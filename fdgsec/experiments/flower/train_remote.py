@@ -22,7 +22,7 @@ from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError
 from fdgsec.runtime.progress import Progressive
 
 
-def lead(
+def train_remote(
     config: RunConfig,
     federation: FlowerFederation,
     *,

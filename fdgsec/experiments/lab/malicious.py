@@ -120,15 +120,15 @@ def breakdown(lab: Simulator, question: Question) -> Cases:
         honest = honest_run(setting, seed=lab.seed + number, rounds=0, model=None, forger="client:0")
         for malicious_client in question.malicious_clients:
             for count in question.hostile:
-                crowd = {client.name: malicious_client for client in members[:count]}
-                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, malicious_clients=crowd)
+                forgers = {client.name: malicious_client for client in members[:count]}
+                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, malicious_clients=forgers)
                 where: dict[str, str | int] = {"hostile": count, "clients": len(members)}
-                truth = Truth(harm=_displaced_centers(honest, other, crowd=count))
+                truth = Truth(harm=_displaced_centers(honest, other, forger_count=count))
                 result.append((_case(question, "client:0", malicious_client, where), truth))
     return result
 
 
-def _displaced_centers(honest: Run, hostile: Run, *, crowd: int) -> Harm:
+def _displaced_centers(honest: Run, hostile: Run, *, forger_count: int) -> Harm:
     if hostile.outcome.ended:
         return Harm(honest=honest.outcome, hostile=hostile.outcome)
     kind, last = InterpolationStyle.kind, len(honest.uploads) - 1
@@ -136,7 +136,7 @@ def _displaced_centers(honest: Run, hostile: Run, *, crowd: int) -> Harm:
     published = None if pair[0] is None or pair[1] is None else displacement([(pair[0], pair[1])])
     moved = {} if published is None else {kind: published}
     before, after = (_stacked(run.uploads) for run in (honest, hostile))
-    for name, center in _centers(len(before), crowd=crowd).items():
+    for name, center in _centers(len(before), forger_count=forger_count).items():
         start = center(before)
         moved[name] = float((center(after) - start).norm() / start.norm())
     return Harm(honest=honest.outcome, hostile=hostile.outcome, displacement=moved)
@@ -148,13 +148,13 @@ def _stacked(uploads: Mapping[str, StyleStatistics]) -> Tensor:
     return torch.stack([torch.cat([uploads[name].mean, uploads[name].std]) for name in ordered]).double()
 
 
-def _centers(clients: int, *, crowd: int) -> dict[str, Callable[[Tensor], Tensor]]:
+def _centers(clients: int, *, forger_count: int) -> dict[str, Callable[[Tensor], Tensor]]:
     """The centers of fdgsec.federation.robust_statistics that exist for so many clients.
 
     Each is given the number of hostile clients."""
     found: dict[str, Callable[[Tensor], Tensor]] = {"mean": lambda rows: rows.mean(0), "median": median}
-    if crowd < clients / 2:
-        found["trimmed-mean"] = lambda rows: trimmed_mean(rows, trim=crowd)
-    if clients > 2 * crowd + 2:
-        found["krum"] = lambda rows: rows[krum(rows, hostile=crowd)]
+    if forger_count < clients / 2:
+        found["trimmed-mean"] = lambda rows: trimmed_mean(rows, trim=forger_count)
+    if clients > 2 * forger_count + 2:
+        found["krum"] = lambda rows: rows[krum(rows, hostile=forger_count)]
     return found

@@ -7,7 +7,7 @@ import pytest
 from fdgsec.attacks.poisoning.attack import Poisoning
 from fdgsec.attacks.poisoning.control import planted_harm
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.attack.loop import obstacle
+from fdgsec.experiments.attack.loop import reason_to_skip
 from fdgsec.federation.forged_artifacts import Honest, Scaled
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
@@ -76,7 +76,7 @@ def test_what_cannot_be_asked_is_named(attack: Poisoning, facts: TargetFacts, sa
 
 @pytest.mark.parametrize(("adversary", "able"), [("server", False), ("outsider", False), ("client", True)])
 def test_only_a_client_can_forge(adversary: str, able: bool):
-    reason = obstacle(Poisoning(), "fisc", FACTS.artifact_kinds, ADVERSARIES[adversary])
+    reason = reason_to_skip(Poisoning(), "fisc", FACTS.artifact_kinds, ADVERSARIES[adversary])
 
     assert reason == ("" if able else "not applicable: poisoning needs a malicious client (--adversary client)")
 

@@ -36,7 +36,7 @@ def test_every_source_image_of_a_training_run_has_one_role_and_nobody_trained_on
     assert sorted(made.roles.federation.ids) == sorted(trained)
     validation = {name for client in made.clients if client.validation for name in client.validation.ids}
     assert {*held.ids, *known.ids} == validation
-    assert made.alike
+    assert made.random_split
 
 
 def test_halves_of_the_validation_images_are_even_in_every_domain(run: Path):
@@ -107,7 +107,7 @@ def test_official_splits_do_not_part_members_from_others_by_chance(tmp_path: Pat
 
     splits = [made.world.dataset.split_names[int(n)] for n in made.roles.held_out.attributes["split"]]
     assert set(splits) == {"test"}
-    assert not made.alike
+    assert not made.random_split
 
 
 def altered(lines: list[str]) -> list[str]:

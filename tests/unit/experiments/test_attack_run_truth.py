@@ -11,7 +11,7 @@ from fdgsec.attacks.gradient_inversion.attack import GradientInversion
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.experiments.attack_run.read import Recorded
-from fdgsec.experiments.attack_run.truth import RecordedQuestions, Remade, remade, unkept
+from fdgsec.experiments.attack_run.truth import RecordedQuestions, ReproducedStates, models_not_kept, reproduce_states
 from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
 from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -44,8 +44,8 @@ def copy(run: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run, tmp_path / "copy"))
 
 
-def found(made: Recorded) -> Remade:
-    return remade(made, defense_stack_of(made.config, made.method))
+def found(made: Recorded) -> ReproducedStates:
+    return reproduce_states(made, defense_stack_of(made.config, made.method))
 
 
 def questions(made: Recorded) -> RecordedQuestions:
@@ -56,7 +56,7 @@ def questions(made: Recorded) -> RecordedQuestions:
         adversary=ADVERSARIES["server"], encoder="pixels", seed=0, run=observed, model=made.model,
         defense_stack=defense_stack_of(made.config, made.method),
     )  # fmt: skip
-    return RecordedQuestions(recorded=made, laboratory=laboratory, remade=again)
+    return RecordedQuestions(recorded=made, laboratory=laboratory, reproduced=again)
 
 
 def test_rows_found_by_sharing_again_are_the_images_behind_the_recorded_ones(tmp_path: Path):
@@ -93,7 +93,9 @@ def test_noise_from_elsewhere_leaves_the_truth_unknown_and_the_rest_answered(cop
 
 def test_only_clients_whose_truth_is_known_are_asked_about(run: Path):
     asked = questions(again(run))
-    one = replace(asked, remade=replace(asked.remade, reasons={**asked.remade.reasons, "client:1": "not known"}))
+    one = replace(
+        asked, reproduced=replace(asked.reproduced, reasons={**asked.reproduced.reasons, "client:1": "not known"})
+    )
 
     question = Question(kind="released", gallery=50)
 
@@ -164,19 +166,19 @@ def test_models_that_were_not_kept_are_named_with_the_option_that_keeps_them(tmp
     assert asked.gap(Question(kind="trained", count=20), MODELS) == outputs
     assert asked.gap(Question(kind="released"), GradientInversion()) == outputs
     assert asked.gap(Question(kind="single_step", records=1, count=1), GradientInversion()) == ""
-    assert unkept(MODELS, "models=last") == unkept(LOOKED_UP, "artifacts") == ""
+    assert models_not_kept(MODELS, "models=last") == models_not_kept(LOOKED_UP, "artifacts") == ""
 
 
 def test_official_splits_leave_nobody_to_compare_members_with(trained: Path):
-    asked = questions(replace(again(trained, target="fedavg"), alike=False))
+    asked = questions(replace(again(trained, target="fedavg"), random_split=False))
 
     assert asked.cases(Question(kind="trained", count=20), MODELS) == []
     assert "an official list, not at random" in asked.gap(Question(kind="trained", count=20), MODELS)
 
 
 def test_a_run_led_elsewhere_has_members_only_where_a_release_says_so(trained: Path, run: Path):
-    silent = questions(replace(again(trained, target="fedavg"), led=True))
-    shared = questions(replace(again(run), led=True))
+    silent = questions(replace(again(trained, target="fedavg"), remote_data=True))
+    shared = questions(replace(again(run), remote_data=True))
 
     assert silent.cases(Question(kind="trained", count=20), MODELS) == []
     assert "held their own images elsewhere" in silent.gap(Question(kind="trained", count=20), MODELS)
@@ -190,8 +192,8 @@ def test_a_report_without_its_clients_images_names_the_unseen_domain_alone(train
 
     for manifest in ("", made.world.unseen().manifest_sha256):
         edited(copy, "report.json", dataset={**data, "manifest_sha256": manifest})
-        assert again(copy, target="fedavg").led
-    assert not made.led
+        assert again(copy, target="fedavg").remote_data
+    assert not made.remote_data
 
 
 def test_clients_of_a_run_led_elsewhere_may_have_kept_their_numbers_to_themselves(trained: Path, tmp_path: Path):

@@ -41,7 +41,7 @@ def on_paper(
     def runner(job_folder: Path, job: Job) -> None:
         status = Status(folder=job_folder)
         try:
-            apps._conducted(Job.read(job_folder), grid.grid, job_folder, status)
+            apps._run_job(Job.read(job_folder), grid.grid, job_folder, status)
         except UsageError as error:
             status.note(status="failed", exit_code=error.exit_code, error=str(error))
             return
@@ -127,7 +127,7 @@ def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_p
     for name in ("one", "two"):
         grid = PaperGrid.of(tmp_path / name, 3, node_config={"secret": str(tmp_path / f"{name}.seed")})
         job = Job(config=config, purpose="train", clients=3, deployed=True, wait=1.0)
-        apps._conducted(job, grid.grid, tmp_path / name, Status(folder=tmp_path / name))
+        apps._run_job(job, grid.grid, tmp_path / name, Status(folder=tmp_path / name))
         found.append(Transcript.load(tmp_path / name / "run").sha256)
 
     assert method.shares == "once"
@@ -139,14 +139,14 @@ def test_a_node_takes_part_in_nothing_that_lacks_the_defense_its_owner_demands(t
     job = Job(config=settings("ccst", rounds=0), purpose="train", clients=3, wait=0.1)
 
     with pytest.raises(ClientFailedError, match="takes part in no run without --defense private-styles:epsilon=4"):
-        apps._conducted(job, grid.grid, tmp_path, Status(folder=tmp_path))
+        apps._run_job(job, grid.grid, tmp_path, Status(folder=tmp_path))
 
 
 def test_policies_of_the_wire_are_refused_where_the_server_would_see_every_upload(tmp_path: Path):
     job = Job(config=settings("fedavg", defenses=("secure-aggregation",)), purpose="train", clients=3, wait=0.1)
 
     with pytest.raises(UsageError, match="the server would see every upload"):
-        apps._conducted(job, PaperGrid.of(tmp_path, 3).grid, tmp_path, Status(folder=tmp_path))
+        apps._run_job(job, PaperGrid.of(tmp_path, 3).grid, tmp_path, Status(folder=tmp_path))
 
 
 def changed(reply: Message, **fields: object) -> Message:
@@ -222,7 +222,7 @@ def test_a_node_that_runs_other_code_is_refused(tmp_path: Path, monkeypatch: pyt
     foreign = [replace(told, code_sha256="f" * 64) if told.name == "client:2" else told for told in found.values()]
 
     with pytest.raises(ClientFailedError, match=r"client:2 runs fdgsec .* install the same version"):
-        apps._agreed(foreign)
+        apps._class_count(foreign)
 
 
 def test_a_client_whose_state_was_reset_refuses_to_go_on(tmp_path: Path):
