@@ -1,8 +1,8 @@
 """fdgsec: privacy and security analysis of federated domain generalization.
 
 Each verb of the command line is a function: `fdgsec.attack("ccst-overall", dataset="pacs")` returns the report that
-`fdgsec attack --target ccst-overall --dataset pacs` prints. Whoever adds a method, an attack or a defense finds the
-types here too. Everything is imported when it is first used."""
+`fdgsec attack --target ccst-overall --dataset pacs` prints. The types that methods, attacks and defenses
+need are here too. Everything is imported on first use."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -70,8 +70,8 @@ def attack(
 
     Attacks and defenses are named ("private-styles:epsilon=8") or given as objects (`PrivateStyles(epsilon=8)`); a
     target may be the object of a method. `settings` are those of `fdgsec.experiments.settings.Settings` (per_domain,
-    encoder, rounds, ...), `assignments` the command line's --set items ("method.k=2"). With `out` the run directory is
-    written, otherwise nothing is.
+    encoder, rounds, ...), `assignments` the command line's --set items ("method.k=2"). With `out`, the run directory is
+    written; otherwise nothing is.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.verb import attack as experiment
     from fdgsec.experiments.config import attack_settings
@@ -268,11 +268,10 @@ def audit(
     assignments: Sequence[str] = (),
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
-    """Attack the guarantee of one of `defenses` and return audit.json; `found["exceeded"]` says that the claim has
-    failed.
+    """Audit the guarantee of one of `defenses` and return audit.json; "exceeded" is true if it refutes the claim.
 
-    With `out` the document is written there, otherwise nothing is. The rest is as in `attack`; docs/audit.md describes
-    bounds."""
+    With `out`, the document is written there; otherwise nothing is. Other arguments are as in `attack`; docs/audit.md
+    describes the bounds."""
     from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
     from fdgsec.experiments.audit.verb import audit as experiment
     from fdgsec.runtime.progress import NoProgress
@@ -313,8 +312,7 @@ def claims(
 
 
 def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
-    """Put two finished runs side by side, as `fdgsec compare --json`: what differs, and whether they may be
-    compared."""
+    """Compare two finished runs, as `fdgsec compare --json`: their differences, and whether they are comparable."""
     from fdgsec.experiments.compare import compare as experiment
 
     return experiment(Path(first), Path(second))

@@ -43,7 +43,7 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Audit a defense's guarantee: a lower bound on its epsilon. Ends with 1 where the claim has failed."""
+    """Audit a defense's guarantee: a lower bound on its epsilon. Exits with 1 if the bound exceeds the claim."""
     from fdgsec.cli.tables import print_audit
     from fdgsec.experiments.audit.verb import AuditPlan, audit, audit_settings
     from fdgsec.runtime.registry import name_of

@@ -26,7 +26,7 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Measure what the papers claim about privacy, and say of each claim whether it stands."""
+    """Measure what the papers claim about privacy, and give a verdict for each claim."""
     from fdgsec.cli.tables import print_claims
     from fdgsec.experiments.claims.verb import ClaimsRequest, claims
 

@@ -41,7 +41,7 @@ def command(
     out: o.Out = None,
     as_json: o.AsJson = False,
 ) -> int:
-    """Train a method's rounds and measure accuracy on the domain that no client has."""
+    """Train a method's rounds and measure accuracy on a domain that no client has seen."""
     from fdgsec.cli.tables import print_report, print_seeds
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds

@@ -1,4 +1,4 @@
-"""Everything that one report's attacks share: the adversary, what it knows, and the laboratory that runs for it."""
+"""The attack context: the adversary, its knowledge, and the laboratory that all attacks of a report share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
 EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPTION, "mini")}
-"""The networks by which generated sets are judged, per profile: Inception takes a second for three images on a CPU."""
+"""The feature extractors for image sets, per profile; Inception takes a second for three images on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +50,7 @@ def attack_context_of(
     defense_stack: DefenseStack,
     progress: Progressive,
 ) -> AttackContext:
-    """Put together one adversary, what it knows of one target, and the laboratory that simulates for it."""
+    """Build the attack context of one adversary and one target."""
     adversary = ADVERSARIES[config.adversary]
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)

@@ -1,4 +1,4 @@
-"""Runs the simulations that attacks ask for, and keeps the truth from the attacks."""
+"""The laboratory: simulates the runs that attacks ask for, and withholds the ground truth from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Laboratory(Simulator):
-    """A simulator that remembers the questions that it has answered."""
+    """A simulator that caches the cases of answered questions."""
 
     memo: dict[Question, Cases] = field(default_factory=dict)
 
@@ -42,7 +42,7 @@ class Laboratory(Simulator):
         return self.memo[question]
 
     def known_images(self) -> frozenset[str]:
-        """Also the candidates that the adversary has been shown, under their blinded names."""
+        """The adversary's images, and the candidates of earlier cases under their blinded names."""
         shown = {
             name
             for pairs in self.memo.values()

@@ -1,4 +1,4 @@
-"""Runs in which the adversary's client forges what it sends, beside the same runs in which it does not."""
+"""Runs with a malicious client that forges its messages, paired with honest runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -96,11 +96,12 @@ def _case(
 
 
 def breakdown(lab: Simulator, question: Question) -> Cases:
-    """Exchanges of clients of one domain each, of which the first `hostile` many, domains in turn, forge alike.
+    """Exchanges among single-domain clients, of which the first `hostile` send the same kind of forgery.
 
-    For each of `count` draws of clients, each malicious client and each number of hostile ones: how far the published
-    style (FISC's interpolation style) is moved, and how far the mean, the median, the trimmed mean and Krum's choice of
-    the same uploads are. No cases where the pools have too few images for all clients, or nobody forges."""
+    Domains alternate between clients. For each of `count` draws of clients, each malicious client and each number of
+    hostile clients: the displacement of the published style (FISC's interpolation style), and of the mean, the median,
+    the trimmed mean and Krum's choice of the same uploads. No cases if the pools have too few images or no client is
+    malicious."""
     pools = [lab.others(domain) for domain in lab.sources]
     per_pool = -(-question.clients // len(pools))
     result: Cases = []

@@ -1,4 +1,4 @@
-"""What the run's clients released, what other clients would have released, and what one more record changes."""
+"""Cases from the run's releases, from releases of all images of a domain, and from adding one record."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.threats.attack import Case, Question, Truth
 
 BEHIND = 300
-"""Number of a client's images beside which sets are judged that were generated from its pooled release."""
+"""Maximum number of true images per client, to which sets of reconstructions are compared."""
 
 
 def released(lab: Simulator, question: Question) -> Cases:

@@ -1,4 +1,4 @@
-"""Runs among resampled clients: clients are independent, and members come from the same distribution as non-members."""
+"""Runs on resampled clients, which are independent; members and non-members have the same distribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The simulator behind all observed runs: the target, the pools of images, and what one adversary sees.
+"""The simulator of all observed runs: the target, the pools of images, and the adversary's view.
 
-The laboratory (fdgsec.experiments.lab.laboratory) hands it to the modules that make cases."""
+The laboratory (fdgsec.experiments.lab.laboratory) passes it to the functions that build cases."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +28,12 @@ from fdgsec.threats.attack import Case, Truth
 
 Cases = list[tuple[Case, Truth]]
 ENOUGH = 64
-"""Images of which every method shares something (FedAlign: a tenth)."""
+"""Number of images with which every method shares something (FedAlign shares a tenth)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Simulator:
-    """One target on one federation, watched by one adversary.
+    """One target on one federation, observed by one adversary.
 
     `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
     `encoder` names the encoder of the styles, and `released_statistic` is the per-image statistic of which releases are
@@ -121,7 +121,7 @@ class Simulator:
         return defense_stack.undone(defense_stack.defended(outgoing))
 
     def shared(self, images: DomainDataset, rng: torch.Generator) -> Artifact:
-        """What the public method makes of `images` that a client shares, before any defense.
+        """The artifact that a client with `images` would share, before any defense.
 
         Raises UsageError for images that the adversary does not hold."""
         self._check_known([images])
@@ -137,7 +137,7 @@ class Simulator:
 
     @cached_property
     def slots(self) -> Mapping[str, str]:
-        """Under which name clients share each kind of artifact."""
+        """The slot in which clients share each kind of artifact."""
         data = self.clients[0].data  # any images will do, if they are enough to share something
         some = data.subset(torch.arange(min(ENOUGH, len(data))))
         return {artifact.kind: name for name, artifact in self._shared(some, self.rng("slots")).items()}
@@ -190,11 +190,11 @@ class Simulator:
         return join([self.roles.federation.of_domain(domain), self.roles.held_out.of_domain(domain)])
 
     def domain_name(self, domain: int) -> str:
-        """What the domain is called."""
+        """The name of a domain."""
         return str(self.roles.federation.domain_names[domain])
 
     def domain_of(self, data: DomainDataset) -> str:
-        """The domain that all of `data` is of, or "mixed"."""
+        """The name of the only domain in `data`, or "mixed"."""
         found = torch.unique(data.domains)
         return self.domain_name(int(found[0])) if len(found) == 1 else "mixed"
 
@@ -211,7 +211,7 @@ class Simulator:
 
 
 def blinded(candidates: DomainDataset, *, labeled: bool = False) -> DomainDataset:
-    """Take away from candidates what an adversary would not hold: labels, domains, attributes and telling names.
+    """Remove what an adversary does not have from candidates: labels, domains, attributes and image names.
 
     A name stays the same for the same image, so that the judge can see which questions share candidates. The pixels are
     not copied, and `labeled` keeps the classes (`rows` still point into the store, in which an attack, being trusted
@@ -228,5 +228,5 @@ def shown_images(data: DomainDataset, state: State) -> DomainDataset | None:
 
 
 def _rows(artifact: Artifact) -> int:
-    """How many rows an artifact has that may be of single images; 0 for what is of all images of a client."""
+    """The number of rows of an artifact with per-image rows; 0 for a pooled artifact."""
     return len(next(iter(artifact.tensors().values()))) if isinstance(artifact, ImageStyles | Amplitudes) else 0

@@ -1,4 +1,4 @@
-"""Clients that take a single step: their update is the gradient of one batch, the most that an update reveals."""
+"""Cases of clients that take a single step, whose update is the gradient of one batch."""
 
 from dataclasses import replace
 
@@ -59,7 +59,7 @@ def _last_model_sent(lab: Simulator) -> GlobalModel | None:
 
 
 def _view_of_step(lab: Simulator, model: GlobalModel, data: DomainDataset, plan: TrainingPlan, name: str) -> View:
-    """What the adversary sees of a round in which the client called `name` takes the step."""
+    """The adversary's view of a round in which the client called `name` takes the step."""
     clock = Clock(round=0, rounds=1, participants=(name,))
     defense_stack = replace(lab.defense_stack, seed=lab.seed, name="single step " + "/".join(data.ids))
     client, trainer = defense_stack.with_trainer(Client(name=name, data=data), lab.method, clock)

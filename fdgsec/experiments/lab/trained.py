@@ -1,4 +1,4 @@
-"""The trained run as it is, asked about its clients' training images."""
+"""Cases from the trained run: membership of its clients' training images."""
 
 import torch
 

@@ -58,7 +58,7 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
 
 
 def followed_rows(bare: Row) -> dict[str, Row]:
-    """The row of each attack that is followed, by what it found without the defense."""
+    """The row of each attack that the sweep follows, chosen on the undefended run."""
     chosen = [(each["name"], strongest(each["measurements"])) for each in bare["attacks"]]
     return {name: row for name, row in chosen if row is not None}
 
@@ -72,11 +72,11 @@ def strongest(rows: Sequence[Row]) -> Row | None:
 
 
 def hidden(privacy: Sequence[Row], accuracy: Sequence[Row]) -> dict[str, Any] | None:
-    """The mildest value at which linkage is under FACTOR times chance, and what the accuracy is there.
+    """The mildest value at which linkage is below FACTOR times chance, and the accuracy at that value.
 
-    With some tens of clients one link more or less is a multiple of chance: read is the isotonic fit over all values,
-    stronger defenses never linking better. The accuracy is that of the mildest measured value which is as strong. None
-    where linkage was not measured; its value is None where it never falls so far."""
+    With some tens of clients, one link is a multiple of chance; therefore linkage is the isotonic fit over all values,
+    in which stronger defenses never increase it. The accuracy is that of the mildest measured value at least as strong.
+    None if linkage was not measured; the value is None if linkage never falls below."""
     curve = [(point["value"], point["rows"].get("linkage")) for point in privacy if point["value"] is not None]
     curve.sort(key=lambda pair: pair[0], reverse=not grows_stronger(privacy))
     found = [(value, row) for value, row in curve if row is not None and row["value"] is not None]
@@ -114,7 +114,7 @@ def grows_stronger(privacy: Sequence[Row]) -> bool:
 
 
 def _epsilon(guarantees: Sequence[Row]) -> float:
-    """What the whole run promises; infinite where that is nothing."""
+    """The epsilon of the whole run; infinite without a guarantee."""
     found = [each["epsilon"] for each in guarantees if each["part"] == "run"]
     return math.inf if not found or found[0] is None else float(found[0])
 
@@ -163,8 +163,7 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
 
 
 def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
-    """The names and slices of what is read of a followed row: by likelihood ratio, as it is, and what theory says of
-    it."""
+    """The names and slices that belong to a followed row: by likelihood ratio, the row itself, and its theory."""
     weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "dimension"}
     return (name, weighed), (name, where), ("theory_auc", law)
 
@@ -231,7 +230,7 @@ def spreadsheet(found: Row) -> str:
 
 
 def markdown(found: Row) -> str:
-    """The curves as one table, and the sentence on what hiding costs."""
+    """The curves as one table, and the verdict with notes."""
     attacks = list(found["followed"])
     head = [
         found["option"],
@@ -260,7 +259,7 @@ def markdown(found: Row) -> str:
 
 
 def verdict(found: Row) -> str:
-    """One sentence: from which value on clients cannot be linked, and what that costs in accuracy."""
+    """One sentence: the value from which clients cannot be linked, and its cost in accuracy."""
     crossing = found["hidden"]
     if crossing is None:
         return "Linkage was not measured."
