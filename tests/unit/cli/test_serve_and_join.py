@@ -205,7 +205,7 @@ def test_new_key_prints_the_public_key_and_ends(capsys: Capture, tmp_path: Path)
         (("--insecure", "--partition", "3"), "0..M-1"),
         (("--insecure", "--partition", "-1"), "0..M-1"),
         (("--insecure", "--server", "nowhere"), "expected HOST:PORT"),
-        (("--insecure", "--data-root", "nowhere"), "--data-root nowhere is not there"),
+        (("--insecure", "--data-root", "nowhere"), "--data-root nowhere does not exist"),
         (("--insecure", "--own-data"), "--own-data needs --data-root"),
         (("--insecure", "--require-defense", "style-nose:p=1"), "style-noise"),
         (("--insecure", "--secret", "x", "--reproducible"), "exclude each other"),

@@ -114,7 +114,7 @@ def test_the_attacks_settings_are_the_requests_and_the_rest_the_runs():
     [
         (replace(ASKED, profile="quik"), "did you mean 'quick'"),
         (replace(ASKED, adversary="serverr"), "'server' or 'client' or 'outsider'"),
-        (replace(ASKED, assignments=("method.k=2",)), "the run's own settings hold"),
+        (replace(ASKED, assignments=("method.k=2",)), "cannot change a finished run"),
         (replace(ASKED, assignments=("attacks",)), "name.option=value"),
     ],
 )

@@ -101,7 +101,7 @@ def test_spectra_are_parted_by_owners_too(tmp_path: Path):
         ("rows.csv", "a,b\n1,2\n", "its header begins a, b"),
         ("rows.csv", "1,2,3,-4\n", "std must be >= 0"),
         ("rows.csv", "1,nan,3,4\n", "not finite"),
-        ("rows.csv", "1,2,3,4\n", "has 2 channels, encoder pixels 3"),
+        ("rows.csv", "1,2,3,4\n", "has 2 channels, encoder pixels has 3"),
         ("rows.csv", '"1,2', "cannot be read as CSV"),
         ("rows.npy", "no array", "cannot be read as .npy"),
         ("rows.safetensors", "no artifact", "is not an fdgsec artifact"),

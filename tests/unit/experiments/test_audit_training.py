@@ -149,4 +149,4 @@ def test_more_guesses_than_canaries_are_refused(tmp_path: Path, capsys: pytest.C
     code = audit(tmp_path, "dp-sgd:epsilon=2", "--canaries", "10", "--guesses", "11")
 
     assert code == 2
-    assert "11 guesses about 10 canaries" in capsys.readouterr().err
+    assert "--guesses is 11, more than the 10 canaries" in capsys.readouterr().err
