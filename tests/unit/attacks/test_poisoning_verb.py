@@ -42,7 +42,7 @@ def test_a_server_forges_nothing_and_is_told_who_could(tmp_path: Path):
     result = result_of("ccst-overall", tmp_path / "run", adversary="server")
 
     assert result["status"] == "skipped"
-    assert "give --adversary client" in result["reason"]
+    assert "poisoning needs a malicious client (--adversary client)" in result["reason"]
 
 
 def test_an_exchange_alone_is_forged_refused_and_displaced(tmp_path: Path):

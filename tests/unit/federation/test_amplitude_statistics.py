@@ -143,13 +143,17 @@ def test_a_planted_release_is_read_back_as_the_mean_of_its_records():
 
 
 def test_spectra_are_looked_at_only_where_they_are_means_and_at_their_size(data: DomainDataset):
-    method = CCST()
+    methods = {
+        "ccst-amplitude-overall": CCST(representation="amplitude"),
+        "ccst-amplitude-single": CCST(representation="amplitude", style="single"),
+        "ccst-overall": CCST(),
+    }
 
     pooled, single, styles = (
-        StyleView.of(RunConfig(target=name, method="ccst"), data, method, None)
-        for name in ("ccst-amplitude-overall", "ccst-amplitude-single", "ccst-overall")
+        StyleView.of(RunConfig(target=name, method="ccst"), data, method, None) for name, method in methods.items()
     )
-    larger = StyleView.of(RunConfig(target="ccst-amplitude-overall", method="ccst", style_size=64), data, method, None)
+    config = RunConfig(target="ccst-amplitude-overall", method="ccst", style_size=64)
+    larger = StyleView.of(config, data, methods["ccst-amplitude-overall"], None)
 
     assert isinstance(pooled.released_statistic, MeanSpectra)
     assert (pooled.encoder, larger.encoder) == ("spectrum:32x32:16", "spectrum:64x64:16")
