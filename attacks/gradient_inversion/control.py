@@ -56,8 +56,10 @@ def planted_gradients(
 
 def planted_network(state: Mapping[str, Tensor]) -> Classifier:
     """A convolution of stride 2, a sigmoid and a linear head: no pooling, and all derivatives are smooth."""
-    body = nn.Sequential(nn.Conv2d(3, CHANNELS, 5, stride=STRIDE, padding=2), nn.Sigmoid())
-    head = nn.Linear(CHANNELS * (SIDE // STRIDE) ** 2, CLASSES)
+    with torch.device("meta"):  # no draws from the global generator for weights that are replaced at once
+        body = nn.Sequential(nn.Conv2d(3, CHANNELS, 5, stride=STRIDE, padding=2), nn.Sigmoid())
+        head = nn.Linear(CHANNELS * (SIDE // STRIDE) ** 2, CLASSES)
+    body, head = body.to_empty(device="cpu"), head.to_empty(device="cpu")
     network = Classifier(backbone="planted", norm="batch", body=body, neck=nn.Flatten(), head=head)
     network.load_state_dict(dict(state))
     return network

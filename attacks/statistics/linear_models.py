@@ -23,7 +23,10 @@ def noise_images(count: int, *, side: int, classes: int, rng: torch.Generator) -
 
 def linear_classifier(state: Mapping[str, Tensor], *, side: int = SIDE) -> Classifier:
     """Build a classifier that is linear in the normalized pixels."""
-    head = nn.Linear(3 * side * side, len(state["head.bias"]))
-    network = Classifier(backbone="linear", norm="batch", body=nn.Identity(), neck=nn.Flatten(), head=head)
+    with torch.device("meta"):  # no draws from the global generator for weights that are replaced at once
+        head = nn.Linear(3 * side * side, len(state["head.bias"]))
+    network = Classifier(
+        backbone="linear", norm="batch", body=nn.Identity(), neck=nn.Flatten(), head=head.to_empty(device="cpu")
+    )
     network.load_state_dict(dict(state))
     return network
