@@ -1,1 +1,1 @@
-"""One attack family, one file."""
+"""Attacks: one family, one folder."""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 
 HERE = Path(__file__).parent
 TUNED = "glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296"

@@ -26,7 +26,7 @@ from fdgsec.federation.wire import SERVER
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Answers, Attack, Case, QuestionKind
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments, upload
 
 CLASSES, DOMAINS = 7, 3
 RECORDS = 130

@@ -23,8 +23,8 @@ from benchmarks.attack_cases import QUESTIONS, RECORDS, Size, records
 from benchmarks.inversion_steps import adversarial_step, matching_step, regression_step
 from fdgsec.attacks.membership.image_styles import nearest_row_distance
 from fdgsec.attacks.statistics.tracing import fit_whitening, likelihood_ratio
-from fdgsec.runtime.files import write_atomic
-from fdgsec.threats.planted import planted_moments
+from fdgsec.runtime.cache_files import write_atomic
+from fdgsec.threats.positive_control_data import planted_moments
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["benchmarks.inversion_steps"])

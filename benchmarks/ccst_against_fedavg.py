@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.evaluation import accuracy_document
+from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.setup.run_federation import RunRequest, federate
 from fdgsec.experiments.setup.world import load_world, model_of
 from fdgsec.experiments.train import split_sources
@@ -32,8 +32,8 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.image_styles import encoder_named
-from fdgsec.nn.training.plan import TrainingPlan
-from fdgsec.runtime.files import write_atomic
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 
 SCHEMA = 1

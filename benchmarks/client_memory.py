@@ -23,7 +23,7 @@ from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import detached
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
 
 ROUNDS = 2

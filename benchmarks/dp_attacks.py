@@ -11,7 +11,7 @@ import fdgsec
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.method import GlobalModel
-from fdgsec.federation.sharpness_aware import validation_losses
+from fdgsec.federation.weight_perturbation import validation_losses
 from fdgsec.metrics.intervals import delong
 from fdgsec.metrics.roc import auc
 from fdgsec.nn.training.batches import TrainingSet

@@ -23,8 +23,8 @@ from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protoc
 from benchmarks.dp_tables import learned, table
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig, defense_of, defense_text
+from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, roles_of, with_validation
 from fdgsec.federation.engines.local import LocalEngine
@@ -32,8 +32,8 @@ from fdgsec.federation.method import GlobalModel, Method, Reply, Step, StepReque
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.run_folder import environment
 from fdgsec.federation.wire import Wire, keeps_artifacts
-from fdgsec.nn.training.plan import TrainingPlan
-from fdgsec.runtime.files import write_atomic
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 

@@ -27,9 +27,9 @@ from fdgsec.experiments.setup.world import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.engines.flower.loopback import loopback
-from fdgsec.federation.engines.flower.processes import simulate, submit
+from fdgsec.federation.engines.flower.nodes_and_jobs import simulate, submit
 from fdgsec.federation.run_folder import environment
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 
 METHODS = ("ccst", "fisc", "stablefdg", "feddag", "fedalign")

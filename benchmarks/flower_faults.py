@@ -22,10 +22,10 @@ from fdgsec.experiments.setup.world import method_of
 from fdgsec.federation.engines.flower.certificates import create_node_key
 from fdgsec.federation.engines.flower.connection import Connection
 from fdgsec.federation.engines.flower.loopback import loopback
-from fdgsec.federation.engines.flower.processes import submit
+from fdgsec.federation.engines.flower.nodes_and_jobs import submit
 from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import FdgsecError
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 
 FAULTS = ("none", "nan", "wrong shape", "missing key", "bad weight", "exception", "sleep", "sigkill")

@@ -20,7 +20,7 @@ from fdgsec.methods.fpl import FPL
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.training.augmix import AugMix
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 
 PLAN = TrainingPlan(batch_size=32, learning_rate=1e-4, momentum=0.9)
 

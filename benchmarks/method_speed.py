@@ -40,7 +40,7 @@ from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.precision import precision_of
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
 
 TARGET = 1.15

@@ -42,7 +42,7 @@ from fdgsec.metrics.feature_extractors import (
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.nn.styles.encoders import MiniStyle, SqueezeStyle, load_encoder
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
 
 TARGET = 0.9

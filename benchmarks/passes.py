@@ -18,9 +18,9 @@ from torch.nn import functional
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
-from fdgsec.nn.training.loop import prepare_training
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.nn.training.training_loop import prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.runtime.random_streams import stream
 
 INTENSITY, MARGIN, FOLLOWS, META_STEP = 0.3, 0.1, 0.99, 1e-3  # of FedDAG's eqs. (1) and (2), its teacher, and FedDG

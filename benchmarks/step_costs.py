@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from fdgsec.runtime.processes import keep_freed_memory
+from fdgsec.runtime.worker_processes import keep_freed_memory
 
 KEPT = keep_freed_memory()  # before torch takes any memory
 
@@ -20,8 +20,8 @@ from torch.nn import functional
 
 from benchmarks.training_speed import CPU, bare, setting_of
 from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
+from fdgsec.nn.training.training_plan import TrainingPlan
 
 Style = tuple[Tensor, Tensor]
 

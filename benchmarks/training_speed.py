@@ -34,10 +34,10 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy, epochs
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision, precision_of, processor_of
-from fdgsec.runtime.files import write_atomic
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
 
 CPU = torch.device("cpu")

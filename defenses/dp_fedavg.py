@@ -22,7 +22,7 @@ from fdgsec.federation.defense import Outgoing, Protected, Sender
 from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, GlobalModel, Method
 from fdgsec.federation.reply_slots import Slot
-from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import CLIENTS, Receipt, Upload
 from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.guarantees import PlannedGuarantee

@@ -15,7 +15,7 @@ from torch import Tensor
 from fdgsec.federation.artifacts import Amplitudes, Artifact, GeneratorState, ModelState, Scores, StyleStatistics
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Method
-from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import CLIENTS, Policy, Upload, number_of
 from fdgsec.runtime.errors import UnseenError, UsageError
 

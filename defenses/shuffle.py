@@ -13,7 +13,7 @@ import torch
 from fdgsec.federation.artifacts import Amplitudes, Artifact
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
-from fdgsec.federation.server_view import needs_of
+from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import ANONYMOUS, Policy, Upload, number_of
 from fdgsec.runtime.errors import UsageError
 

@@ -73,7 +73,7 @@ def attack(
     encoder, rounds, ...), `assignments` the command line's --set items ("method.k=2"). With `out`, the run directory is
     written; otherwise nothing is.
     Raises the errors of `fdgsec.runtime.errors`."""
-    from fdgsec.experiments.attack.verb import attack as experiment
+    from fdgsec.experiments.attack.run_attacks import attack as experiment
     from fdgsec.experiments.config import attack_settings
     from fdgsec.runtime.progress import NoProgress
 
@@ -105,7 +105,7 @@ def attack_run(
     """Attack what a finished run recorded, as `fdgsec attack --run`; `target` and `seed` default to the run's own.
 
     `report.environment["notes"]` says what could not be repeated. Raises the errors of `fdgsec.runtime.errors`."""
-    from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
+    from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded
     from fdgsec.runtime.progress import NoProgress
 
     request = RecordedRequest(
@@ -136,8 +136,8 @@ def attack_vectors(
     """Attack vectors of your own, as `fdgsec attack --artifacts`; `dataset` names the adversary's public images.
 
     With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
-    from fdgsec.experiments.attack_vectors.verb import VectorsRequest
-    from fdgsec.experiments.attack_vectors.verb import attack_vectors as experiment
+    from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest
+    from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.runtime.progress import NoProgress
 
     request = VectorsRequest(
@@ -192,8 +192,8 @@ def bench(
     the same call goes on where it stopped; otherwise nothing is kept."""
     from tempfile import TemporaryDirectory
 
-    from fdgsec.experiments.bench.verb import BenchRequest
-    from fdgsec.experiments.bench.verb import bench as experiment
+    from fdgsec.experiments.bench.run_bench import BenchRequest
+    from fdgsec.experiments.bench.run_bench import bench as experiment
     from fdgsec.runtime.progress import NoProgress
 
     request = BenchRequest(
@@ -235,8 +235,8 @@ def sweep(
     from tempfile import TemporaryDirectory
 
     from fdgsec.experiments.config import defense_of
-    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest
-    from fdgsec.experiments.sweep.verb import sweep as experiment
+    from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest
+    from fdgsec.experiments.sweep.run_sweep import sweep as experiment
     from fdgsec.runtime.progress import NoProgress
 
     request = SweepRequest(
@@ -272,8 +272,8 @@ def audit(
 
     With `out`, the document is written there; otherwise nothing is. Other arguments are as in `attack`; docs/audit.md
     describes the bounds."""
-    from fdgsec.experiments.audit.verb import AuditPlan, audit_settings
-    from fdgsec.experiments.audit.verb import audit as experiment
+    from fdgsec.experiments.audit.run_audit import AuditPlan, audit_settings
+    from fdgsec.experiments.audit.run_audit import audit as experiment
     from fdgsec.runtime.progress import NoProgress
 
     plan = AuditPlan(
@@ -300,8 +300,8 @@ def claims(
     With `out` the table and a report per run are written there; otherwise nothing is kept."""
     from tempfile import TemporaryDirectory
 
-    from fdgsec.experiments.claims.verb import ClaimsRequest
-    from fdgsec.experiments.claims.verb import claims as experiment
+    from fdgsec.experiments.claims.run_claims import ClaimsRequest
+    from fdgsec.experiments.claims.run_claims import claims as experiment
     from fdgsec.runtime.progress import NoProgress
 
     request = ClaimsRequest(dataset=dataset, profile=profile, seed=seed, only=only, given=settings)

@@ -37,7 +37,7 @@ from fdgsec.federation.peer_review import (
     worth_keeping,
 )
 from fdgsec.federation.releases import Release
-from fdgsec.federation.sharpness_aware import (
+from fdgsec.federation.weight_perturbation import (
     PerturbationEffect,
     batch_gradient,
     gradient_of,

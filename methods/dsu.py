@@ -19,7 +19,7 @@ from torch import Tensor
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import PLACES, StageStyleObjective, apply_style, check_places, instance_statistics
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 EPS = 1e-6

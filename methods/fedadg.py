@@ -31,8 +31,8 @@ from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective, optimizer_step
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
+from fdgsec.nn.training.training_loop import Objective, optimizer_step
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 

@@ -36,9 +36,9 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, U
 from fdgsec.methods.fedccrl import CrossClientAlignment, FedCCRL, Pool, normalized
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
 from fdgsec.nn.training.losses import inconsistency
-from fdgsec.nn.training.plan import optimizer_memory, optimizer_of, remember
+from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_plan import optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, integer_seed
 

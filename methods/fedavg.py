@@ -20,8 +20,8 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, 
 from fdgsec.federation.releases import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy, Objective, predictions
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective, predictions
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 
 KEPT = "kept/"
 """Prefix, in a client's state, of the model entries that stay with the client."""

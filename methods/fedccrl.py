@@ -37,8 +37,8 @@ from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.nn.styles.feature_styles import apply_style, instance_statistics
 from fdgsec.nn.training.augmix import AugMix, dirichlet
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
 from fdgsec.nn.training.losses import jensen_shannon, supervised_contrastive
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 

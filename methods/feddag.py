@@ -30,15 +30,15 @@ from torch.nn import functional
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
 from fdgsec.federation.releases import Release
-from fdgsec.federation.sharpness_aware import gradient_of
+from fdgsec.federation.weight_perturbation import gradient_of
 from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import optimizer_step, prepare_training
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.nn.training.training_loop import optimizer_step, prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 

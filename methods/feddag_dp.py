@@ -32,11 +32,11 @@ from torch.nn import functional
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.dp_sgd_joint import Gradients, joint_training
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
-from fdgsec.federation.sharpness_aware import losses_with
+from fdgsec.federation.weight_perturbation import losses_with
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, follow
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import prepare_training
 from fdgsec.nn.training.precision import Precision, autocast
+from fdgsec.nn.training.training_loop import prepare_training
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.errors import UsageError
 

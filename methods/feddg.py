@@ -32,7 +32,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "amplitudes"

@@ -27,7 +27,7 @@ from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNe
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.training_loop import logits
 from fdgsec.runtime.errors import UsageError
 
 OWN = "own_metric"

@@ -27,8 +27,8 @@ from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
 from fdgsec.nn.training.precision import autocast, precision_of
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "gradient"

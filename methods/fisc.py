@@ -40,8 +40,8 @@ from fdgsec.nn.styles.channel_statistics import EPS, Moments, concatenated, mome
 from fdgsec.nn.styles.finch import cluster_means, finch
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment
-from fdgsec.nn.training.loop import Objective
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 

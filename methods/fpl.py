@@ -26,7 +26,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 SLOT = "prototypes"

@@ -18,7 +18,7 @@ import torch
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import StageStyleObjective, check_places, mixed_styles
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 
 

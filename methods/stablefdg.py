@@ -50,7 +50,7 @@ from fdgsec.nn.styles.feature_styles import (
 )
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.class_balanced_batches import BalancedPass, ClassDraws
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 

@@ -44,7 +44,7 @@ from fdgsec.nn.networks.classifiers import Classifier, StageHooks
 from fdgsec.nn.styles.feature_styles import StyleLaws, apply_style, explored, instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
+from fdgsec.federation.early_layer_encoder import introduced_layers
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
-from fdgsec.federation.model_encoder import introduced_layers
 from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg

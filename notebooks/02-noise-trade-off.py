@@ -29,8 +29,8 @@ import torch
 from IPython.display import Image
 
 from fdgsec.experiments.sweep.plots import figures
+from fdgsec.experiments.sweep.run_sweep import SweepRequest, sweep
 from fdgsec.experiments.sweep.tables import named, shown, verdict
-from fdgsec.experiments.sweep.verb import SweepRequest, sweep
 from fdgsec.runtime.progress import NoProgress
 
 DATASET = "shapes"

@@ -32,7 +32,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.experiments.config import build
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import epsilon
 from fdgsec.privacy.dp_sgd import uses_of
 from fdgsec.privacy.ledger import guarantee_line

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.mixture_shares import shadow_rows, skewed_shares
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import Artifact, HeadGradient, ImageStyles, Prototypes
 from fdgsec.federation.released_statistics import ReleasedStatistic
@@ -20,7 +20,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 CLASSES, CHANNELS, CLIENTS, IMAGES = 4, 16, 14, 20
 PER_CLASS = 40

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 
 def planted_additions(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:

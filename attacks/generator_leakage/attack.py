@@ -30,7 +30,7 @@ from fdgsec.attacks.generator_leakage.fingerprint import (
     too_few_images,
 )
 from fdgsec.attacks.generator_leakage.response import GeneratorProbe, GeneratorUpdate, Objective, membership_by_change
-from fdgsec.attacks.statistics.reference_models import (
+from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,
     auxiliary_run,

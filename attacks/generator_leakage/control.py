@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.attacks.statistics.linear_models import linear_classifier, noise_images
+from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.wire import SERVER, Message

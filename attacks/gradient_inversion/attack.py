@@ -31,7 +31,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     batch_gradient,
     match_gradient,
 )
-from fdgsec.attacks.gradient_inversion.single_step import ObservedStep, observed_step
+from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, observed_step
 from fdgsec.data.domains import DomainDataset, downsample, shares_of
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.measurement import Measurement

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.gradient_inversion.gradient_matching import batch_gradient
-from fdgsec.attacks.gradient_inversion.single_step import ObservedStep
+from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep
 
 GRAY = (0.299, 0.587, 0.114)
 

@@ -11,7 +11,7 @@ from fdgsec.data.domains import DomainDataset, as_float, shares_of
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
 

@@ -13,7 +13,7 @@ from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments
 
 POOL, SIZE, CHANNELS, FEDERATIONS = 20, 8, 32, 6
 RULE = PublicRule(partition="last")

@@ -3,7 +3,7 @@
 *A mean over images* (CCST's overall style, eq. 8, or mean spectrum; StableFDG's distribution, eq. 3): the release is
 exactly the mean of a per-image statistic t (fdgsec.federation.released_statistics), so the Gaussian likelihood ratio
 for a record in a mean applies (fdgsec.attacks.statistics.tracing), whitened on auxiliary images of the domain
-(fdgsec.attacks.statistics.populations).
+(fdgsec.attacks.statistics.domain_populations).
 
 *A mean over clusters of images* (FISC): both hypotheses are simulated with the target's public method on shadow clients
 of auxiliary images (fdgsec.attacks.membership.shadow_likelihood).
@@ -35,7 +35,7 @@ from fdgsec.attacks.membership.pooled_styles import (
     size_of,
 )
 from fdgsec.attacks.statistics.defense_noise import release_of_mean
-from fdgsec.attacks.statistics.populations import auxiliary_images, pooled_release
+from fdgsec.attacks.statistics.domain_populations import auxiliary_images, pooled_release
 from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardized_score
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -43,7 +43,7 @@ from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
 """Knowledge that a test of a pooled release requires."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
 from fdgsec.federation.released_statistics import PooledStyles
@@ -14,7 +14,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
-from fdgsec.threats.planted import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 10, 128, 300
 SHOWN = 4

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import defense_noise_of_styles, read_style_rows, style_rows_of
-from fdgsec.attacks.statistics.populations import distinct_images
+from fdgsec.attacks.statistics.domain_populations import distinct_images
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments
 from fdgsec.nn.training.batches import augment
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fdgsec.attacks.membership.shadow_likelihood import ShadowSimulation
 from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
-from fdgsec.attacks.statistics.populations import Population, auxiliary_images, placed_candidates, populations_of
+from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, placed_candidates, populations_of
 from fdgsec.attacks.statistics.tracing import (
     TracingTest,
     Whitening,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.populations import PlacedCandidates, Population
+from fdgsec.attacks.statistics.domain_populations import PlacedCandidates, Population
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child

@@ -5,7 +5,7 @@ online, with two baselines: the loss (Yeom et al., CSF 2018) and the calibrated 
 fdgsec.attacks.statistics.lira_rmia. The models that the adversary reads depend on its position. A server has every
 client's update. A client of FedDAG has the perturbed teachers of the others, which it evaluates under eq. (5), without
 their owners' names. Every party has the global model. Reference models are further runs of the target's public method
-(fdgsec.attacks.statistics.reference_models)."""
+(fdgsec.attacks.statistics.reference_federations)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
 from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
-from fdgsec.attacks.statistics.reference_models import (
+from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,
     auxiliary_run,

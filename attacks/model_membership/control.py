@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.linear_models import SIDE, linear_classifier, noise_images
+from fdgsec.attacks.statistics.noise_image_classifiers import SIDE, linear_classifier, noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message

@@ -22,7 +22,7 @@ from fdgsec.attacks.statistics.lira_rmia import (
 )
 from fdgsec.data.domains import DomainDataset
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.training_loop import logits
 
 MIN_MODELS_PER_EXAMPLE = 64
 """Minimum number of reference models for a variance per candidate (Carlini et al. 2022, section VI)."""

@@ -11,7 +11,7 @@ from fdgsec.federation.forged_artifacts import ScaledUpdate
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import child, integer_seed
 from fdgsec.runtime.registry import resolve
 from fdgsec.threats.adversary import Knowledge

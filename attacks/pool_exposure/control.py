@@ -11,7 +11,7 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.encoders import Pixels, image_moments
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 SIDE = 16  # pixels; the smallest that encoders take
 

@@ -11,7 +11,7 @@ from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.styles.channel_statistics import Moments, moments
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 
 def planted_lookups(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:

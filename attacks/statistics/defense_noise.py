@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles

@@ -11,7 +11,7 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 
 def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:

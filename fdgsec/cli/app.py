@@ -9,8 +9,8 @@ import typer
 from typer.core import TyperGroup
 
 from fdgsec.runtime.errors import FdgsecError, unknown_name
-from fdgsec.runtime.processes import keep_freed_memory
 from fdgsec.runtime.version import __version__
+from fdgsec.runtime.worker_processes import keep_freed_memory
 
 VERBS: Mapping[str, str] = {
     "attack": "fdgsec.cli.attack:command",

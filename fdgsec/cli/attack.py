@@ -130,7 +130,7 @@ def _on_target(
     target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, engine_choice: "EngineChoice"
 ) -> int:
     from fdgsec.cli.tables import print_dry_run
-    from fdgsec.experiments.attack import verb as experiment
+    from fdgsec.experiments.attack import run_attacks as experiment
     from fdgsec.experiments.config import attack_settings
     from fdgsec.experiments.flower.engine_choice import flower_federation
 
@@ -151,7 +151,7 @@ def _on_target(
 
 def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | None) -> int:
     from fdgsec.cli.tables import print_dry_run
-    from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded, dry_run_recorded
+    from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded, dry_run_recorded
 
     request = RecordedRequest(
         run=run, target=target, adversary=chosen.adversary, attacks=chosen.attacks, profile=chosen.profile,
@@ -176,7 +176,7 @@ def _on_vectors(
     allow_partial: bool,
 ) -> int:
     from fdgsec.cli.tables import console
-    from fdgsec.experiments.attack_vectors.verb import VectorsRequest, attack_vectors
+    from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest, attack_vectors
 
     if given["encoder"] is None:
         raise UsageError("--artifacts needs --encoder, the one that made the vectors (`fdgsec list encoders`).")

@@ -45,7 +45,7 @@ def command(
 ) -> int:
     """Audit a defense's guarantee: a lower bound on its epsilon. Exits with 1 if the bound exceeds the claim."""
     from fdgsec.cli.tables import print_audit
-    from fdgsec.experiments.audit.verb import AuditPlan, audit, audit_settings
+    from fdgsec.experiments.audit.run_audit import AuditPlan, audit, audit_settings
     from fdgsec.runtime.registry import name_of
 
     plan = AuditPlan(

@@ -48,8 +48,8 @@ def command(
     as_json: o.AsJson = False,
 ) -> int:
     """Fill a paper's table, run by run; what is finished is kept, and a later call goes on from there."""
+    from fdgsec.experiments.bench.run_bench import BenchRequest, bench
     from fdgsec.experiments.bench.tables import markdown
-    from fdgsec.experiments.bench.verb import BenchRequest, bench
 
     if given["rounds"] == 0:
         raise UsageError("a table of accuracies needs --rounds 1 or more.")

@@ -4,7 +4,7 @@ import shutil
 
 import typer
 
-from fdgsec.runtime.files import cache_root
+from fdgsec.runtime.cache_files import cache_root
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="The cache: size, clear.")
 KINDS = ("features", "pixels", "runs")

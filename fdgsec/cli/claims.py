@@ -28,7 +28,7 @@ def command(
 ) -> int:
     """Measure what the papers claim about privacy, and give a verdict for each claim."""
     from fdgsec.cli.tables import print_claims
-    from fdgsec.experiments.claims.verb import ClaimsRequest, claims
+    from fdgsec.experiments.claims.run_claims import ClaimsRequest, claims
 
     request = ClaimsRequest(dataset=dataset, profile=profile, seed=seed, only=tuple(claim or ()), given=given)
     folder = out or Path("runs") / f"claims-{dataset}-{profile}-seed{seed}"

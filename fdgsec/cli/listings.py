@@ -16,8 +16,8 @@ from fdgsec.federation.run_folder import environment
 from fdgsec.nn.networks.classifiers import BACKBONES
 from fdgsec.nn.networks.weights import WeightStatus, listing
 from fdgsec.nn.styles.encoders import encoder_names
+from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.errors import FdgsecError, UsageError
-from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.registry import names, plugins, resolve, targets
 
 CLASSES_SHOWN = 12

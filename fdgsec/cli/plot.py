@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from fdgsec.cli import options as o
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError, unknown_name
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import progress_bars
 
 Kind = Annotated[str, typer.Argument(help="attention, tsne, loss-surface, domain-gap or style-histogram.")]

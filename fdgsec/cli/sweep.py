@@ -51,7 +51,7 @@ def command(
     """Attack and train a target at many values of a defense's option: the privacy-accuracy trade-off, with figures."""
     from fdgsec.cli.tables import print_sweep
     from fdgsec.experiments.config import defense_of
-    from fdgsec.experiments.sweep.verb import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
+    from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
 
     option, values = parsed_over(over)
     asked = None if accuracy_at is None else () if accuracy_at == "none" else parsed_values(accuracy_at)

@@ -12,18 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fdgsec.data.csv_layouts import find_base
+from fdgsec.data.dataset_scan import scan
 from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.fetch import Archive, fetch_dataset
-from fdgsec.data.folder_layouts import scan
 from fdgsec.data.hub import COLUMNS
+from fdgsec.data.image_sources import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.data.layout_readers import find_base
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.leaf_json import read_leaf
 from fdgsec.data.sampling import apportion
-from fdgsec.data.sources import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError, unknown_name
-from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.runtime.registry import plugins, resolve
 

@@ -14,7 +14,7 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
-from fdgsec.data.sources import printable
+from fdgsec.data.image_sources import printable
 from fdgsec.data.unpack import inner_path
 from fdgsec.runtime.download import DownloadError, Progress, reach
 from fdgsec.runtime.errors import DataError, MissingResourceError

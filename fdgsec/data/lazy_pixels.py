@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fdgsec.data.sources import ImageFile, Pixels, Source, acquire_source, decode_image, default_threads
+from fdgsec.data.image_sources import ImageFile, Pixels, Source, acquire_source, decode_image, default_threads
 
 CACHE_BYTES = 2**30
 

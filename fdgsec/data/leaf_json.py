@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset, downsample
-from fdgsec.data.sources import Source, printable, text_of
+from fdgsec.data.image_sources import Source, printable, text_of
 from fdgsec.runtime.errors import DataError
 from fdgsec.runtime.random_streams import stream
 

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from tarfile import HeaderError, ReadError
 
-from fdgsec.data.sources import printable
+from fdgsec.data.image_sources import printable
 from fdgsec.runtime.errors import DataError, MissingResourceError
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")

@@ -14,7 +14,7 @@ from fdgsec.experiments.attack_run.finished_run import Finished
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.attention import attention_scores
 from fdgsec.nn.styles.image_styles import encoder_named
-from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.training_loop import logits
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 

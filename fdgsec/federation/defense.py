@@ -17,9 +17,9 @@ from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import NUMBERS, Client, Clock, GlobalModel, Method, Reply, State, Step, StepRequest
 from fdgsec.federation.released_statistics import ReleasedStatistic
-from fdgsec.federation.server_view import NeedsEveryone
+from fdgsec.federation.server_needs import NeedsEveryone
 from fdgsec.federation.wire import Filter, Guard, Message, Policy
-from fdgsec.nn.training.loop import Trainer
+from fdgsec.nn.training.training_loop import Trainer
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing, check_composable
 from fdgsec.runtime.errors import UsageError
@@ -144,7 +144,7 @@ class TrainsPrivately(Protocol):
     """A defense that replaces the training loop."""
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
-        """Make the replacement of fdgsec.nn.training.loop.epochs, its noise drawn from `rng`."""
+        """Make the replacement of fdgsec.nn.training.training_loop.epochs, its noise drawn from `rng`."""
         ...
 
 

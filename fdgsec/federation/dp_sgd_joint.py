@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fdgsec.federation.method import Clock
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, uses_of
 from fdgsec.runtime.errors import UsageError

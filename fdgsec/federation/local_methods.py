@@ -14,7 +14,7 @@ from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.federation.releases import Release
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 

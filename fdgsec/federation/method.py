@@ -16,8 +16,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.releases import TRAINED_MODEL, Release
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
-from fdgsec.nn.training.loop import CrossEntropy, Objective, Trainer, epochs
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective, Trainer, epochs
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
+from fdgsec.runtime.cache_files import cache_root
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import cache_root
 from fdgsec.runtime.version import __version__
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")

@@ -12,8 +12,8 @@ import torch
 from fdgsec.federation.artifacts import Artifact, decode
 from fdgsec.federation.method import GlobalModel
 from fdgsec.privacy.ledger import Ledger
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import ArtifactError
-from fdgsec.runtime.files import write_atomic
 
 SERVER = "server"
 CLIENTS = "clients"

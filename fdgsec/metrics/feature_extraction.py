@@ -13,8 +13,8 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.metrics.feature_extractors import ExtractedFeatures, Extractor
 from fdgsec.metrics.frechet_distance import ROWS, Gaussian, gaussian
+from fdgsec.runtime.cache_files import cache_root, write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import cache_root, write_atomic
 
 Images = Tensor | DomainDataset
 BATCH = 16  # images in one pass of the network: fastest on a CPU; use 128 or more on a GPU

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from fdgsec.nn.styles.encoders import StyleEncoder
     from fdgsec.nn.styles.image_styles import encoder_named, statistics, style_transfer
     from fdgsec.nn.training.batches import Batch, TrainingSet
-    from fdgsec.nn.training.loop import CrossEntropy, Objective, epochs, predictions
-    from fdgsec.nn.training.plan import TrainingPlan
+    from fdgsec.nn.training.training_loop import CrossEntropy, Objective, epochs, predictions
+    from fdgsec.nn.training.training_plan import TrainingPlan
 else:
     __getattr__ = lazy_names(__name__, __file__)
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
-from fdgsec.nn.training.loop import Objective, prepare_training
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, RecordGradients, clipped_sum
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
+from fdgsec.nn.training.training_loop import Objective, prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
 from fdgsec.runtime.errors import UsageError
@@ -104,7 +104,8 @@ class Versions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateTrainer:
-    """A trainer like fdgsec.nn.training.loop.epochs, with noise of sd `noise_multiplier` x `max_grad_norm` each step.
+    """A trainer like fdgsec.nn.training.training_loop.epochs, with noise in each step, of standard deviation
+    `noise_multiplier` x `max_grad_norm`.
 
     Draws from `secret` continue from call to call; two trainers must never get the same one, or their noise cancels
     out. `method` is named in errors. `max_physical_batch` bounds the images in one pass (None: by the memory of their

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import Objective
+from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fdgsec.runtime.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
+    from fdgsec.runtime.cache_files import atomic, cache_root, write_atomic
     from fdgsec.runtime.errors import (
         ArtifactError,
         DataError,
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
         WeightsUnavailableError,
         unknown_name,
     )
-    from fdgsec.runtime.files import atomic, cache_root, write_atomic
     from fdgsec.runtime.progress import NoProgress, Progressive, progress_bars, warn
     from fdgsec.runtime.random_streams import child, derangement, integer_seed, stream
     from fdgsec.runtime.registry import Target, names, resolve, target_named

@@ -48,7 +48,7 @@ ATTACKS: Mapping[str, str] = {
     "interpolation-leakage": "fdgsec.attacks.interpolation_leakage.attack:InterpolationLeakage",
     "pool-exposure": "fdgsec.attacks.pool_exposure.attack:PoolExposure",
     "style-inversion": "fdgsec.attacks.style_inversion.attack:StyleInversion",
-    "optimization-inversion": "fdgsec.attacks.style_inversion.by_optimization:OptimizationInversion",
+    "optimization-inversion": "fdgsec.attacks.style_inversion.optimization_attack:OptimizationInversion",
     "generator-leakage": "fdgsec.attacks.generator_leakage.attack:GeneratorLeakage",
     "model-membership": "fdgsec.attacks.model_membership.attack:ModelMembership",
     "gradient-inversion": "fdgsec.attacks.gradient_inversion.attack:GradientInversion",

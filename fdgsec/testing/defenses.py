@@ -17,7 +17,7 @@ from fdgsec.federation.defense import (
 )
 from fdgsec.federation.method import Clock, GlobalModel, Method
 from fdgsec.federation.wire import Filter
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fdgsec.threats.judging.judge import Judge
     from fdgsec.threats.judging.permutation_tests import NullRow
     from fdgsec.threats.judging.rules import Rule, each
-    from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+    from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments, upload
 else:
     __getattr__ = lazy_names(__name__, __file__)
 

@@ -22,7 +22,7 @@ from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatisti
 from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 
 A = TypeVar("A", bound=Artifact)

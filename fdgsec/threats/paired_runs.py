@@ -20,7 +20,7 @@ from fdgsec.federation.peer_review import KEPT
 from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import SERVER, Guard, Message, Wire
 from fdgsec.metrics.roc import majority_share
-from fdgsec.nn.training.loop import predictions
+from fdgsec.nn.training.training_loop import predictions
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.answers import Harm, Outcome

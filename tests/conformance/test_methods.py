@@ -14,7 +14,7 @@ from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, In
 from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import METHODS, resolve
 from fdgsec.testing import BrokenPromiseError, check_method

@@ -18,8 +18,8 @@ from fdgsec.federation.engines.flower import app
 from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key
 from fdgsec.federation.engines.flower.connection import Connection
 from fdgsec.federation.engines.flower.environment import command_of
-from fdgsec.federation.engines.flower.processes import ONLINE, submit
-from fdgsec.federation.engines.flower.running import free_port, running
+from fdgsec.federation.engines.flower.nodes_and_jobs import ONLINE, submit
+from fdgsec.federation.engines.flower.process_trees import free_port, running
 from fdgsec.federation.engines.flower.superlink_control import Control
 from tests.support.remaining import remaining, worded
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fdgsec.federation.engines.flower import app
-from fdgsec.federation.engines.flower.processes import simulate
-from fdgsec.federation.engines.flower.running import FlowerFailedError
+from fdgsec.federation.engines.flower.nodes_and_jobs import simulate
+from fdgsec.federation.engines.flower.process_trees import FlowerFailedError
 from tests.support.remaining import WORD, remaining, worded
 
 pytestmark = [

@@ -19,7 +19,7 @@ from fdgsec.methods.fedadg import (
 )
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CLASSES, NOISE, HIDDEN, PROJECTED = 4, 5, 16, 12

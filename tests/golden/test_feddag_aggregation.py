@@ -11,9 +11,9 @@ from torch import Tensor
 from fdgsec.data.domains import as_float
 from fdgsec.federation.method import Client
 from fdgsec.federation.peer_review import score_of, weights_of
-from fdgsec.federation.sharpness_aware import perturb_weights
+from fdgsec.federation.weight_perturbation import perturb_weights
 from fdgsec.methods.feddag import FedDAG
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import Watched, largest_gap, run, start

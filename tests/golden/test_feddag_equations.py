@@ -16,8 +16,8 @@ from fdgsec.methods.feddag import FedDAG, Networks, discrepancy, generated_image
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import largest_gap, start

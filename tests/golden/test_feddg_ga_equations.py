@@ -14,8 +14,8 @@ from fdgsec.federation.method import Blueprint, Client
 from fdgsec.federation.wire import Message
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.feddg_ga import FedDGGA, adjust_weights
-from fdgsec.nn.training.loop import logits
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import logits
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import ROUNDS, Outcome, federated, four_clients
 

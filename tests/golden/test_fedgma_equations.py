@@ -11,7 +11,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Update
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedgma import FedGMA, agreement, mask
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients

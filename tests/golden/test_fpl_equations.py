@@ -11,7 +11,7 @@ from fdgsec.federation.artifacts import Prototypes
 from fdgsec.methods.fpl import ClassMeans, PrototypeLoss, cluster_prototypes
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.slow_finch import slow_finch
 

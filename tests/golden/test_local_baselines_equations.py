@@ -18,7 +18,7 @@ from fdgsec.methods.rsc import MapsChallenge, PooledChallenge
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.feature_styles import StageStyleObjective, mixed_styles
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy
+from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.runtime.random_streams import stream
 
 

@@ -8,7 +8,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import InterpolationStyle, ModelState, StyleStatistics
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 STILL = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)

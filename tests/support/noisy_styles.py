@@ -9,7 +9,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics, renumbered
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments
 
 
 @dataclass(frozen=True, kw_only=True)

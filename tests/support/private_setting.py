@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 

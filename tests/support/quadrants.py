@@ -13,7 +13,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 DOMAINS = ("red", "green", "blue", "lines")
 MSE = StyleInversion(losses=("mse",), size=8)

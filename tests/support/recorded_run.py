@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 import fdgsec
-from fdgsec.experiments.attack_run.read import Recorded, read_record, reconstruct_run
-from fdgsec.experiments.attack_run.verb import RecordedRequest, settings_for
+from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, settings_for
+from fdgsec.experiments.attack_run.read_finished_run import Recorded, read_record, reconstruct_run
 from fdgsec.experiments.config import RunConfig
 from fdgsec.runtime.progress import NoProgress
 

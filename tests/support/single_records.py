@@ -17,8 +17,8 @@ from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import Objective
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream

@@ -17,7 +17,7 @@ from fdgsec.federation.wire import Wire
 from fdgsec.methods.stablefdg import LocalLearning, StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CHANNELS = 32  # of tiny's first stage

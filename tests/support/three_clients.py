@@ -16,7 +16,7 @@ from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)

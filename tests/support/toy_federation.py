@@ -27,8 +27,8 @@ from fdgsec.federation.round_loop import RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.loop import predictions
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import predictions
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 FULL_BATCH = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)

@@ -14,8 +14,8 @@ from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.cli.app import main
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.sweep import verb
-from fdgsec.experiments.sweep.verb import Point
+from fdgsec.experiments.sweep import run_sweep as verb
+from fdgsec.experiments.sweep.run_sweep import Point
 from fdgsec.methods.ccst import CCST
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import target_named

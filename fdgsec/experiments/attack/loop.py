@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from fdgsec.experiments.attack.attack_context import AttackContext
 from fdgsec.experiments.config import RunConfig, build, load_preset
-from fdgsec.experiments.lab.attack_context import AttackContext
-from fdgsec.experiments.lab.simulator import Cases
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.malicious_client import Forges
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, UnseenError, UsageError

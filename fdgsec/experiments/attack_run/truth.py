@@ -11,12 +11,12 @@ from typing import get_args
 import torch
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.attack_run.read import MODELS, Recorded
+from fdgsec.experiments.attack_run.read_finished_run import MODELS, Recorded
 from fdgsec.experiments.config import Keep
-from fdgsec.experiments.lab.laboratory import Laboratory
-from fdgsec.experiments.lab.released import released
-from fdgsec.experiments.lab.simulator import Cases
-from fdgsec.experiments.lab.trained import trained
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.released import released
+from fdgsec.experiments.simulated_runs.simulator import Cases
+from fdgsec.experiments.simulated_runs.trained import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.attack_vectors.read import Listed, Sent
-from fdgsec.experiments.lab.simulator import Cases, blinded
+from fdgsec.experiments.attack_vectors.read_vectors import Listed, Sent
+from fdgsec.experiments.simulated_runs.simulator import Cases, blinded
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

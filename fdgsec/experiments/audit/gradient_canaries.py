@@ -17,7 +17,7 @@ from fdgsec.federation.dp_sgd_joint import Gradients, StepsJointly, joint_traini
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.neighbors import Canary, Release, Site, judged
+from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
 from fdgsec.federation.defense import DefenseStack, RecordStatistic, StatisticSource
 from fdgsec.federation.method import GlobalModel

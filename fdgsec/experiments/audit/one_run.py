@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fdgsec.experiments.audit.gradient_canaries import lit_pixels, moves, networks_of, one_layer
-from fdgsec.experiments.audit.neighbors import Site
+from fdgsec.experiments.audit.neighboring_clients import Site
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack, PrivateTrainer, Uses
 from fdgsec.federation.method import Client, Clock, Reply, StepRequest
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.loop import logits
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import logits
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.privacy.ledger import Guarantee
@@ -179,7 +179,7 @@ class GradientCanaries:
         seen: list[list[Tensor]] = []
 
         def train(with_trainer: Client, clock: Clock) -> None:
-            sign = (-1.0) ** len(seen)  # alternates between rounds, as in fdgsec.experiments.audit.neighbors
+            sign = (-1.0) ** len(seen)  # alternates between rounds, as in fdgsec.experiments.audit.neighboring_clients
             seen.append(moves(with_trainer, self.site.method, given, plan, clock=clock, sign=sign, seed=self.site.seed))
 
         trainers = trainings(self.site, defense_stack, client, train)

@@ -11,8 +11,8 @@ from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.run_federation import Federation, federate
 from fdgsec.experiments.train import train
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import Progressive
 
 

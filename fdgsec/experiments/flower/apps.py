@@ -35,8 +35,8 @@ from fdgsec.federation.engines.flower.handler import Member, answer
 from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import FdgsecError, UsageError
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.version import __version__
 

@@ -69,7 +69,7 @@ def flower_federation(engine_choice: EngineChoice, *, purpose: Purpose, data_roo
 
 
 def _simulated(data_root: Path | None) -> Runner:
-    from fdgsec.federation.engines.flower.processes import simulate
+    from fdgsec.federation.engines.flower.nodes_and_jobs import simulate
 
     def run(folder: Path, job: Job) -> None:
         root = data_root or os.environ.get("FDGSEC_DATA")
@@ -81,7 +81,7 @@ def _simulated(data_root: Path | None) -> Runner:
 
 def _submitted(engine_choice: EngineChoice) -> Runner:
     from fdgsec.federation.engines.flower.connection import Connection
-    from fdgsec.federation.engines.flower.processes import submit
+    from fdgsec.federation.engines.flower.nodes_and_jobs import submit
 
     ca = engine_choice.ca or (Path(CA) if Path(CA).is_file() else None)
     if ca is None and not engine_choice.insecure:

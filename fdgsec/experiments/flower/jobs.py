@@ -18,8 +18,8 @@ from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Blueprint, GlobalModel, Method
 from fdgsec.federation.wire import Transcript
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import Progressive, warn
 
 Purpose = Literal["train", "attack"]

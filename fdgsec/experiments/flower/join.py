@@ -13,8 +13,8 @@ from fdgsec.federation.engines.flower.certificates import check_certificate, che
 from fdgsec.federation.engines.flower.commands import Node, Setting, shell_line
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
 from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
-from fdgsec.federation.engines.flower.processes import supernode
-from fdgsec.federation.engines.flower.running import FlowerFailedError, Running, free_port, telling_line
+from fdgsec.federation.engines.flower.nodes_and_jobs import supernode
+from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, Running, free_port, telling_line
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 

@@ -22,11 +22,11 @@ from fdgsec.federation.engines.flower.certificates import (
 from fdgsec.federation.engines.flower.commands import Server, Tls, shell_line
 from fdgsec.federation.engines.flower.connection import address_of
 from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
-from fdgsec.federation.engines.flower.processes import superlink
-from fdgsec.federation.engines.flower.running import FlowerFailedError
+from fdgsec.federation.engines.flower.nodes_and_jobs import superlink
+from fdgsec.federation.engines.flower.process_trees import FlowerFailedError
 from fdgsec.federation.engines.flower.superlink_control import NAME, Control
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import write_atomic
 
 POLL, LOOK = 0.2, 2.0
 """Seconds between polls of the server, and between checks of the folder of keys."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.config import RunConfig
+from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import GlobalModel, Method
-from fdgsec.federation.model_encoder import ModelEncoder
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic
 from fdgsec.nn.styles.amplitude_spectra import SpectralEncoder
 from fdgsec.nn.styles.image_styles import register_encoder

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fdgsec.experiments.sweep.tables import SPREAD, followed_rows, kin
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError
-from fdgsec.runtime.files import write_atomic
 
 SCHEMA = 1
 ROW = ("name", "slice", "value", "low", "high", "chance", "n", "verdict")

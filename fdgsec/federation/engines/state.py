@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from fdgsec.federation.method import State
+from fdgsec.runtime.cache_files import atomic, write_atomic
 from fdgsec.runtime.errors import FdgsecError
-from fdgsec.runtime.files import atomic, write_atomic
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fdgsec.nn.networks import published_weights
 from fdgsec.nn.networks.published_weights import Shape, WeightEntry
+from fdgsec.runtime.cache_files import atomic, cache_root, write_atomic
 from fdgsec.runtime.download import DownloadError, Progress, download
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError, unknown_name
-from fdgsec.runtime.files import atomic, cache_root, write_atomic
 
 CATALOG: Mapping[str, WeightEntry] = published_weights.CATALOG
 COUNTER = "num_batches_tracked"  # BatchNorm's step counter; files older than torch 0.4.1 have none

@@ -16,7 +16,7 @@ from torch.nn.functional import interpolate
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
 from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
-from fdgsec.runtime.files import cache_root, write_atomic
+from fdgsec.runtime.cache_files import cache_root, write_atomic
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 
 

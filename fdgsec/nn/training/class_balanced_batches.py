@@ -16,8 +16,8 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.attention import HighlightedClassifier, class_partners
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, augment
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import precision_of
+from fdgsec.nn.training.training_plan import TrainingPlan
 
 
 def only_of_class(labels: Tensor) -> Tensor:

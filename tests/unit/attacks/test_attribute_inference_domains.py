@@ -14,7 +14,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, Labels
 from fdgsec.threats.attack import PositiveControl, TargetFacts, Truth
-from fdgsec.threats.planted import PlantedStatistics, planted_moments
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_moments
 
 EMPTY = Knowledge(
     statistics=PlantedStatistics(moments=planted_moments(torch.zeros(1, 2), torch.ones(1, 2))), encoder="planted",

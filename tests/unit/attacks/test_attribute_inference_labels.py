@@ -15,7 +15,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, Labels
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments, upload
 
 NAMES = ("cat", "dog", "owl")
 EMPTY = Knowledge(

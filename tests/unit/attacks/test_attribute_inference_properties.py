@@ -22,7 +22,7 @@ from fdgsec.threats.answers import Presence, Proportions
 from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 ATTACK = PropertyInference(shadows=400, simulated=80)
 JUDGE = Judge(bootstrap_repeats=200)

@@ -8,7 +8,7 @@ from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, cen
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.released_statistics import PooledStyles

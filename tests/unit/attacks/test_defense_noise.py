@@ -17,7 +17,7 @@ from fdgsec.attacks.statistics.defense_noise import (
     read_style_rows,
     style_rows_of,
 )
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics, renumbered
 from fdgsec.metrics.roc import auc
@@ -26,7 +26,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership as Scores
 from fdgsec.threats.answers import Prediction, Ranking
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.known_whitening import known_whitening
 from tests.support.noisy_styles import Noise, holding, knowing, world
 

@@ -15,7 +15,7 @@ from fdgsec.threats.answers import Recovered
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import PlantedStatistics, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_moments, upload
 
 
 def nothing(dataset: DomainDataset) -> Moments:

@@ -15,7 +15,7 @@ from fdgsec.attacks.generator_leakage.response import (
     perturbations,
     response_size,
 )
-from fdgsec.attacks.statistics.linear_models import noise_images
+from fdgsec.attacks.statistics.noise_image_classifiers import noise_images
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import GeneratorState
 from fdgsec.methods.feddag import discrepancy, generated_images

@@ -12,7 +12,7 @@ from fdgsec.attacks.gradient_inversion.control import planted_gradients
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View

@@ -17,7 +17,7 @@ from fdgsec.threats.answers import Prediction, Ranking
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import PlantedStatistics, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, upload
 
 
 def nothing(dataset: DomainDataset) -> Moments:

@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.linkage.linking_space import linking_space
 from fdgsec.attacks.linkage.pair_likelihood import independent_directions
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -19,7 +19,7 @@ from fdgsec.threats.answers import Ranking
 from fdgsec.threats.attack import Case, QuestionKind, Truth
 from fdgsec.threats.judging.controls import negative_controls
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise, holding, knowing, world
 
 CLIENTS, SIZE, PUBLIC = 30, 20, 300

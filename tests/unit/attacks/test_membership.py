@@ -16,7 +16,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.answers import Membership as MembershipAnswer
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments, upload
 
 FACTS = TargetFacts(
     artifact_kinds=frozenset({"StyleStatistics"}), clients=3, images_per_client=700, classes=7, profile="quick"

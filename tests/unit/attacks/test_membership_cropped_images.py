@@ -19,7 +19,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership as Scores
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise, world
 
 SIZE, CLIENTS = 20, 12

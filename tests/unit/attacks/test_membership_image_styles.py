@@ -11,7 +11,7 @@ from fdgsec.data.shapes import shapes
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.planted import planted_moments
+from fdgsec.threats.positive_control_data import planted_moments
 
 
 def records(count: int) -> Moments:

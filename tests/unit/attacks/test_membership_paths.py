@@ -19,7 +19,7 @@ from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.answers import Membership as MembershipAnswer
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import PlantedStatistics, planted_moments
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_moments
 
 SERVER = frozenset({"encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen"})
 

@@ -10,7 +10,7 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST

@@ -7,13 +7,13 @@ import torch
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.model_membership.control import Interpolators, fit_interpolating_classifier
 from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
-from fdgsec.attacks.statistics.linear_models import linear_classifier, noise_images
-from fdgsec.attacks.statistics.reference_models import assign_images, global_model, pools_of, reference_runs
+from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
+from fdgsec.attacks.statistics.reference_federations import assign_images, global_model, pools_of, reference_runs
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.training.loop import logits
+from fdgsec.nn.training.training_loop import logits
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge, View

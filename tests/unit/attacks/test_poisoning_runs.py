@@ -8,8 +8,8 @@ import torch
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.guards import Guards
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.world import with_validation
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ModelState, StyleBank
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
@@ -22,7 +22,7 @@ from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.fisc import FISC
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.answers import Harm

@@ -7,7 +7,7 @@ from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedalign import FedAlign
@@ -21,7 +21,7 @@ from fdgsec.threats.answers import Exposure, InferredSize, Palettes, Prediction,
 from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise
 
 

@@ -16,7 +16,7 @@ from fdgsec.threats.answers import Ranking
 from fdgsec.threats.attack import Case, PositiveControl, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 
 def nothing(dataset: DomainDataset) -> Moments:

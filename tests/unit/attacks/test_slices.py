@@ -18,10 +18,10 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.attacks.style_inversion.attack import StyleInversion
-from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
+from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC

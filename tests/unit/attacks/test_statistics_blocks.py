@@ -14,7 +14,7 @@ from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Exposure, Ranking
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 
 def nothing(dataset: DomainDataset) -> Moments:

@@ -18,7 +18,7 @@ from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import PositiveControl
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise
 from tests.support.quadrants import (
     AUXILIARY,

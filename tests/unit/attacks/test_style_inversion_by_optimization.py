@@ -4,7 +4,7 @@ from functools import cache
 import pytest
 import torch
 
-from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
+from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.domains import DomainDataset, as_float, downsample
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
@@ -18,7 +18,7 @@ from fdgsec.threats.answers import Prediction, Reconstructions
 from fdgsec.threats.attack import Answers, Case, PositiveControl, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 
 SHORT = OptimizationInversion(steps=3, restarts=2, side=16)
 DATA = shapes(image_size=32, per_domain=42)

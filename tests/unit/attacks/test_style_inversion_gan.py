@@ -30,7 +30,7 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import GeneratedSets, Reconstructions
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.quadrants import SERVER, child_rng, image_rows, victims
 
 TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from fdgsec.attacks.style_inversion.by_optimization import OptimizationInversion
+from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.noisy_styles import Noise
 
 KNOWLEDGE = Knowledge(

@@ -15,7 +15,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, GeneratedSets, Membership
 from fdgsec.threats.attack import Case, Truth
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.quadrants import child_rng, knowledge, quadrant_statistics, world
 
 IMAGES = world(per_domain=160).of_domain("red")

@@ -15,7 +15,7 @@ from fdgsec.federation.wire import Message
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Case
-from fdgsec.threats.planted import upload
+from fdgsec.threats.positive_control_data import upload
 from tests.support.quadrants import AUXILIARY, SERVER, image_rows, pooled_pair, quadrant_statistics, victims
 
 DISTRIBUTIONS = replace(SERVER, released_statistic=StyleDistributions(unbiased=True, eps=1e-6))

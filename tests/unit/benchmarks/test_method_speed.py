@@ -22,7 +22,7 @@ from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 PLAN = TrainingPlan(batch_size=6, learning_rate=0.1)

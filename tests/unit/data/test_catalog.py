@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fdgsec.data.catalog import DATASETS, load_dataset, locate
+from fdgsec.data.dataset_scan import scan
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.folder_layouts import scan
-from fdgsec.data.sources import decode, open_source
+from fdgsec.data.image_sources import decode, open_source
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError
 from tests.support.small_pacs import SMALL, Files, load, pacs, png, under, write, write_zip
 

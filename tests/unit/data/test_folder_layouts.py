@@ -9,7 +9,7 @@ import pytest
 from fdgsec.data.catalog import DATASETS, load_dataset
 from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.official_splits import PARTS
+from fdgsec.data.official_split_masks import PARTS
 from fdgsec.data.partition import Scheme, lodo, partition, stablefdg_minimum
 from fdgsec.data.roles import split_roles
 from fdgsec.runtime.errors import DataError

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 
 from fdgsec.data.catalog import load_dataset
+from fdgsec.data.dataset_scan import scan
 from fdgsec.data.dataset_specs import FolderSpec
 from fdgsec.data.domains import join
-from fdgsec.data.folder_layouts import scan
+from fdgsec.data.image_sources import open_source
 from fdgsec.data.lazy_pixels import LazyPixels
-from fdgsec.data.sources import open_source
 from fdgsec.runtime.errors import DataError
 
 SPEC = FolderSpec(title="Mine", domains={})

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from fdgsec.data.catalog import load_dataset
+from fdgsec.data.dataset_scan import scan
 from fdgsec.data.dataset_specs import FolderSpec
-from fdgsec.data.folder_layouts import scan
-from fdgsec.data.sources import open_source
+from fdgsec.data.image_sources import open_source
 from fdgsec.runtime.errors import DataError
 from tests.support.small_pacs import SMALL, Files, load, pacs, png, under, write, write_zip
 

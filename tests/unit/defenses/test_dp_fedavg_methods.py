@@ -16,7 +16,7 @@ from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.mixstyle import MixStyle
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

@@ -26,7 +26,7 @@ from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.methods.fisc_dp import FISCDP
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.methods.stablefdg_dp import StableFDGDP
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use, epsilon
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError

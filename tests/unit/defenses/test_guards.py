@@ -20,7 +20,7 @@ from fdgsec.federation.robust_statistics import median, trimmed_mean
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.loop import predictions
+from fdgsec.nn.training.training_loop import predictions
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream

@@ -23,7 +23,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.methods.feddg_ga import FedDGGA
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use, epsilon
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError

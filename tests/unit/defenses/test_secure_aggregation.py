@@ -26,7 +26,7 @@ from fdgsec.federation.wire import Upload
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UnseenError, UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fdgsec
-from fdgsec.experiments.attack_run.read import read_record
+from fdgsec.experiments.attack_run.read_finished_run import read_record
 from fdgsec.runtime.errors import ArtifactError, DataError, FdgsecError, UsageError
 from tests.support.layouts import dassl_vlcs, write
 from tests.support.recorded_run import again, edited, pictures, ran

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fdgsec.experiments.attack_run.read import Record
-from fdgsec.experiments.attack_run.verb import RecordedRequest, settings_for
+from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, settings_for
+from fdgsec.experiments.attack_run.read_finished_run import Record
 from fdgsec.experiments.config import RunConfig
 from fdgsec.federation.artifacts import (
     Amplitudes,

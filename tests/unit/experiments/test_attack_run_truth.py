@@ -10,12 +10,12 @@ import torch
 from fdgsec.attacks.gradient_inversion.attack import GradientInversion
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.reidentification.attack import Reidentification
-from fdgsec.experiments.attack_run.read import Recorded
+from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded
+from fdgsec.experiments.attack_run.read_finished_run import Recorded
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, ReproducedStates, models_not_kept, reproduce_states
-from fdgsec.experiments.attack_run.verb import RecordedRequest, attack_recorded
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution
 from fdgsec.federation.method import SHARED_ROWS
 from fdgsec.nn.styles.image_styles import statistics

@@ -9,7 +9,7 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
-from fdgsec.experiments.attack_vectors.read import read_truth, read_vectors
+from fdgsec.experiments.attack_vectors.read_vectors import read_truth, read_vectors
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.attack import Question

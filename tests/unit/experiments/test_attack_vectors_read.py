@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fdgsec.experiments.attack_vectors.read import read_truth, read_vectors
+from fdgsec.experiments.attack_vectors.read_vectors import read_truth, read_vectors
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleBank, StyleStatistics
 from fdgsec.runtime.errors import FdgsecError
 from tests.support.own_vectors import own

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from fdgsec.experiments.bench import verb
+from fdgsec.experiments.bench import run_bench as verb
 from fdgsec.experiments.bench.protocols import Protocol
+from fdgsec.experiments.bench.run_bench import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.bench.tables import latex, markdown, mean_of, spreadsheet, summary
-from fdgsec.experiments.bench.verb import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.runtime.errors import DataError, UsageError

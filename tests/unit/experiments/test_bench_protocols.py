@@ -11,10 +11,10 @@ import pytest
 
 from fdgsec.data.catalog import DATASETS
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named, protocols
-from fdgsec.experiments.bench.verb import BenchRequest, bench
+from fdgsec.experiments.bench.run_bench import BenchRequest, bench
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import method_of
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 

@@ -5,7 +5,7 @@ import torch
 
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.method import Client
 from fdgsec.methods.fisc import FISC

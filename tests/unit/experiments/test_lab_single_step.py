@@ -7,19 +7,19 @@ import torch
 
 from fdgsec.attacks.gradient_inversion.batch_norm_leakage import batch_norm_distance, batch_statistics, image_statistics
 from fdgsec.attacks.gradient_inversion.gradient_matching import batch_gradient, step_gradient
-from fdgsec.attacks.gradient_inversion.single_step import Update
+from fdgsec.attacks.gradient_inversion.single_step_updates import Update
 from fdgsec.data.domains import as_float
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import observe
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, View
 from fdgsec.threats.attack import Question

@@ -9,9 +9,9 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.setup.world import with_validation
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.wire import SERVER

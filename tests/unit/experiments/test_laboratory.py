@@ -7,8 +7,8 @@ from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.lab.laboratory import Laboratory
-from fdgsec.experiments.lab.simulator import blinded
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.simulator import blinded
 from fdgsec.federation.method import Client
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.image_styles import statistics

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.sweep import verb
+from fdgsec.experiments.sweep import run_sweep as verb
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, slim, slimmed, store, stored
+from fdgsec.experiments.sweep.run_sweep import Point, SweepRequest, plan, sweep
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
-from fdgsec.experiments.sweep.verb import Point, SweepRequest, plan, sweep
 from fdgsec.runtime.progress import NoProgress
 from tests.support.swept import attack as measured
 from tests.support.swept import guarantee, private, row, trained

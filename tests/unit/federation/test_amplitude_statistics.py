@@ -13,15 +13,15 @@ from fdgsec.attacks.differencing.attack import Differencing
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.membership.pooled_styles import CasesByRelease, known_populations, mean_answers
-from fdgsec.attacks.statistics.populations import pooled_release
+from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardized_score
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.setup.style_view import StyleView
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics, released_numbers
 from fdgsec.federation.method import Client
 from fdgsec.federation.released_statistics import MeanSpectra
@@ -35,7 +35,7 @@ from fdgsec.threats.adversary import ADVERSARIES, Knowledge
 from fdgsec.threats.attack import Attack, Case, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
-from fdgsec.threats.planted import PlantedStatistics, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_images, planted_moments, upload
 
 READING = MeanSpectra()
 ATTACKS: Mapping[str, Attack] = {

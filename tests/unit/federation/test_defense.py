@@ -13,8 +13,8 @@ from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.loop import epochs
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import epochs
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

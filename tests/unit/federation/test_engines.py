@@ -17,7 +17,7 @@ from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))

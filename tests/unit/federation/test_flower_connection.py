@@ -11,8 +11,8 @@ import pytest
 
 from fdgsec.federation.engines.flower.certificates import create_authority, create_server_certificate
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, UnreachableError, ask
-from fdgsec.federation.engines.flower.processes import submit
-from fdgsec.federation.engines.flower.running import free_port
+from fdgsec.federation.engines.flower.nodes_and_jobs import submit
+from fdgsec.federation.engines.flower.process_trees import free_port
 from fdgsec.runtime.errors import UsageError
 
 

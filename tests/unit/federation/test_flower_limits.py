@@ -11,7 +11,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from fdgsec.federation.engines.flower.app import MODULE, PYPROJECT, write_app
 from fdgsec.federation.engines.flower.node_limits import is_own_app
-from fdgsec.federation.engines.flower.processes import GATE_SIGN
+from fdgsec.federation.engines.flower.nodes_and_jobs import GATE_SIGN
 from fdgsec.federation.engines.flower.server_limits import SIGN, Gate, Receive, Scope, Send
 
 HERE, AFAR = ("127.0.0.1", 4000), ("192.0.2.9", 4000)

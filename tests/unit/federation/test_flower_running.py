@@ -12,7 +12,7 @@ import pytest
 
 from fdgsec.federation.engines.flower.environment import MARK
 from fdgsec.federation.engines.flower.orphan_processes import marked_processes, sweep
-from fdgsec.federation.engines.flower.running import FlowerFailedError, plain, refuse_taken, running, telling_line
+from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, plain, refuse_taken, running, telling_line
 from fdgsec.runtime.errors import UsageError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc")
@@ -47,7 +47,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def test_all_that_a_process_started_ends_with_it(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fdgsec.federation.engines.flower.running.GRACE", 0.5)
+    monkeypatch.setattr("fdgsec.federation.engines.flower.process_trees.GRACE", 0.5)
 
     with running([sys.executable, "-c", FAMILY], home=tmp_path / "home", log=log) as family:
         family.wait_for("the family", lambda: "family" in family.text(), timeout=30)
@@ -59,7 +59,7 @@ def test_all_that_a_process_started_ends_with_it(tmp_path: Path, log: Path, monk
 
 
 def test_all_ends_where_the_block_raises(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fdgsec.federation.engines.flower.running.GRACE", 0.5)
+    monkeypatch.setattr("fdgsec.federation.engines.flower.process_trees.GRACE", 0.5)
 
     def broken() -> None:
         with running([sys.executable, "-c", FAMILY], home=tmp_path / "home", log=log) as family:
@@ -74,7 +74,7 @@ def test_all_ends_where_the_block_raises(tmp_path: Path, log: Path, monkeypatch:
 
 def test_all_ends_where_we_are_killed(tmp_path: Path, log: Path):
     program = (
-        "import sys, time; from pathlib import Path; from fdgsec.federation.engines.flower import running as module;"
+        "import sys, time; from pathlib import Path; from fdgsec.federation.engines.flower import process_trees as module;"
         f"family = [sys.executable, '-c', {FAMILY.replace('SIG_IGN', 'SIG_DFL')!r}]\n"
         f"with module.running(family, home=Path({str(tmp_path)!r}), log=Path({str(log)!r})) as run:\n"
         "    run.wait_for('the family', lambda: 'family' in run.text(), timeout=30)\n"

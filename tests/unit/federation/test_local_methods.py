@@ -24,8 +24,8 @@ from fdgsec.methods.fedsr import FedSR
 from fdgsec.methods.jigen import JiGen, JigsawClassifier
 from fdgsec.methods.mixstyle import MixStyle
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients

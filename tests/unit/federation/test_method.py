@@ -9,7 +9,7 @@ import torch
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import Client, GlobalModel, Inbox, State
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.loop import predictions
+from fdgsec.nn.training.training_loop import predictions
 from tests.support.toy_federation import (
     FULL_BATCH,
     Outcome,

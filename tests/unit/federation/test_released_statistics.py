@@ -7,8 +7,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution, StyleStatistics
+from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
-from fdgsec.federation.model_encoder import ModelEncoder
 from fdgsec.federation.released_statistics import PooledStyles, StyleDistributions
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.stablefdg import StableFDG

@@ -22,7 +22,7 @@ from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.feddg import FedDG
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
 from tests.support.round_loop import four_clients

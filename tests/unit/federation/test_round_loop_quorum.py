@@ -13,7 +13,7 @@ from fdgsec.federation.method import Client, Clock, Reply, Step, StepRequest
 from fdgsec.federation.participation import ClientFailedError, Failure, RoundParticipation
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.faults import FAULTS, Altering, Faulty, driven, local, silent, weighing

@@ -9,7 +9,7 @@ from torch import Tensor
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, GlobalModel
-from fdgsec.federation.sharpness_aware import (
+from fdgsec.federation.weight_perturbation import (
     batch_gradient,
     gradient_of,
     perturb_weights,
@@ -18,8 +18,8 @@ from fdgsec.federation.sharpness_aware import (
 )
 from fdgsec.methods.fedavg import detached
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 

@@ -17,7 +17,7 @@ from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedgma import FedGMA
 from fdgsec.methods.mixstyle import MixStyle
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients

@@ -14,7 +14,7 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedadg import FedADG, SmoothedCrossEntropy
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients

@@ -12,8 +12,8 @@ from fdgsec.experiments.config import build, load_preset, resolve_settings
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.nn.training.augmix import AugMix
-from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, SIZES, Outcome, batch, clients, noise, pooled_rounds, run, start

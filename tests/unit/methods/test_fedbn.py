@@ -11,7 +11,7 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import KEPT, FedAvg, averaged, detached
 from fdgsec.methods.fedbn import FedBN, norm_entries
 from fdgsec.nn.networks.classifiers import build_classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients

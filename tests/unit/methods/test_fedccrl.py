@@ -20,7 +20,7 @@ from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL, normalized
 from fdgsec.nn.styles.feature_styles import instance_statistics
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, Outcome, clients, pooled_rounds, run

@@ -12,7 +12,7 @@ from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalized, eight_bits, inte
 from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.augmix import dirichlet
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import CrossEntropy
+from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.runtime.random_streams import stream
 from tests.support.three_clients import CLOCK, PLAN, batch, clients, pixels, start
 

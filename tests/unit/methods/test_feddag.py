@@ -12,13 +12,13 @@ from fdgsec.federation.artifacts import Artifact, GeneratorState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, State, Update
 from fdgsec.federation.round_loop import RoundLoop
-from fdgsec.federation.sharpness_aware import perturbation_effect
+from fdgsec.federation.weight_perturbation import perturbation_effect
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import averaged, detached
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients

@@ -12,14 +12,14 @@ from fdgsec.experiments.config import build, load_preset
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Scores
 from fdgsec.federation.dp_sgd_joint import single_records
 from fdgsec.federation.method import Client, Clock, Inbox, Update
-from fdgsec.federation.sharpness_aware import validation_losses
+from fdgsec.federation.weight_perturbation import validation_losses
 from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddag import FedDAG, Networks
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.nn.networks.perturbation_generator import perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream

@@ -15,8 +15,8 @@ from fdgsec.methods.feddag import FedDAG, Generated, Networks, discrepancy, foll
 from fdgsec.nn.networks.classifiers import Norm
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import Precision
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import four_clients

@@ -11,7 +11,7 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Upda
 from fdgsec.methods.fedavg import detached
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedprox import FedProx
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients

@@ -8,7 +8,7 @@ from fdgsec.federation.artifacts import HeadGradient, ModelState, Scores
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fediir import FedIIR
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients

@@ -13,7 +13,7 @@ from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import KEPT, detached
 from fdgsec.methods.fedsr import REFERENCE, FedSR, SimpleRepresentation, StochasticClassifier, divergence
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients

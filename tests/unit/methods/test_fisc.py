@@ -18,7 +18,7 @@ from fdgsec.methods.fisc import (
 )
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from tests.support.fisc_cases import CLOCK, STILL, rng, small_shapes, start, three_clients
 

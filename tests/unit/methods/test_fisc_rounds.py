@@ -9,7 +9,7 @@ from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.fisc import FISC
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from tests.support.fisc_cases import NAMES, STILL, small_shapes, start, three_clients
 

@@ -19,7 +19,7 @@ from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.nn.styles.image_styles import statistics as image_statistics
 from fdgsec.nn.training.batches import epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from tests.support.fisc_cases import CLOCK, STILL, numbers, rng, shared, small_shapes, three_clients
 from tests.support.slow_finch import two_blobs

@@ -6,7 +6,7 @@ import torch
 from fdgsec.federation.method import Blueprint
 from fdgsec.methods.jigen import JiGen, JigsawClassifier, JigsawLoss, shuffle_tiles, tile_orders
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import federated, four_clients

@@ -23,8 +23,8 @@ from fdgsec.methods.rsc import RSC, MapsChallenge, PooledChallenge
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.feature_styles import StageStyleObjective, instance_statistics
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy, Objective
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from tests.support.round_loop import Outcome, federated, four_clients

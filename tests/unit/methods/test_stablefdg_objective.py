@@ -12,7 +12,7 @@ from fdgsec.experiments.config import build
 from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import NEGATIVE_STDS, ForwardPass, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
-from fdgsec.nn.training.loop import predictions
+from fdgsec.nn.training.training_loop import predictions
 from tests.support.stablefdg_setting import CLOCK, PLAN, batch, drawn, learning, phi, run, start, three_clients
 
 

@@ -8,9 +8,9 @@ from fdgsec.federation.run_folder import environment, run_key
 from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifier
 from fdgsec.nn.training import precision
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy, epochs, logits
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import PRECISION, VARIABLE, Precision, Processor, precision_of, processor_of
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs, logits
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 

@@ -9,8 +9,6 @@ from fdgsec.data.domains import as_float
 from fdgsec.methods.fedsr import FedSR
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy, epochs, predictions
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.test_time_adaptation import (
     ADAPTATIONS,
     Tent,
@@ -20,6 +18,8 @@ from fdgsec.nn.training.test_time_adaptation import (
     prepare_for_tent,
     tent_predictions,
 )
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs, predictions
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 

@@ -12,8 +12,8 @@ from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment
-from fdgsec.nn.training.loop import CrossEntropy, epochs, predictions
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs, predictions
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream

@@ -9,8 +9,8 @@ from torch import nn
 
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import TrainingSet, augment, epoch_of_batches
-from fdgsec.nn.training.loop import CrossEntropy, epochs, optimizer_step, prepare_training
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_memory, optimizer_of, remember
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs, optimizer_step, prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 

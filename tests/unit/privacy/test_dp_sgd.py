@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy, epochs
-from fdgsec.nn.training.plan import optimizer_of
+from fdgsec.nn.training.training_loop import CrossEntropy, epochs
+from fdgsec.nn.training.training_plan import optimizer_of
 from fdgsec.privacy.dp_sgd import private_steps, sampling_rate, uses_of
 from tests.support.private_setting import PLAN, WHOLE, Made, data, network, trained, trainer, weights, world
 

@@ -10,9 +10,9 @@ from torch.nn import functional
 from fdgsec.methods.fedprox import FedProx
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy, Objective
 from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.errors import UsageError
 from tests.support.private_setting import PLAN, Made, data, network, trained, trainer, world

@@ -12,9 +12,9 @@ from torch.nn import functional
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.styles.feature_styles import greedy_seeds, mixed_styles, oversampled_rows
 from fdgsec.nn.training.batches import Batch
-from fdgsec.nn.training.loop import CrossEntropy, Objective, prepare_training
 from fdgsec.nn.training.losses import supervised_contrastive
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy, Objective, prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.random_streams import stream

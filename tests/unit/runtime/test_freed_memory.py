@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from fdgsec.runtime import processes
-from fdgsec.runtime.processes import VARIABLE, keep_freed_memory
+from fdgsec.runtime import worker_processes
+from fdgsec.runtime.worker_processes import VARIABLE, keep_freed_memory
 
 STEPS = """
 import resource
 import torch
-from fdgsec.runtime.processes import keep_freed_memory
+from fdgsec.runtime.worker_processes import keep_freed_memory
 
 kept = keep_freed_memory()
 for _ in range(20):
@@ -56,7 +56,7 @@ def test_steps_do_not_fetch_their_pages_anew():
     ],
 )
 def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: pytest.fail("the C library was asked"))
+    monkeypatch.setattr(worker_processes.ctypes, "CDLL", lambda _: pytest.fail("the C library was asked"))
     monkeypatch.setenv(name, value)
 
     assert keep_freed_memory() is False
@@ -64,7 +64,7 @@ def test_what_the_user_set_stays(name: str, value: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 def test_other_systems_are_left_alone(platform: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(processes.sys, "platform", platform)
+    monkeypatch.setattr(worker_processes.sys, "platform", platform)
 
     assert keep_freed_memory() is False
 
@@ -72,7 +72,7 @@ def test_other_systems_are_left_alone(platform: str, monkeypatch: pytest.MonkeyP
 def test_a_c_library_without_the_switch_is_left_alone(monkeypatch: pytest.MonkeyPatch):
     for name in [VARIABLE, "GLIBC_TUNABLES", *(each for each in os.environ if each.startswith("MALLOC_"))]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(processes.sys, "platform", "linux")
-    monkeypatch.setattr(processes.ctypes, "CDLL", lambda _: object())
+    monkeypatch.setattr(worker_processes.sys, "platform", "linux")
+    monkeypatch.setattr(worker_processes.ctypes, "CDLL", lambda _: object())
 
     assert keep_freed_memory() is False

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.processes import computed
+from fdgsec.runtime.worker_processes import computed
 
 
 def squared(number: int) -> int:

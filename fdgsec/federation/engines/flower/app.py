@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fdgsec.runtime.files import write_atomic
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.version import __version__
 
 MODULE = "fdgsec_flower_app"

@@ -15,8 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import write_atomic
 
 ALWAYS = ("localhost", "127.0.0.1", "::1")
 """Names in every server certificate: jobs are submitted from the server's own machine."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from fdgsec.federation.engines.flower.running import Running
+from fdgsec.federation.engines.flower.process_trees import Running
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

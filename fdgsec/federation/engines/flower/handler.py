@@ -27,8 +27,8 @@ from fdgsec.federation.engines.flower.codec import (
 from fdgsec.federation.engines.flower.consent import Consent
 from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, StepRequest
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError
-from fdgsec.runtime.files import write_atomic
 
 RECORD = "fdgsec-state"
 """The key of the client's state version in Flower's context."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key, create_server_certificate
 from fdgsec.federation.engines.flower.commands import Node, Server, Setting, Tls
 from fdgsec.federation.engines.flower.connection import Connection
-from fdgsec.federation.engines.flower.processes import superlink, supernode
-from fdgsec.federation.engines.flower.running import Running, free_port
+from fdgsec.federation.engines.flower.nodes_and_jobs import superlink, supernode
+from fdgsec.federation.engines.flower.process_trees import Running, free_port
 from fdgsec.federation.engines.flower.superlink_control import Control
 
 

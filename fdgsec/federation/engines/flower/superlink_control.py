@@ -8,8 +8,8 @@ from typing import Any
 
 from fdgsec.federation.engines.flower.connection import Connection
 from fdgsec.federation.engines.flower.environment import command_of, flower_environment
-from fdgsec.federation.engines.flower.running import FlowerFailedError, plain, telling_line
-from fdgsec.runtime.files import write_atomic
+from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, plain, telling_line
+from fdgsec.runtime.cache_files import write_atomic
 
 NAME = "fdgsec"
 """The name of the connection in Flower's configuration."""

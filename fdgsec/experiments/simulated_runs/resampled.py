@@ -10,7 +10,7 @@ from torch import Tensor
 from fdgsec.attacks.membership.image_styles import random_crops
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.sampling import skewed, uniform
-from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded, shown_images
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.federation.method import CLUSTER_SIZES, State
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.attack import Case, Question, Truth
@@ -20,7 +20,7 @@ CANDIDATES = 150
 LEAST_OUTSIDE = 30
 """Number of images that must remain outside a resampled client."""
 CROPPED = 0.8
-"""Smallest share of the area that a random crop keeps, as in training (fdgsec.nn.training.plan)."""
+"""Smallest share of the area that a random crop keeps, as in training (fdgsec.nn.training.training_plan)."""
 
 
 def resampled_clients(lab: Simulator, question: Question) -> Cases:

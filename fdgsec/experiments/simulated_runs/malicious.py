@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.sampling import uniform
-from fdgsec.experiments.lab.simulator import Cases, Simulator
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.malicious_client import MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel

@@ -16,7 +16,7 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
-from fdgsec.experiments.audit.neighbors import Canary, Release, Site, Worlds, releases_of, worlds_of
+from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.config import RunConfig, attack_settings, defense_text, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -29,8 +29,8 @@ from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.epsilon_bounds import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.ledger import Guarantee, Ledger
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import target_named

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.lab.laboratory import Laboratory
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import World, attacked_method, model_of
+from fdgsec.experiments.simulated_runs.laboratory import Laboratory
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION

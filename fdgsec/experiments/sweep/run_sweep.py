@@ -13,7 +13,7 @@ from typing import Any, Literal, get_type_hints
 
 import torch
 
-from fdgsec.experiments.attack.verb import attack
+from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.config import RunConfig, attack_settings, build, changed, defense_text, merged
 from fdgsec.experiments.setup.defenses import defense_stack_of
@@ -24,11 +24,11 @@ from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary
 from fdgsec.experiments.train import train
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.processes import computed
 from fdgsec.runtime.progress import NoProgress, Progressive
 from fdgsec.runtime.registry import name_of, target_named
+from fdgsec.runtime.worker_processes import computed
 from fdgsec.threats.attack import Attack
 
 RESULTS = "points.json"

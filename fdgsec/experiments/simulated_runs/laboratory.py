@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fdgsec.experiments.lab.malicious import breakdown, hostile
-from fdgsec.experiments.lab.released import add_one_record, as_if_released, released
-from fdgsec.experiments.lab.resampled import cohorts, halves, mixtures, resampled_clients, rounds
-from fdgsec.experiments.lab.simulator import Cases, Simulator
-from fdgsec.experiments.lab.single_step import single_step
-from fdgsec.experiments.lab.trained import trained
+from fdgsec.experiments.simulated_runs.malicious import breakdown, hostile
+from fdgsec.experiments.simulated_runs.released import add_one_record, as_if_released, released
+from fdgsec.experiments.simulated_runs.resampled import cohorts, halves, mixtures, resampled_clients, rounds
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
+from fdgsec.experiments.simulated_runs.single_step import single_step
+from fdgsec.experiments.simulated_runs.trained import trained
 from fdgsec.threats.attack import Question, QuestionKind
 
 KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {

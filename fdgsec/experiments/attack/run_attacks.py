@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
+from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
@@ -16,11 +17,10 @@ from fdgsec.experiments.attack.loop import (
     with_negative_controls,
 )
 from fdgsec.experiments.config import Keep, RunConfig
-from fdgsec.experiments.lab.attack_context import attack_context_of
+from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
-from fdgsec.experiments.setup.evaluation import accuracy_document
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate, observe
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import (

@@ -3,7 +3,7 @@
 import torch
 
 from fdgsec.data.domains import DomainDataset, join
-from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded
 from fdgsec.threats.attack import Case, Question, Truth
 
 

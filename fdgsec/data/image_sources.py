@@ -1,6 +1,6 @@
 """Image folders and zip archives behind one interface, and the decoding of their images to uint8 pixels.
 
-Nothing is extracted to disk. `fdgsec.data.folder_layouts` says which files of a source belong to a dataset."""
+Nothing is extracted to disk. `fdgsec.data.dataset_scan` says which files of a source belong to a dataset."""
 
 import hashlib
 import io
@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from fdgsec.runtime.cache_files import atomic, cache_root
 from fdgsec.runtime.errors import DataError
-from fdgsec.runtime.files import atomic, cache_root
 
 Progress = Callable[[str, int, int], None]
 Pixels = npt.NDArray[np.uint8]

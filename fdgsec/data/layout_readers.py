@@ -1,6 +1,6 @@
 """Readers of dataset layouts: class folders, lists of splits, CSV files and annotated boxes.
 
-Each reader gives domains and classes by name; `fdgsec.data.folder_layouts` numbers and checks them."""
+Each reader gives domains and classes by name; `fdgsec.data.dataset_scan` numbers and checks them."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec, normalize_name
-from fdgsec.data.sources import Box, Source, printable, text_of
+from fdgsec.data.image_sources import Box, Source, printable, text_of
 from fdgsec.runtime.errors import DataError
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")

@@ -17,7 +17,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import THRESHOLD, Roles, duplicate_groups
-from fdgsec.experiments.attack_vectors.read import OWN
+from fdgsec.experiments.attack_vectors.read_vectors import OWN
 from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.setup.world import World, attacked_clients, load_world, method_of, model_of, roles_of
 from fdgsec.experiments.train import split_sources

@@ -16,13 +16,13 @@ from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
+from fdgsec.experiments.attack.attack_context import EXTRACTORS
 from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, run_attacks, with_negative_controls
-from fdgsec.experiments.attack.verb import write_report
-from fdgsec.experiments.attack_vectors.guesses import guess_files
+from fdgsec.experiments.attack.run_attacks import write_report
+from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
-from fdgsec.experiments.attack_vectors.read import OWN, Listed, Sent, read_truth, read_vectors
+from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Sent, read_truth, read_vectors
 from fdgsec.experiments.config import RunConfig, attack_settings, parse_assignments
-from fdgsec.experiments.lab.attack_context import EXTRACTORS
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.world import artifact_rows
 from fdgsec.experiments.train import dataset_document

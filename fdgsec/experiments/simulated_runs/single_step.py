@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 
 from fdgsec.data.domains import DomainDataset, shares_of
-from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Client, Clock, GlobalModel, Reply, StepRequest
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.nn.training.batches import TrainingSet
-from fdgsec.nn.training.loop import CrossEntropy
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_loop import CrossEntropy
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Case, Question, Truth

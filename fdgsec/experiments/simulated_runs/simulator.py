@@ -1,6 +1,6 @@
 """The simulator of all observed runs: the target, the pools of images, and the adversary's view.
 
-The laboratory (fdgsec.experiments.lab.laboratory) passes it to the functions that build cases."""
+The laboratory (fdgsec.experiments.simulated_runs.laboratory) passes it to the functions that build cases."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

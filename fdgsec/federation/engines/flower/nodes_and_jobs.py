@@ -17,7 +17,7 @@ from fdgsec.federation.engines.flower.app import write_app
 from fdgsec.federation.engines.flower.commands import Node, Server, settings_text
 from fdgsec.federation.engines.flower.connection import Connection, UnreachableError, ask
 from fdgsec.federation.engines.flower.environment import command_of
-from fdgsec.federation.engines.flower.running import (
+from fdgsec.federation.engines.flower.process_trees import (
     POLL,
     FlowerFailedError,
     Running,

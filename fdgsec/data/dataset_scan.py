@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fdgsec.data.csv_layouts import (
+from fdgsec.data.dataset_specs import FolderSpec, normalize_name
+from fdgsec.data.image_sources import ImageFile, Source, printable
+from fdgsec.data.layout_readers import (
     FoundImage,
     find_base,
     from_boxes,
@@ -16,8 +18,6 @@ from fdgsec.data.csv_layouts import (
     with_splits,
     without_duplicates,
 )
-from fdgsec.data.dataset_specs import FolderSpec, normalize_name
-from fdgsec.data.sources import ImageFile, Source, printable
 from fdgsec.runtime.errors import DataError
 
 

@@ -15,9 +15,9 @@ from torch.nn import functional
 from fdgsec.federation.method import GlobalModel
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet, epoch_of_batches
-from fdgsec.nn.training.loop import Objective, logits, prepare_training
-from fdgsec.nn.training.plan import TrainingPlan
 from fdgsec.nn.training.precision import autocast
+from fdgsec.nn.training.training_loop import Objective, logits, prepare_training
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 
 STATISTICS = ("running_mean", "running_var")

@@ -11,8 +11,8 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches
-from fdgsec.nn.training.plan import TrainingPlan, optimizer_of
 from fdgsec.nn.training.precision import Precision, autocast, precision_of
+from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 
 
 class Objective(Protocol):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
+from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
@@ -13,11 +14,10 @@ from fdgsec.experiments.attack.loop import (
     run_attacks,
     with_negative_controls,
 )
-from fdgsec.experiments.attack.verb import follows_model, last_global_model, prepare_style_view, write_report
-from fdgsec.experiments.attack_run.read import MODELS, Record, Recorded, read_record, reconstruct_run
+from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view, write_report
+from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
 from fdgsec.experiments.config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
-from fdgsec.experiments.lab.attack_context import attack_context_of
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun

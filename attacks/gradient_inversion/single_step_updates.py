@@ -11,7 +11,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import Statistics, feas
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER
 from fdgsec.nn.networks.classifiers import Classifier
-from fdgsec.nn.training.plan import TrainingPlan
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case

@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.data.sources import ImageFile, decode
+from fdgsec.data.image_sources import ImageFile, decode
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.artifacts import decode as decoded
 from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_name

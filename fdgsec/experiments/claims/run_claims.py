@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.attack.verb import attack
+from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.tables import markdown, page
 from fdgsec.experiments.claims.verdicts import Finding, Verdict, finding, verdicts
 from fdgsec.experiments.config import RunConfig, attack_settings
 from fdgsec.federation.run_folder import code_sha256, run_key
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, unknown_name
-from fdgsec.runtime.files import write_atomic
 from fdgsec.runtime.progress import Progressive
 
 SCHEMA = 1

@@ -7,8 +7,8 @@ import torch
 
 from fdgsec.data.domains import DomainDataset, join, shares_of
 from fdgsec.data.sampling import stratified
-from fdgsec.experiments.lab.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.experiments.setup.run_federation import observe
+from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.threats.attack import Case, Question, Truth
 
 BEHIND = 300

@@ -20,10 +20,10 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.setup.world import load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, UsageError, unknown_name
-from fdgsec.runtime.files import write_atomic
-from fdgsec.runtime.processes import computed
 from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.worker_processes import computed
 
 SCHEMA = 1
 RESULTS = "results.json"
