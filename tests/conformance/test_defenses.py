@@ -18,9 +18,11 @@ from fdgsec.testing import BrokenPromiseError, check_defense
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
 SINGLE = CCST(style="single", k=2, styles_per_client=10)
+LONG = ("dp-sgd",)
+"""Takes more than two seconds, for gradients of single records; the others take one or two, and remain in the fast suite."""
 
 
-@pytest.mark.parametrize("name", DEFENSES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in DEFENSES])
 def test_a_bundled_defense_keeps_every_promise(name: str):
     method = SINGLE if name == "k-anonymous" else None
     check_defense(made("defenses", name, OPTIONS.get(name, {}), where=name), method=method)
