@@ -80,7 +80,7 @@ def _check_declared(attack: Attack) -> None:
 
 
 def _config(attack: Attack, target: str | Method | None, adversary: str | None, per_domain: int) -> RunConfig:
-    """Settings under which the attack can be asked. Raises BrokenPromiseError, with what `plan` says, where there are
+    """Settings of a run to which the attack applies. Raises BrokenPromiseError, with the errors of `plan`, if there are
     none."""
     refused = dict[str, None]()
     for attacked in list(targets()) if target is None else [target]:
@@ -156,9 +156,9 @@ def _check_answers(
 
 
 def _check_same_answers(attack: Attack, cases: Cases, answers: Answers, setting: AttackSetting) -> None:
-    """Nothing changes in a second run whose views hold declared kinds alone, and whose slices name other domains.
+    """Check that a second run, without undeclared artifact kinds and with renamed domains in slices, answers the same.
 
-    Where something does, further runs tell why."""
+    If it does not, further runs show which of these changes the answers."""
     reads = attack.reads | attack.also_reads if isinstance(attack, ReadsMore) else attack.reads
     narrow, domains = _of_kinds(cases, reads), setting.knowledge.domain_names
     if _same_answers(attack, _renamed(narrow, domains), answers, setting):
