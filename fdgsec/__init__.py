@@ -76,6 +76,7 @@ def attack(
     from fdgsec.experiments.attack.run_attacks import attack as experiment
     from fdgsec.experiments.config import attack_settings
     from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.registry import Target, given_classes
 
     given = {
         "dataset": dataset,
@@ -85,8 +86,10 @@ def attack(
         "seed": seed,
         **settings,
     }
-    config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
-    return experiment(config, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
+    methods = () if isinstance(target, (str, Target)) else (target,)
+    with given_classes("methods", *methods), given_classes("attacks", *attacks):
+        config = attack_settings(target, given, profile=profile, preset=preset, assignments=assignments)
+        return experiment(config, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
 
 
 def attack_run(
@@ -107,12 +110,14 @@ def attack_run(
     `report.environment["notes"]` says what could not be repeated. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded
     from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.registry import given_classes
 
     request = RecordedRequest(
         run=Path(run), target=target, adversary=adversary, attacks=attacks, profile=profile, seed=seed,
         assignments=assignments,
     )  # fmt: skip
-    return attack_recorded(request, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
+    with given_classes("attacks", *attacks):
+        return attack_recorded(request, data_root=_path(data_root), out=_path(out), fresh=fresh, progress=NoProgress())
 
 
 def attack_vectors(
@@ -139,13 +144,15 @@ def attack_vectors(
     from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.registry import given_classes
 
     request = VectorsRequest(
         artifacts=Path(artifacts), encoder=encoder, truth=_path(truth), dataset=dataset, unseen=target_domain,
         per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
         profile=profile, seed=seed, assignments=assignments,
     )  # fmt: skip
-    return experiment(request, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+    with given_classes("attacks", *attacks):
+        return experiment(request, data_root=_path(data_root), out=_path(out), progress=NoProgress())
 
 
 def train(
@@ -164,10 +171,12 @@ def train(
     from fdgsec.experiments.config import train_settings
     from fdgsec.experiments.train import train as experiment
     from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.registry import given_classes
 
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
-    config = train_settings(method, given, preset=preset, assignments=assignments)
-    return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress())
+    with given_classes("methods", method):
+        config = train_settings(method, given, preset=preset, assignments=assignments)
+        return experiment(config, data_root=_path(data_root), out=_path(out), progress=NoProgress())
 
 
 def bench(
@@ -238,6 +247,7 @@ def sweep(
     from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest
     from fdgsec.experiments.sweep.run_sweep import sweep as experiment
     from fdgsec.runtime.progress import NoProgress
+    from fdgsec.runtime.registry import given_classes
 
     request = SweepRequest(
         target=target, dataset=dataset, defenses=tuple(map(defense_of, defenses)), option=option,
@@ -245,7 +255,7 @@ def sweep(
         attacks=ATTACKS if attacks is None else tuple(attacks), protocol=protocol, seeds=seeds, seed=seed,
         profile=profile, workers=workers, given=settings, assignments=tuple(assignments),
     )  # fmt: skip
-    with TemporaryDirectory() as nowhere:
+    with TemporaryDirectory() as nowhere, given_classes("attacks", *(attacks or ())):
         return experiment(
             request, data_root=_path(data_root), out=Path(out or nowhere), progress=NoProgress(), limit=limit
         )

@@ -326,6 +326,11 @@ class CrossEvaluation(SharpnessAware):
         return super().releases if self.base is None else (*self.base.releases, *self.cross_evaluation_releases)
 
     @property
+    def needs_training(self) -> bool:
+        """As the base; models are evaluated in any case only after they have been trained."""
+        return super().needs_training if self.base is None else self.base.needs_training
+
+    @property
     def server_needs(self) -> ServerNeeds:
         """The owner of each model."""
         return super().server_needs

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from fdgsec.federation.defense import Defense
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError, unknown_name
-from fdgsec.runtime.registry import Target, name_of, resolve, target_named, targets
+from fdgsec.runtime.registry import Target, name_of, names, resolve, target_named, targets
 from fdgsec.threats.attack import Attack
 
 T = TypeVar("T")
@@ -357,7 +357,7 @@ def attack_settings(
     here.
 
     Raises UsageError for an unknown target or profile, for official splits (members, non-members and auxiliary images
-    must be drawn alike), or for a target that releases nothing without training."""
+    must be drawn alike)."""
     name, named, shared = _target_parts(target)
     if profile not in get_args(Profile):
         raise unknown_name("profile", profile, get_args(Profile))
@@ -371,6 +371,7 @@ def attack_settings(
         config = dataclasses.replace(config, rounds=0)
     if config.splits != "own":
         raise UsageError("official splits are for `fdgsec train`; an attack draws its own roles (docs/data.md, Roles).")
-    if method.needs_training and not config.rounds:
-        raise UsageError(f"{name} releases nothing before it trains; give --rounds 1 or more.")
+    for attacked in config.attack_options:
+        if attacked not in names("attacks"):
+            raise unknown_name("attack", attacked, names("attacks"))
     return config

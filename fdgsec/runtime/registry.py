@@ -1,7 +1,9 @@
 """Registry of names for methods, attacks, defenses and targets: literal dicts, plus entry points of plug-ins."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -75,7 +77,7 @@ PLAIN = "with its default options"
 class Target:
     """A target of an attack: a method and its options; the method declares what it releases.
 
-    `method` is a registered name, a class, or an object."""
+    `method` is a registered name where the target itself is registered, else also a class or an object."""
 
     method: Any
     summary: str
@@ -144,6 +146,30 @@ GROUPS = (*BUNDLED, "encoders", "artifacts", "datasets", "targets")
 """The groups that a plug-in may extend; entry-point groups are named "fdgsec.methods" and so on (docs/extending.md)."""
 
 
+_given: ContextVar[Mapping[tuple[str, str], type]] = ContextVar("given", default={})  # noqa: B039 (never changed)
+"""The classes of objects that a caller of the Python API handed in, by group and name, for the length of the call."""
+
+
+@contextmanager
+def given_classes(group: str, *things: object) -> Iterator[None]:
+    """Resolve the names of `things` to their own classes inside the block, registered or not; strings name nothing new.
+
+    An attack goes by its `name`, anything else by its registered name or that of its class. Raises UsageError where two
+    classes have one name."""
+    known = dict(_given.get())
+    for thing in things:
+        if isinstance(thing, str):
+            continue
+        name, cls = str(getattr(thing, "name", "")) if group == "attacks" else name_of(group, thing), type(thing)
+        if known.setdefault((group, name), cls) is not cls:
+            raise UsageError(f"two classes of {group} are called {name}; give one of them another name.")
+    token = _given.set(known)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
 def plugins(group: str) -> Mapping[str, EntryPoint]:
     """The entry points of installed packages in a group, by name."""
     return {point.name: point for point in sorted(entry_points(group=f"fdgsec.{group}"), key=lambda point: point.name)}
@@ -151,7 +177,8 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
 
 def names(group: str) -> list[str]:
     """All names of a group ("methods", "attacks", "defenses"): bundled ones first, then those of plug-ins."""
-    return [*BUNDLED[group], *(name for name in plugins(group) if name not in BUNDLED[group])]
+    given = [name for kind, name in _given.get() if kind == group]
+    return list(dict.fromkeys([*BUNDLED[group], *plugins(group), *given]))
 
 
 def resolve(group: str, given: object) -> Any:
@@ -160,6 +187,8 @@ def resolve(group: str, given: object) -> Any:
     Raises UsageError for an unknown name, and for a plug-in that cannot be imported."""
     if not isinstance(given, str):
         return given
+    if (group, given) in _given.get():
+        return _given.get()[group, given]
     ours = BUNDLED.get(group, {})
     if given in ours:
         module, _, attribute = ours[given].partition(":")
@@ -169,11 +198,11 @@ def resolve(group: str, given: object) -> Any:
         raise unknown_name(group.removesuffix("s"), given, [*ours, *found])
     try:
         return found[given].load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever another package's module raises when it is imported
         package = getattr(found[given].dist, "name", "an installed package")
         raise UsageError(
-            f"{given} of fdgsec.{group} is {found[given].value} of {package}, which cannot be imported: {error}; "
-            f"repair or uninstall it."
+            f"{given} of fdgsec.{group} is {found[given].value} of {package}, which cannot be imported: "
+            f"{type(error).__name__}: {error}; repair or uninstall it."
         ) from error
 
 
@@ -183,6 +212,19 @@ def name_of(group: str, thing: object) -> str:
     place = f"{cls.__module__}:{cls.__qualname__}"
     ours = [name for name, known in BUNDLED.get(group, {}).items() if known == place]
     return next(iter([*ours, *(name for name, point in plugins(group).items() if point.value == place)]), cls.__name__)
+
+
+def is_bundled(thing: object) -> bool:
+    """Whether an object and all options of it that are objects are of classes of fdgsec.
+
+    An option may also name a plug-in's method. What is not bundled is code that fdgsec's own hash does not cover."""
+    if isinstance(thing, str):
+        return thing in METHODS or thing not in names("methods")
+    if not is_dataclass(thing):
+        return True
+    return type(thing).__module__.partition(".")[0] == "fdgsec" and all(
+        is_bundled(getattr(thing, spec.name)) for spec in fields(thing)
+    )
 
 
 def targets() -> Mapping[str, Target]:
@@ -202,10 +244,13 @@ def target_named(given: object) -> Target:
         return given
     if not isinstance(given, str):
         return Target(method=given, summary=PLAIN)
-    known = targets()
-    if given not in known:
-        raise unknown_name("target", given, known)
-    return known[given]
+    if given in TARGETS:  # another package's targets are not loaded for that
+        return TARGETS[given]
+    if given in plugins("targets"):
+        return _target(given)
+    if given in names("methods"):
+        return Target(method=given, summary=PLAIN)
+    raise unknown_name("target", given, [*TARGETS, *plugins("targets"), *names("methods")])
 
 
 def _target(name: str) -> Target:
@@ -213,5 +258,9 @@ def _target(name: str) -> Target:
     if not isinstance(found, Target):
         raise UsageError(
             f"{name} of fdgsec.targets must be a fdgsec.runtime.registry.Target; got {type(found).__name__}."
+        )
+    if not isinstance(found.method, str):
+        raise UsageError(
+            f"{name} of fdgsec.targets must name its method; got {found.method!r}. Register the method too."
         )
     return found

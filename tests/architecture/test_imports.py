@@ -53,6 +53,16 @@ def test_a_circle_is_found():
     assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == ["a", "c", "b", "a"]
 
 
+def test_no_import_escapes_the_law():
+    """Relative imports, and modules loaded by a string, but where names become classes when they are asked for."""
+    loading = {"fdgsec", "fdgsec.cli.app", "fdgsec.data.hub", "fdgsec.runtime.lazy_imports", "fdgsec.runtime.registry"}
+    relative = [module for module, path in MODULES.items() if any(name[0] == "." for name in names_imported(path))]
+    by_string = {module for module, path in MODULES.items() if re.search(r"import_module|__import__", path.read_text())}
+
+    assert relative == []
+    assert by_string == loading
+
+
 def test_the_drawing_says_what_there_is():
     *packages, summary = drawing().splitlines()
 

@@ -26,6 +26,7 @@ from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.setup.world import (
     World,
     artifact_rows,
+    attackable,
     attacked_clients,
     attacked_method,
     load_world,
@@ -50,6 +51,7 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.registry import is_bundled
 from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Attack, ReadsModels
 
@@ -89,7 +91,7 @@ def attack(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    attacks = attacks_of(config)
+    config, attacks = attackable(config), attacks_of(config)
     config = replace(config, keep=_kept(config, attacks))
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
@@ -212,7 +214,8 @@ def _target_run(
     weights = [encoder_named(style_view.encoder).fingerprint, *([model.state.sha256] if model else [])]
     key = run_key(decisive.sha256, world.dataset.content_sha256, *weights)
     folder = stored_run(key)
-    if folder.exists() and not fresh:
+    own = is_bundled(method) and all(map(is_bundled, config.defenses))  # the key holds a hash of no other code
+    if own and folder.exists() and not fresh:
         transcript, states, stored = load_run(folder)
         return FederationRun(transcript=transcript, states=states), _Facts.of(stored), True
     accuracy = None
@@ -227,7 +230,8 @@ def _target_run(
         )
     kept = {name: {k: v for k, v in state.items() if k == SHARED_ROWS} for name, state in observed.states.items()}
     facts = _Facts(accuracy=accuracy, guarantees=observed.guarantees)
-    save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": observed.guarantees})
+    if own:
+        save_run(folder, observed.transcript, kept, {"accuracy": accuracy, "guarantees": observed.guarantees})
     return observed, facts, False
 
 
@@ -248,7 +252,10 @@ def _check_same_transcript(elsewhere: Transcript, here: Transcript) -> Transcrip
 
 
 def dry_run(config: RunConfig) -> list[tuple[str, str]]:
-    """Each attack and whether it would run, or the reason why not, without loading any data."""
+    """Each attack and whether it would run, or the reason why not, without loading any data.
+
+    Raises UsageError for a target that releases nothing without training, where no round trains."""
+    config = attackable(config)
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
     reasons = {attack.name: reason_to_skip(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
     return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]

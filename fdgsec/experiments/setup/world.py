@@ -156,6 +156,17 @@ def attacked_method(config: RunConfig) -> Method:
     return method_of(replace(config, local="", local_options={}))
 
 
+def attackable(config: RunConfig) -> RunConfig:
+    """The settings with the encoder that the attacked method declares, whatever options it was given.
+
+    Raises UsageError for a method that releases nothing without training, where no round trains."""
+    method = attacked_method(config)
+    if method.needs_training and not config.rounds:
+        raise UsageError(f"{config.target} releases nothing before it trains; give --rounds 1 or more.")
+    shared = method.shared_mean
+    return config if shared is None or shared.encoder is None else replace(config, encoder=shared.encoder)
+
+
 def _built(name: str, given: Mapping[str, Any], config: RunConfig, *, where: str) -> Any:
     """Build a method; a `base` in the settings is built by name, with the training plan given here."""
     options: dict[str, Any] = {"encoder": config.encoder, "style_size": config.style_size}
