@@ -36,7 +36,7 @@ Gradients = Sequence[Sequence[Tensor]]
 class StepsJointly(Protocol):
     """A method whose clients, under a private trainer, train several networks in each step."""
 
-    def stepping(self, clock: Clock) -> int:
+    def network_count(self, clock: Clock) -> int:
         """Count these networks in a round."""
         ...
 

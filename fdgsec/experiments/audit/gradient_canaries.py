@@ -40,7 +40,7 @@ class OwnWeight:
 
 def networks_of(method: Method, clock: Clock) -> int:
     """The number of networks that each private step of a round updates."""
-    return method.stepping(clock) if isinstance(method, StepsJointly) else 1
+    return method.network_count(clock) if isinstance(method, StepsJointly) else 1
 
 
 def moves(
