@@ -1,5 +1,6 @@
 """Methods and attacks handed in as objects are those that run, registered or not, and no stored run stands for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -14,10 +15,8 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import given_classes, is_bundled, names, resolve
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.answers import Answer
-from fdgsec.threats.attack import Case
+from fdgsec.threats.attack import Answers, Case
 
-SMALL = {"per_domain": 60, "image_size": 32}
 ASKED: list[int] = []
 
 
@@ -25,9 +24,9 @@ ASKED: list[int] = []
 class CountedDifferencing(Differencing):
     """Differencing under its bundled name that counts how often it is run."""
 
-    def run(self, cases: list[Case], knowledge: Knowledge, rng: torch.Generator) -> list[Answer]:
+    def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         ASKED.append(len(cases))
-        return list(super().run(cases, knowledge, rng))
+        return super().run(cases, knowledge, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +35,13 @@ class Renamed(CCST):
 
 
 def test_an_attack_object_runs_in_place_of_the_bundled_one_of_its_name(own_cache: object):
-    fdgsec.attack("ccst-overall", attacks=[CountedDifferencing()], **SMALL)
+    fdgsec.attack("ccst-overall", attacks=[CountedDifferencing()], per_domain=60, image_size=32)
 
     assert ASKED
 
 
 def test_a_method_that_no_registry_knows_is_attacked_afresh_every_time(own_cache: object):
-    reports = [fdgsec.attack(Renamed(), attacks=["differencing"], **SMALL) for _ in range(2)]
+    reports = [fdgsec.attack(Renamed(), attacks=["differencing"], per_domain=60, image_size=32) for _ in range(2)]
 
     assert [report.reused for report in reports] == [False, False]
     assert reports[0].target == "Renamed"
@@ -50,7 +49,7 @@ def test_a_method_that_no_registry_knows_is_attacked_afresh_every_time(own_cache
 
 
 def test_a_bundled_run_is_reused(own_cache: object):
-    reports = [fdgsec.attack("ccst-overall", attacks=["differencing"], **SMALL) for _ in range(2)]
+    reports = [fdgsec.attack("ccst-overall", attacks=["differencing"], per_domain=60, image_size=32) for _ in range(2)]
 
     assert [report.reused for report in reports] == [False, True]
 
