@@ -238,14 +238,14 @@ def test_a_truth_about_pools_without_images_is_unavailable():
 def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     """The same rows with noise on them, and an adversary who knows of it."""
 
-    def worn(number: int, run: int, view: View) -> View:
+    def seen_view(number: int, run: int, view: View) -> View:
         sent = view.latest(ImageStyles)
         assert sent is not None
         child_rng = stream(0, "secret", number, run)
         return replace(view, messages=(replace(view.messages[0], artifact=noise.on(sent, child_rng)),))
 
     cases = [
-        replace(case, views=tuple(worn(number, run, view) for run, view in enumerate(case.views)))
+        replace(case, views=tuple(seen_view(number, run, view) for run, view in enumerate(case.views)))
         for number, case in enumerate(planted_control.cases)
     ]
     return replace(planted_control, cases=cases, knowledge=replace(planted_control.knowledge, defended=noise))

@@ -17,8 +17,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def audit(out: Path, target: str, *defenses: str, options: tuple[str, ...] = ()) -> int:
-    worn = [part for defense in defenses for part in ("--defense", defense)]
-    return main(["audit", "--target", target, *worn, "--out", str(out), *OPTIONS, *options])
+    stated = [part for defense in defenses for part in ("--defense", defense)]
+    return main(["audit", "--target", target, *stated, "--out", str(out), *OPTIONS, *options])
 
 
 def document(out: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A client's shield: defenses act before anything leaves, and what they cost reaches the ledger."""
+"""A client's defense stack: defenses act before anything leaves, and what they cost reaches the ledger."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

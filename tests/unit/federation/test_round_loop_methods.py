@@ -55,14 +55,14 @@ def trained(
     defense_stack: DefenseStack | None = None,
 ) -> tuple[str, int]:  # fmt: skip
     """Two rounds: the transcript's hash, and how many failed."""
-    worn = defense_stack or DefenseStack(usual=Guards())
+    stack = defense_stack or DefenseStack(usual=Guards())
     plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
     model = GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", "start")))))
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", upload.round, upload.stage, number), guards=worn.guards,
-        policies=worn.policies, filters=worn.filters,
+        secret=lambda upload, number: stream(0, "secret", upload.round, upload.stage, number), guards=stack.guards,
+        policies=stack.policies, filters=stack.filters,
     )  # fmt: skip
-    engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=worn, tolerant=quorum < 1)
+    engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=stack, tolerant=quorum < 1)
     driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2, checked=checked, quorum=quorum)
     driver.run(model)
     return wire.transcript.sha256, len(driver.failures)
