@@ -28,6 +28,7 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
+from fdgsec.experiments.config import defense_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.run_sweep import SweepRequest, sweep
 from fdgsec.experiments.sweep.tables import named, shown, verdict
@@ -52,7 +53,7 @@ torch.set_num_threads(1)  # more threads are slower with so few images
 # %%
 fisc = sweep(
     SweepRequest(
-        target="fisc", dataset=DATASET, defenses=("style-noise:p=0.1",), option="scale",
+        target="fisc", dataset=DATASET, defenses=(defense_of("style-noise:p=0.1"),), option="scale",
         values=(0.05, 0.5, 2.0, 10.0), accuracy_at=(), attacks=("linkage",), given=SMALL, assignments=QUICK,
     ),
     data_root=None, out=OUT / "fisc", progress=NoProgress(),
