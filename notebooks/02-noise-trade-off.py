@@ -95,7 +95,7 @@ print("failed controls:", fisc["controls"]["failed"], "of", fisc["controls"]["po
 # %%
 calibrated = sweep(
     SweepRequest(
-        target="ccst-overall", dataset=DATASET, defenses=("private-styles",), option="epsilon",
+        target="ccst-overall", dataset=DATASET, defenses=(defense_of("private-styles"),), option="epsilon",
         values=(1000.0, 100.0, 8.0), accuracy_at=(), attacks=("linkage", "membership"), given=SMALL,
         assignments=QUICK,
     ),
