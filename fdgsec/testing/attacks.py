@@ -199,6 +199,7 @@ def _print(case: Case) -> list[str]:
 
 
 def _passed(promise: str, controls: Sequence[Control]) -> None:
+    expect(bool(controls), promise, "it has no rows, so it cannot fail")
     for control in controls:
         row = control.measurement
         came = row.unavailable or f"{row.name} {dict(row.slice)} is {row.value}; expected {control.expected}"

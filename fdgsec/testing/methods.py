@@ -1,4 +1,4 @@
-"""`check_method`: the contract of a method that engines rely on, over two rounds on shapes."""
+"""`check_method`: the contract of a method that engines rely on, over a few rounds on shapes."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -7,37 +7,53 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.config import made
-from fdgsec.federation.artifacts import ImageStyles, StyleBank, kind_named
+from fdgsec.federation.artifacts import (
+    Amplitudes,
+    Artifact,
+    ImageStyles,
+    ModelState,
+    StyleBank,
+    StyleStatistics,
+    kind_named,
+)
 from fdgsec.federation.method import SHARED_ROWS, Client, Method
 from fdgsec.federation.releases import ROUND_LOOP, Release
-from fdgsec.testing.promises import check_frozen, expect, nothing_kept
-from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients
+from fdgsec.testing.promises import check_frozen, expect, nothing_kept, same
+from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, small_clients, start_of
+
+DECLARED = "what is sent is what is declared"
+"""The promise that releases name every artifact."""
 
 
 def check_method(given: object) -> None:
     """Check a method, given as an object, as its class or by name. Raises BrokenPromiseError, naming the promise.
 
-    It trains for two rounds on four clients of about twenty images: once plainly, once with every artifact encoded and
-    decoded, and once with half of the clients per round."""
-    method: Method = made("methods", given, {}, where="method")
-    expect(isinstance(method, Method), "a method is a Method", f"{type(method).__name__} does not extend it")
-    check_frozen(method)
-    method, members = method.fitting(CLIENTS), four_clients()
-    images = [client.data.pixels().clone() for client in members]
+    It trains on clients of about twenty images: four clients for two rounds, once plainly and once with every artifact
+    encoded and decoded, and five clients for three rounds, of whom two take part in each."""
+    general: Method = made("methods", given, {}, where="method")
+    expect(isinstance(general, Method), "a method is a Method", f"{type(general).__name__} does not extend it")
+    check_frozen(general)
+    method, members = general.fitting(CLIENTS), small_clients(CLIENTS)
+    before = [_contents(client) for client in members]
     with nothing_kept(method):
         plain = federated(method, members, recode=False)
-        _check_untouched(plain, members, images)
+        _check_untouched(plain, members, before)
         recoded = federated(method, members, recode=True)
         if plain.same_bytes != recoded.same_bytes:
             again = federated(method, members, recode=False)
             expect(plain.same_bytes == again.same_bytes, "the same seed gives the same bytes", "two runs differ")
             expect(False, "artifacts come back from their bytes", "a run through bytes is another run")
-        half = federated(method, members, recode=False, participation=0.5)
-    _check_finite(plain)
-    _check_declared(method, plain.passed)
-    _check_origins(plain)
-    acting = {message.sender for message in half.transcript.messages()}
-    idle = sorted(holder for holder, state in half.states.items() if state and holder not in acting)
+    fitted = general.fitting(5)
+    with nothing_kept(fitted):
+        partial = federated(fitted, small_clients(5), recode=False, rounds=3, participation=0.4)
+    for outcome in (plain, partial):
+        _check_finite(outcome)
+        _check_declared(method, outcome.passed)
+        _check_models(method, outcome.passed)
+        _check_origins(outcome)
+    _check_all_sent(method, plain.passed)
+    acting = {message.sender for message in partial.transcript.messages()}
+    idle = sorted(holder for holder, state in partial.states.items() if state and holder not in acting)
     expect(not idle, "only participants hold state", f"{', '.join(idle)} took no part, and have state")
 
 
@@ -46,30 +62,54 @@ def _check_finite(outcome: Outcome) -> None:
     expect(not bad, "the model stays finite", f"{', '.join(bad)} are not")
 
 
-def _check_untouched(outcome: Outcome, members: Sequence[Client], images: Sequence[Tensor]) -> None:
+def _contents(client: Client) -> list[Tensor]:
+    """Copies of the images, labels and domains that a client trains and validates on."""
+    parts = [client.data] if client.validation is None else [client.data, client.validation]
+    return [value.clone() for part in parts for value in (part.pixels(), part.labels, part.domains)]
+
+
+def _check_untouched(outcome: Outcome, members: Sequence[Client], contents: Sequence[list[Tensor]]) -> None:
     changed = [*outcome.changed]
     changed += [
-        f"the images of {client.name}"
-        for client, before in zip(members, images, strict=True)
-        if not torch.equal(client.data.pixels(), before)
+        f"the images or labels of {client.name}"
+        for client, before in zip(members, contents, strict=True)
+        if not same(before, _contents(client))
     ]
     expect(not changed, "steps leave what they are handed as it was", f"changed: {', '.join(changed)}")
 
 
 def _check_declared(method: Method, passed: Sequence[Passed]) -> None:
-    """Check that artifacts sent and artifacts declared are the same, by stage, slot and kind."""
-    promise = "what is sent is what is declared"
-    own = [one for one in method.releases if one not in ROUND_LOOP]
+    """Check that every artifact sent is declared, by stage, slot and kind."""
+    own = _own(method)
     for sent in passed:
         what = f"{sent.artifact.kind} in slot {sent.slot!r} of stage {sent.stage!r}"
         known = kind_named(sent.artifact.kind) is type(sent.artifact)
         expect(known, "every artifact is of a known kind", f"{what}; bring it as an entry point of fdgsec.artifacts")
-        expect(
-            any(_is(sent, one) for one in own), promise, f"{sent.client} sent or got {what}, which is not in releases"
-        )
-    for one in own:
+        said = f"{sent.client} sent or got {what} in round {sent.round}, which is not in releases"
+        expect(any(_is(sent, one) for one in own), DECLARED, said)
+
+
+def _check_all_sent(method: Method, passed: Sequence[Passed]) -> None:
+    """Check that every artifact declared is sent."""
+    for one in _own(method):
         said = f"{one.kind.kind} in slot {one.slot!r} of stage {one.stage!r} is in releases, and was not sent"
-        expect(any(_is(sent, one) for sent in passed), promise, said)
+        expect(any(_is(sent, one) for sent in passed), DECLARED, said)
+
+
+def _own(method: Method) -> list[Release]:
+    return [one for one in method.releases if one not in ROUND_LOOP]
+
+
+def _check_models(method: Method, passed: Sequence[Passed]) -> None:
+    """Check that a trained model holds the tensors of the global model, of the same shapes, and no others."""
+    wanted = {name: value.shape for name, value in start_of(method).state.tensors().items()}
+    for sent in passed:
+        if sent.stage != "update" or type(sent.artifact) is not ModelState:
+            continue
+        shapes = {name: value.shape for name, value in sent.artifact.tensors().items()}
+        other = sorted(name for name in shapes.keys() | wanted.keys() if shapes.get(name) != wanted.get(name))
+        said = f"{sent.client} sent a model that differs from the global one in the shapes of {', '.join(other)}"
+        expect(not other, DECLARED, said)
 
 
 def _is(sent: Passed, release: Release) -> bool:
@@ -86,18 +126,30 @@ def _check_origins(outcome: Outcome) -> None:
         rows, count = outcome.states[client].get(SHARED_ROWS), len(artifact.tensors()["mean"])
         said = f"{client} sent {count} rows, and its state has no {SHARED_ROWS!r} of as many"
         expect(rows is not None and rows.shape == (count,) and rows.dtype == torch.int64, promise, said)
-    own = {(sent.round, sent.client): _rows(sent.artifact) for sent in shared if isinstance(sent.artifact, ImageStyles)}
+    own = {
+        (sent.round, sent.client, sent.slot): rows
+        for sent in outcome.passed
+        if sent.stage == "share" and (rows := _rows(sent.artifact)) is not None
+    }
     for sent in outcome.passed:
-        if not isinstance(sent.artifact, StyleBank):
+        rows = _rows(sent.artifact)
+        if rows is None or not isinstance(sent.artifact, StyleBank | Amplitudes):
             continue
-        for row, owner in zip(_rows(sent.artifact), sent.artifact.owner.tolist(), strict=True):
-            senders = {client for (number, client), rows in own.items() if number == sent.round and _holds(rows, row)}
+        for row, owner in zip(rows, sent.artifact.owner.tolist(), strict=True):
+            senders = {
+                client
+                for (number, client, _), sent_rows in own.items()
+                if number == sent.round and _holds(sent_rows, row)
+            }
             said = f"{sent.client} got a row of client:{owner} that {', '.join(sorted(senders))} sent"
             expect(not senders or f"client:{owner}" in senders, promise, said)
 
 
-def _rows(artifact: ImageStyles | StyleBank) -> Tensor:
-    return torch.cat([artifact.mean, artifact.std], dim=1)
+def _rows(artifact: Artifact) -> Tensor | None:
+    """The styles (R, 2C) or flattened spectra (R, numbers) that an artifact holds; None if it holds neither."""
+    if isinstance(artifact, StyleStatistics | ImageStyles | StyleBank):
+        return torch.cat([artifact.mean, artifact.std], dim=-1).reshape(-1, 2 * artifact.mean.shape[-1])
+    return artifact.values.flatten(1) if isinstance(artifact, Amplitudes) else None
 
 
 def _holds(rows: Tensor, row: Tensor) -> bool:

@@ -49,7 +49,7 @@ class Passed:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Outcome:
-    """The result of two rounds; `passed` holds what clients sent and received besides the global model."""
+    """The result of a run; `passed` holds what clients sent and received besides the global model."""
 
     model: Mapping[str, Tensor]
     transcript: Transcript
@@ -103,10 +103,15 @@ def _hashes(request: StepRequest) -> list[str]:
 
 
 def four_clients() -> list[Client]:
-    """Two clients of each of two domains, twenty-one images each, a fifth of them for validation."""
+    """Two clients of each of two domains, twenty-one images each."""
+    return small_clients(CLIENTS)
+
+
+def small_clients(count: int) -> list[Client]:
+    """Up to eight clients, two of each domain, of twenty-one images each, a fifth of them for validation."""
     data = _drawn()
-    sources = [data.of_domain(0), data.of_domain(1)]
-    halves = [part.subset(torch.arange(start, len(part), 2)) for part in sources for start in (0, 1)]
+    sources = [data.of_domain(number // 2) for number in range(count)]
+    halves = [part.subset(torch.arange(number % 2, len(part), 2)) for number, part in enumerate(sources)]
     return [_client(number, part) for number, part in enumerate(halves)]
 
 
@@ -132,11 +137,12 @@ def federated(
     members: Sequence[Client],
     *,
     recode: bool,
+    rounds: int = ROUNDS,
     participation: float = 1.0,
     defense_stack: DefenseStack = UNDEFENDED,
     start: GlobalModel | None = None,
 ) -> Outcome:
-    """Train `method` for two rounds from a fixed start; with `recode`, every artifact is encoded and decoded."""
+    """Train `method` from a fixed start; with `recode`, every artifact is encoded and decoded."""
     wire = Wire(
         secret=lambda upload, number: stream(0, "secret", "defense", upload.round, upload.stage, number),
         keep=_everything, policies=defense_stack.policies,
@@ -152,7 +158,7 @@ def federated(
         losses.extend(metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics)
 
     driver = RoundLoop(
-        method=method, engine=witness, wire=wire, seed=0, rounds=ROUNDS, participation=participation, on_round=note
+        method=method, engine=witness, wire=wire, seed=0, rounds=rounds, participation=participation, on_round=note
     )
     method.check(len(members))
     final = driver.run(start_of(method) if start is None else start)

@@ -129,6 +129,22 @@ class ReadsNothingKnown(Guesses):
     reads: ClassVar[frozenset[str]] = frozenset({"Colours"})
 
 
+@dataclass(frozen=True, kw_only=True)
+class ControlsNothing(Guesses):
+    """Has a negative control without answers."""
+
+    def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class AimsLow(Guesses):
+    """Sets its positive control a goal that guesses reach."""
+
+    def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+        return replace(super().positive_control(knowledge, rng), at_least=0.0, also=())
+
+
 LIARS = [
     (DrawsGlobally(), "no draws from global randomness: DrawsGlobally moved the global state of numpy"),
     (Remembers(), "nothing is kept on self: Remembers changed seen"),
@@ -137,6 +153,8 @@ LIARS = [
     (AnswersForNobody(), "answers are typed and have a rule: membership is about case"),
     (ScoresTooFew(), "answers are typed and have a rule: the judge cannot measure them"),
     (ReadsNothingKnown(), "an attack says what it reads and needs: reads names no known kind of artifact: Colours"),
+    (ControlsNothing(), "the negative control finds nothing: it has no rows"),
+    (AimsLow(), "the positive control reaches its goal: .* expected >= 0, a goal above chance"),
     (Guesses(), "the positive control reaches its goal"),
 ]
 

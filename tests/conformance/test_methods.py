@@ -12,6 +12,7 @@ from fdgsec.experiments.config import build
 from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
 from fdgsec.federation.releases import Release
+from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -129,6 +130,53 @@ class WritesOnWhatItGot(FedAvg):
         return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
 
 
+@dataclass(frozen=True, kw_only=True)
+class SendsMoreLater(SendsMore):
+    """Sends a number that it does not declare, in the third round alone."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        fit = super().fit if clock.round == 2 else super(SendsMore, self).fit
+        return fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendsInTheModel(FedAvg):
+    """Sends labels as one more tensor of its model."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        sent = {**update.artifacts["model"].tensors(), "head.offset": client.data.labels.float()}
+        return replace(update, artifacts={"model": ModelState(state=sent)}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShufflesLabels(FedAvg):
+    """Changes the labels of its client in place."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        client.data.labels.copy_(client.data.labels.flip(0))
+        return super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapsOwnersOfClients(CCST):
+    """Hands out a bank of pooled styles in which rows are another client's."""
+
+    def combine(
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Mapping[str, Inbox], State]:
+        handed, server = super().combine(shared, server=server, clock=clock, rng=rng)
+        ((slot, bank),) = next(iter(handed.values())).items()
+        swapped = replace(bank, owner=bank.tensors()["owner"].flip(0))
+        return {client: {slot: swapped} for client in handed}, server
+
+
 @pytest.mark.parametrize(
     ("liar", "promise"),
     [
@@ -136,6 +184,10 @@ class WritesOnWhatItGot(FedAvg):
         (SendsLess(plan=PLAN), "what is sent is what is declared: ImageStyles in slot 'styles' of stage 'share'"),
         (HidesRows(plan=PLAN), "rows carry their origin: client:0 sent 1 rows"),
         (SwapsOwners(plan=PLAN), "rows carry their origin: client:0 got a row of client:"),
+        (SendsMoreLater(plan=PLAN), "what is sent is what is declared: .* Scores in slot 'extra' .* in round 2"),
+        (SendsInTheModel(plan=PLAN), "what is sent is what is declared: .* in the shapes of head.offset"),
+        (ShufflesLabels(plan=PLAN), "steps leave what they are handed .*: changed: the images or labels of client:0"),
+        (SwapsOwnersOfClients(plan=PLAN), "rows carry their origin: client:0 got a row of client:"),
         (Remembers(plan=PLAN), "nothing is kept on self: Remembers changed seen"),
         (DrawsGlobally(plan=PLAN), "no draws from global randomness: DrawsGlobally moved the global state of torch"),
         (DrawsGlobally(plan=PLAN, strength=0.1), "the same seed gives the same bytes"),

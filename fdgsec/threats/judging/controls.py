@@ -44,7 +44,8 @@ def positive_control(
 ) -> list[Control]:
     """Measure `answers` to the planted cases; every row of the control's measurement must reach its goal.
 
-    So must the further goals. A control fails, with the reason, where one of its measurements is unavailable."""
+    So must the further goals. A control fails, with the reason, where one of its measurements is unavailable, or where
+    its goal is no higher than the measurement's chance level, for guesses would reach it."""
     rows = judge.measure(answers, planted_control.cases, planted_control.truths, rng)
     goals = [Goal(measurement=planted_control.measurement, at_least=planted_control.at_least), *planted_control.also]
     return [control for goal in goals for control in _controls_of_goal(goal, rows)]
@@ -60,8 +61,11 @@ def _controls_of_goal(goal: Goal, rows: Sequence[Measurement]) -> list[Control]:
                 slice=goal.where, unavailable=reason,
             )
         ]  # fmt: skip
-    expected = f">= {goal.at_least:g}"
-    return [
-        Control(measurement=row, expected=expected, passed=row.value is not None and row.value >= goal.at_least)
-        for row in found
-    ]
+    return [_positive(row, goal) for row in found]
+
+
+def _positive(row: Measurement, goal: Goal) -> Control:
+    expected, reached = f">= {goal.at_least:g}", row.value is not None and row.value >= goal.at_least
+    if row.chance is not None and goal.at_least <= row.chance:
+        return Control(measurement=row, expected=f"{expected}, a goal above chance ({row.chance:g})", passed=False)
+    return Control(measurement=row, expected=expected, passed=reached)
