@@ -23,10 +23,10 @@ from scipy import stats
 from torch import Tensor
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.accuracy import accuracy_document
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import RunRequest, federate
-from fdgsec.experiments.setup.world import load_world, model_of
+from fdgsec.experiments.setup.run_inputs import load_world, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.run_folder import environment
 from fdgsec.methods.ccst import CCST

@@ -22,11 +22,11 @@ from benchmarks.dp_attacks import loss_membership, style_membership
 from benchmarks.dp_protocol import SUBJECTS, Cell, Protocol, defenses_of, protocol_of
 from benchmarks.dp_tables import learned, table
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig, defense_of, defense_text
 from fdgsec.experiments.report.accuracy import accuracy_document
+from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.guarantees import guarantee_documents
-from fdgsec.experiments.setup.world import clients_of, load_world, method_of, model_of, roles_of, with_validation
+from fdgsec.experiments.setup.run_inputs import clients_of, load_world, method_of, model_of, roles_of, with_validation
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import GlobalModel, Method, Reply, Step, StepRequest
 from fdgsec.federation.round_loop import RoundLoop, RoundReport

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job
+from fdgsec.experiments.run_config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
-from fdgsec.experiments.setup.world import load_world, method_of, model_of
+from fdgsec.experiments.setup.run_inputs import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.engines.flower.loopback import loopback

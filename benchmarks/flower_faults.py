@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from fdgsec.experiments.config import resolve_settings
 from fdgsec.experiments.flower.jobs import FlowerFederation
-from fdgsec.experiments.setup.world import method_of
+from fdgsec.experiments.run_config import resolve_settings
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.engines.flower.certificates import create_node_key
 from fdgsec.federation.engines.flower.connection import Connection
 from fdgsec.federation.engines.flower.loopback import loopback

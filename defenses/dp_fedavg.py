@@ -19,10 +19,10 @@ from torch import Tensor
 
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import Outgoing, Protected, Sender
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, GlobalModel, Method
 from fdgsec.federation.reply_slots import Slot
 from fdgsec.federation.server_needs import needs_of
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import CLIENTS, Receipt, Upload
 from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.guarantees import PlannedGuarantee

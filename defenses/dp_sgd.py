@@ -13,8 +13,8 @@ import torch
 
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of

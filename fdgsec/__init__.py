@@ -74,7 +74,7 @@ def attack(
     written; otherwise nothing is.
     Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack.run_attacks import attack as experiment
-    from fdgsec.experiments.config import attack_settings
+    from fdgsec.experiments.run_config import attack_settings
     from fdgsec.runtime.progress import NoProgress
     from fdgsec.runtime.registry import Target, given_classes
 
@@ -168,7 +168,7 @@ def train(
     **settings: "Unpack[Settings]",
 ) -> "AttackReport":
     """Train a method and return the report with its accuracy on the unseen domain; arguments as in `attack`."""
-    from fdgsec.experiments.config import train_settings
+    from fdgsec.experiments.run_config import train_settings
     from fdgsec.experiments.train import train as experiment
     from fdgsec.runtime.progress import NoProgress
     from fdgsec.runtime.registry import given_classes
@@ -243,7 +243,7 @@ def sweep(
     on where it stopped; otherwise nothing is kept. The rest is as in `attack`; docs/sweep.md describes the result."""
     from tempfile import TemporaryDirectory
 
-    from fdgsec.experiments.config import defense_of
+    from fdgsec.experiments.run_config import defense_of
     from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest
     from fdgsec.experiments.sweep.run_sweep import sweep as experiment
     from fdgsec.runtime.progress import NoProgress

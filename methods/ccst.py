@@ -27,8 +27,8 @@ from torchvision.transforms.functional import pil_to_tensor, to_pil_image
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
-from fdgsec.federation.releases import Release
 from fdgsec.federation.style_banks import artifact_in, stack_spectra, stack_styles
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, window

@@ -27,7 +27,7 @@ from torch.nn import functional, init
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg, averaged, detached
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch

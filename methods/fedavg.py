@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, ServerNeeds, State, Update
-from fdgsec.federation.releases import VALIDATION, Release
+from fdgsec.federation.release_declarations import VALIDATION, Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, predictions

@@ -22,7 +22,7 @@ from torch import nn
 
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import KEPT, FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet

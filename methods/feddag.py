@@ -3,7 +3,7 @@
 Che, Wu, Jin, Xia & Chen, 2025, https://arxiv.org/abs/2501.13967. Novel domain adversarial generation (NDAG) is
 section III-B: the discrepancy eq. (1), the perturbed image eq. (2), its task loss eq. (3), the similarity eq. (4), a
 client's training Algorithm 1. Sharpness-aware hierarchical aggregation (SHA), section III-C with eqs. (5), (6) and
-Algorithm 2, is methods/cross_evaluation.py, which this extends. Section III-D distributes the models, section IV-A2
+Algorithm 2, is methods/feddag_aggregation.py, which this extends. Section III-D distributes the models, section IV-A2
 sets the constants. No code was released, hence there is no preset but `feddag-paper`.
 
 Shares, every round: the teacher ("model") and the generator up; the perturbed teacher up, and on to every other
@@ -29,10 +29,10 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import Artifact, GeneratorState, ModelState
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.weight_perturbation import gradient_of
-from fdgsec.methods.cross_evaluation import SharpnessAware
 from fdgsec.methods.fedavg import averaged, detached
+from fdgsec.methods.feddag_aggregation import SharpnessAware
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.perturbation_generator import GeneratorName, PerturbationNetwork, perturbation_network
 from fdgsec.nn.training.batches import Batch, TrainingSet, epoch_of_batches

@@ -26,7 +26,7 @@ from torch.nn import functional
 from fdgsec.data.domains import as_float
 from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.style_banks import artifact_in, stack_spectra
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
@@ -107,7 +107,7 @@ def _with_gradient(losses: Tensor, weights: Mapping[str, Tensor], gradients: Map
 
 @dataclass(frozen=True, kw_only=True)
 class FedDG(FedAvg):
-    """FedDG with its options; on top of another method (fdgsec/federation/local_methods.py) it shares its spectra too.
+    """FedDG with its options; on top of another method (fdgsec.federation.stacked_methods) it also shares spectra.
 
     `share_of_images` go into the bank (at least one per client). `low_frequency` is L of b = floor(L min(h, w)), which
     is at least `least_window`; lambda is drawn from `ratios` (A' = lambda A + (1 - lambda) A_other). `meta_step` and

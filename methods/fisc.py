@@ -32,7 +32,7 @@ from torch.nn import functional
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear

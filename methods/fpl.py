@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import Prototypes, Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.finch import finch

@@ -37,7 +37,7 @@ from torch.nn import functional
 
 from fdgsec.federation.artifacts import StyleDistribution
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.stablefdg import DISTRIBUTION, NEGATIVE_STDS, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier
 from fdgsec.nn.networks.classifiers import Classifier, StageHooks

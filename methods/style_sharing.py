@@ -14,8 +14,8 @@ from torch import Tensor
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
 from fdgsec.federation.early_layer_encoder import introduced_layers
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, ServerNeeds, State
+from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.released_statistics import StyleDistributions
-from fdgsec.federation.releases import Release
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.feature_styles import StyleLaws, batch_styles
 from fdgsec.nn.styles.image_styles import statistics

@@ -28,7 +28,7 @@ from pathlib import Path
 import torch
 from IPython.display import Image
 
-from fdgsec.experiments.config import defense_of
+from fdgsec.experiments.run_config import defense_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.run_sweep import SweepRequest, sweep
 from fdgsec.experiments.sweep.tables import named, shown, verdict

@@ -30,7 +30,7 @@ import fdgsec
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.dp_sgd import DPSGD
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import epsilon

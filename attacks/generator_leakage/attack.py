@@ -5,13 +5,13 @@ poorly. That says nothing about their weights, which go to the server every roun
 the generator that the server sent to the client and through the one that the client returned. The test statistics are
 the change in the size of the output (`response`) and the change in the generator's own loss (`loss`: Algorithm 1, line
 3). Reference generators, which the target's public method trains on images that the adversary holds, give the null
-distribution of each image; the test is LiRA's offline test (fdgsec.attacks.generator_leakage.response). The loss needs
-a model. The client's own model may itself have memorized the images, which is the subject of model-membership, so a
-model trained on auxiliary images alone is used instead.
+distribution of each image; the test is LiRA's offline test (fdgsec.attacks.generator_leakage.generator_membership).
+The loss needs a model. The client's own model may itself have memorized the images, which is the subject of model-
+membership, so a model trained on auxiliary images alone is used instead.
 
 The same generators are used for two more attacks: inferring the domain of the client's images
-(fdgsec.attacks.generator_leakage.fingerprint), and reconstructing an image from its perturbation, compared with an
-untrained generator (fdgsec.attacks.generator_leakage.decoder)."""
+(fdgsec.attacks.generator_leakage.generator_domain_inference), and reconstructing an image from its perturbation,
+compared with an untrained generator (fdgsec.attacks.generator_leakage.decoder)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,19 @@ from torch import Tensor
 
 from fdgsec.attacks.generator_leakage.control import planted_generators
 from fdgsec.attacks.generator_leakage.decoder import prepare_decoders
-from fdgsec.attacks.generator_leakage.fingerprint import (
+from fdgsec.attacks.generator_leakage.generator_domain_inference import (
     fingerprints,
     mixed_domain_updates,
     output_change,
     split_auxiliary,
     too_few_images,
 )
-from fdgsec.attacks.generator_leakage.response import GeneratorProbe, GeneratorUpdate, Objective, membership_by_change
+from fdgsec.attacks.generator_leakage.generator_membership import (
+    GeneratorProbe,
+    GeneratorUpdate,
+    Objective,
+    membership_by_change,
+)
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fdgsec.attacks.generator_leakage.response import TINY, GeneratorUpdate, perturbation_generator, perturbations
+from fdgsec.attacks.generator_leakage.generator_membership import (
+    TINY,
+    GeneratorUpdate,
+    perturbation_generator,
+    perturbations,
+)
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.perturbation_generator import PerturbationNetwork
 from fdgsec.runtime.random_streams import child, derangement

@@ -35,7 +35,7 @@ from torch import Tensor
 from fdgsec.attacks.linkage.control import planted_pairs
 from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
 from fdgsec.attacks.linkage.noise_linkage import add_noise, between_client_sd
-from fdgsec.attacks.linkage.pair_likelihood import PairedReleases, paired_releases
+from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases, paired_releases
 from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError

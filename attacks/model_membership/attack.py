@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
-from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
+from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,

@@ -20,7 +20,7 @@ import torch
 
 from fdgsec.attacks.poisoning.control import planted_harm
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.threats.adversary import Knowledge

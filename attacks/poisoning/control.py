@@ -8,7 +8,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import ScaledUpdate
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan

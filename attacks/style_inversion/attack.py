@@ -26,11 +26,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from fdgsec.attacks.style_inversion.answers import ReconstructedRows, generated, reconstruct_rows
 from fdgsec.attacks.style_inversion.control import planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
 from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
+from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.attacks.style_inversion.training_images import prior_images
 from fdgsec.metrics.measurement import Measurement

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
-from fdgsec.attacks.style_inversion.answers import ReconstructedRows, parts
 from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
+from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, parts
 from fdgsec.attacks.style_inversion.style_matching import MatchedImages, Matching, input_side, match
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.data.domains import downsample

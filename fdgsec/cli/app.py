@@ -21,7 +21,7 @@ VERBS: Mapping[str, str] = {
     "bench": "fdgsec.cli.bench:command",
     "serve": "fdgsec.cli.serve:command",
     "join": "fdgsec.cli.join:command",
-    "list": "fdgsec.cli.listing:command",
+    "list": "fdgsec.cli.list_verb:command",
     "plot": "fdgsec.cli.plot:command",
     "report": "fdgsec.cli.report:command",
     "compare": "fdgsec.cli.compare:command",

@@ -131,8 +131,8 @@ def _on_target(
 ) -> int:
     from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack import run_attacks as experiment
-    from fdgsec.experiments.config import attack_settings
     from fdgsec.experiments.flower.engine_choice import flower_federation
+    from fdgsec.experiments.run_config import attack_settings
 
     given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)

@@ -17,7 +17,7 @@ Name = Annotated[str, typer.Argument(help="A dataset by name.")]
 @app.command("list")
 def list_() -> int:
     """List the known datasets: source, size, license, layout, what is found."""
-    from fdgsec.cli.listings import print_datasets
+    from fdgsec.cli.print_listings import print_datasets
 
     print_datasets()
     return 0
@@ -26,7 +26,7 @@ def list_() -> int:
 @app.command()
 def check(name: Name, data_root: DataRoot = None, allow_partial: AllowPartial = False) -> int:
     """Read a dataset, check its counts and names, and decode it unless it is too large to hold."""
-    from fdgsec.cli.listings import print_dataset
+    from fdgsec.cli.print_listings import print_dataset
     from fdgsec.data.catalog import load_dataset
 
     with progress_bars() as progress:

@@ -50,7 +50,7 @@ def command(
 ) -> int:
     """Attack and train a target at many values of a defense's option: the privacy-accuracy trade-off, with figures."""
     from fdgsec.cli.tables import print_sweep
-    from fdgsec.experiments.config import defense_of
+    from fdgsec.experiments.run_config import defense_of
     from fdgsec.experiments.sweep.run_sweep import ATTACKS, SweepRequest, parsed_over, parsed_values, sweep
 
     option, values = parsed_over(over)

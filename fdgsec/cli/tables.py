@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fdgsec.experiments.claims.tables import measured
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.text import HEADLINES, controls_of, described, headline, interval, number, promises
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.runtime.errors import UsageError
 

@@ -45,9 +45,9 @@ def command(
     from fdgsec.cli.tables import print_report, print_seeds
     from fdgsec.experiments import train as experiment
     from fdgsec.experiments.bench.seeds import train_seeds
-    from fdgsec.experiments.config import train_settings
     from fdgsec.experiments.flower.engine_choice import EngineChoice, federation_of, flower_federation
     from fdgsec.experiments.flower.train_remote import train_remote
+    from fdgsec.experiments.run_config import train_settings
 
     config = train_settings(
         method,

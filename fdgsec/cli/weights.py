@@ -21,7 +21,7 @@ Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="
 @app.command("list")
 def list_() -> int:
     """List known weights and which are stored."""
-    from fdgsec.cli.listings import print_weights
+    from fdgsec.cli.print_listings import print_weights
     from fdgsec.nn.networks.weights import listing
 
     print_weights(listing())

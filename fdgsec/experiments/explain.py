@@ -11,7 +11,7 @@ from typing import Literal, cast
 
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.verdicts import Criterion, margin_of
-from fdgsec.experiments.config import target_method
+from fdgsec.experiments.run_config import target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Filter

@@ -9,13 +9,13 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.official_split_masks import official_mask, require_official
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.accuracy import accuracy_document, adapted_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate
-from fdgsec.experiments.setup.world import (
+from fdgsec.experiments.setup.run_inputs import (
     World,
     artifact_rows,
     clients_of,

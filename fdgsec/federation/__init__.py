@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender
     from fdgsec.federation.engines.local import LocalEngine
     from fdgsec.federation.engines.state import MemoryStates
-    from fdgsec.federation.local_methods import Stacked
-    from fdgsec.federation.malicious_client import Forges, MaliciousClient
+    from fdgsec.federation.malicious_client_protocol import Forges, MaliciousClient
     from fdgsec.federation.method import (
         Blueprint,
         Client,
@@ -40,9 +39,10 @@ if TYPE_CHECKING:
         StepRequest,
         Update,
     )
+    from fdgsec.federation.release_declarations import Release
     from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
-    from fdgsec.federation.releases import Release
     from fdgsec.federation.round_loop import RoundLoop, RoundReport
+    from fdgsec.federation.stacked_methods import Stacked
     from fdgsec.federation.wire import SERVER, Filter, Guard, Message, Policy, Receipt, Transcript, Upload, Wire
 else:
     __getattr__ = lazy_names(__name__, __file__)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.malicious_client import Leaving
+from fdgsec.federation.malicious_client_protocol import Leaving
 from fdgsec.federation.method import NUMBERS, StepRequest
 
 MODEL = "model"

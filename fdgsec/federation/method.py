@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
-from fdgsec.federation.releases import TRAINED_MODEL, Release
+from fdgsec.federation.release_declarations import TRAINED_MODEL, Release
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, Trainer, epochs
 from fdgsec.nn.training.training_plan import TrainingPlan

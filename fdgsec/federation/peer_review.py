@@ -1,7 +1,7 @@
 """Peer review of models: scores, the weights that follow from them, and the server's memory of past models.
 
 The formulas are those of FedDAG (Che et al. 2025, https://arxiv.org/abs/2501.13967) section III-C;
-methods/cross_evaluation.py explains them in order."""
+methods/feddag_aggregation.py explains them in order."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

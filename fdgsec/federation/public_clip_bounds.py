@@ -15,9 +15,9 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.defense import RecordStatistic, Sender
-from fdgsec.federation.local_methods import PREFIX
 from fdgsec.federation.method import SHARED_ROWS, Client, Method, State
 from fdgsec.federation.released_statistics import ReleasedStatistic
+from fdgsec.federation.stacked_methods import PREFIX
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.privacy.clipping import Ball, HalfDiscs, Region, ball_of

@@ -22,7 +22,7 @@ METHODS: Mapping[str, str] = {
     "fedalign": "fdgsec.methods.fedalign:FedAlign",
     "fedalign-dp": "fdgsec.methods.fedalign_dp:FedAlignDP",
     "fedccrl": "fdgsec.methods.fedccrl:FedCCRL",
-    "cross-evaluation": "fdgsec.methods.cross_evaluation:CrossEvaluation",
+    "cross-evaluation": "fdgsec.methods.feddag_aggregation:CrossEvaluation",
     "fedprox": "fdgsec.methods.fedprox:FedProx",
     "fedbn": "fdgsec.methods.fedbn:FedBN",
     "mixstyle": "fdgsec.methods.mixstyle:MixStyle",

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import AttackSetting, reason_to_skip
 from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view
-from fdgsec.experiments.config import RunConfig, attack_settings, made, target_method
+from fdgsec.experiments.run_config import RunConfig, attack_settings, made, target_method
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import RunRequest, federate, observe
-from fdgsec.experiments.setup.world import attacked_clients, load_world, method_of, model_of, roles_of
+from fdgsec.experiments.setup.run_inputs import attacked_clients, load_world, method_of, model_of, roles_of
 from fdgsec.federation.artifacts import kind_named
 from fdgsec.federation.method import Method
 from fdgsec.metrics.measurement import Control
@@ -18,7 +18,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import target_named, targets
-from fdgsec.testing.promises import check_frozen, expect, nothing_kept, same
+from fdgsec.testing.contracts import check_frozen, expect, nothing_kept, same
 from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, View
 from fdgsec.threats.answers import Answer
 from fdgsec.threats.attack import Answers, Attack, Case, Incomplete, ReadsMore, TargetFacts, Truth
@@ -106,7 +106,7 @@ def _config(attack: Attack, target: str | Method | None, adversary: str | None, 
 
 
 def _setting(config: RunConfig) -> AttackSetting:
-    """A run of the target with its laboratory, as inputs of the attack."""
+    """A run of the target with its challenger, as inputs of the attack."""
     progress, method = NoProgress(), method_of(config)
     world = load_world(config, data_root=None, progress=progress)
     roles = roles_of(world, seed=config.seed)

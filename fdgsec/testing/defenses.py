@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fdgsec.experiments.config import RunConfig, made
+from fdgsec.experiments.run_config import RunConfig, made
 from fdgsec.experiments.setup.defenses import statistic_source_of
 from fdgsec.federation.defense import (
     Defense,
@@ -23,7 +23,7 @@ from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
-from fdgsec.testing.promises import check_frozen, expect, nothing_kept
+from fdgsec.testing.contracts import check_frozen, expect, nothing_kept
 from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients, start_of
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.config import made
+from fdgsec.experiments.run_config import made
 from fdgsec.federation.artifacts import (
     Amplitudes,
     Artifact,
@@ -17,8 +17,8 @@ from fdgsec.federation.artifacts import (
     kind_named,
 )
 from fdgsec.federation.method import SHARED_ROWS, Client, Method
-from fdgsec.federation.releases import ROUND_LOOP, Release
-from fdgsec.testing.promises import check_frozen, expect, nothing_kept, same
+from fdgsec.federation.release_declarations import ROUND_LOOP, Release
+from fdgsec.testing.contracts import check_frozen, expect, nothing_kept, same
 from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, small_clients, start_of
 
 DECLARED = "what is sent is what is declared"

@@ -1,7 +1,7 @@
 """What attacks are, and what they are asked: questions, cases, the truth about them, and positive controls.
 
 An attack gets cases (a view of a transcript and the question about it) and knowledge, and gives answers. The truth goes
-from the laboratory to the judge and never through here."""
+from the challenger to the judge and never through here."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.metrics.measurement import Goal, Measurement
 from fdgsec.runtime.errors import UnseenError, UsageError
 from fdgsec.threats.adversary import KNOWLEDGE, Knowledge, View
@@ -26,7 +26,7 @@ QuestionKind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """Observed runs of the target that an attack asks for; the laboratory executes and caches them.
+    """Observed runs of the target that an attack asks for; the challenger executes and caches them.
 
     released: the run itself, per client, with a gallery of `gallery` candidate images that contains every released one.
     as_if_released: what clients with non-auxiliary images would have released, one row per image.

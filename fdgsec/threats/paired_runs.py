@@ -14,7 +14,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores, StyleBank, StyleStatistics
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.malicious_client import ForgeryError, MaliciousClient
+from fdgsec.federation.malicious_client_protocol import ForgeryError, MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel, Method, State
 from fdgsec.federation.peer_review import KEPT
 from fdgsec.federation.round_loop import RoundLoop, RoundReport

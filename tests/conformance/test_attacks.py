@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
-from fdgsec.experiments.config import made
+from fdgsec.experiments.run_config import made
 from fdgsec.federation.method import Method
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.runtime.registry import ATTACKS

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fdgsec.defenses.quantize import Quantize
-from fdgsec.experiments.config import made
+from fdgsec.experiments.run_config import made
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.methods.ccst import CCST

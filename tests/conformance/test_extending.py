@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.runtime.errors import UsageError
 from fdgsec.testing import check_attack, check_defense, check_method
 from tests.support.plugin import installed

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ImageStyles, ModelState, Scores
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL

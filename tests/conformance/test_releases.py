@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from fdgsec.experiments.config import build, target_method
-from fdgsec.federation.local_methods import Stacked
+from fdgsec.experiments.run_config import build, target_method
 from fdgsec.federation.method import Client, Method
-from fdgsec.federation.releases import ROUND_LOOP
+from fdgsec.federation.release_declarations import ROUND_LOOP
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.feddg import FedDG
 from fdgsec.runtime.registry import METHODS, TARGETS, Target, resolve, target_named, targets
 from tests.support.round_loop import CLIENTS, federated, four_clients

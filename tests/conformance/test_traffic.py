@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.method import Client, Method
 from fdgsec.federation.wire import Message
 from fdgsec.runtime.registry import resolve

@@ -56,7 +56,7 @@ def test_a_run_that_left_roles_aside_is_attacked_to_the_same_numbers(target: str
     again = fdgsec.attack_run(tmp_path / "run", attacks=FAST, assignments=OPTIONS)
 
     one, other = (json.loads(report.json())["attacks"] for report in (first, again))
-    for attack in other:  # what the laboratory had too few images for, it now says
+    for attack in other:  # what the challenger had too few images for, it now says
         attack["measurements"] = [row for row in attack["measurements"] if "not answered" not in row["slice"]]
     assert without_seconds(one) == without_seconds(other)
     assert first.transcript_sha256 == again.transcript_sha256

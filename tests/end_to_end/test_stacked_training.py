@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fdgsec.cli import main
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.runtime.progress import NoProgress
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Update
 from fdgsec.methods.fedavg import FedAvg, detached

@@ -10,7 +10,7 @@ from PIL import Image
 import fdgsec
 from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, settings_for
 from fdgsec.experiments.attack_run.read_finished_run import Recorded, read_record, reconstruct_run
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.runtime.progress import NoProgress
 
 SMALL: dict[str, Any] = {"per_domain": 210, "image_size": 16, "encoder": "pixels"}

@@ -1,14 +1,14 @@
-"""The attack context: the adversary, its knowledge, and the laboratory that all attacks of a report share."""
+"""The attack context: the adversary, its knowledge, and the challenger that all attacks of a report share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fdgsec.data.roles import Roles
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun
+from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
 from fdgsec.experiments.setup.style_view import StyleView
-from fdgsec.experiments.setup.world import World, attacked_method, model_of
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION
@@ -30,7 +30,7 @@ class AttackContext:
     config: RunConfig
     world: World
     roles: Roles
-    laboratory: Laboratory
+    challenger: Challenger
     adversary: Adversary
     knowledge: Knowledge
     facts: TargetFacts
@@ -54,7 +54,7 @@ def attack_context_of(
     adversary = ADVERSARIES[config.adversary]
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
-    laboratory = Laboratory(
+    challenger = Challenger(
         method=method, roles=roles, sources=world.sources, clients=clients,
         adversary=adversary, encoder=style_view.encoder, style_size=style_view.style_size, seed=config.seed,
         run=observed, model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack,
@@ -70,9 +70,9 @@ def attack_context_of(
         unseen=world.unseen() if "unseen" in knows else None,
         own=clients[0].data if "own data" in knows else None,
         released_statistic=style_view.released_statistic,
-        simulate=laboratory.simulated,
-        defended=laboratory.defended if defense_stack.defenses and method.shares != "never" else None,
-        shared=laboratory.shared if defense_stack.defenses and method.shares != "never" else None,
+        simulate=challenger.simulated,
+        defended=challenger.defended if defense_stack.defenses and method.shares != "never" else None,
+        shared=challenger.shared if defense_stack.defenses and method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
         plan=method.client_plan,
         keeps_moments=method.keeps_moments,
@@ -86,6 +86,6 @@ def attack_context_of(
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(
-        config=config, world=world, roles=roles, laboratory=laboratory, adversary=adversary, knowledge=knowledge,
+        config=config, world=world, roles=roles, challenger=challenger, adversary=adversary, knowledge=knowledge,
         facts=facts, judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]), progress=progress,
     )  # fmt: skip

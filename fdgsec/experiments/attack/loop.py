@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_context import AttackContext
-from fdgsec.experiments.config import RunConfig, build, load_preset
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
-from fdgsec.federation.malicious_client import Forges
+from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, UnseenError, UsageError
 from fdgsec.runtime.progress import Progressive
@@ -39,14 +39,14 @@ class Questions(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class LaboratoryQuestions:
-    """A question source that answers every question by a simulation in the laboratory."""
+class SimulatedQuestions:
+    """A question source that answers every question by a simulated run."""
 
     attack_context: AttackContext
 
     def cases(self, question: Question, attack: Attack) -> Cases:  # noqa: ARG002 - an argument of the protocol
         """Simulate the runs that the question asks for."""
-        return self.attack_context.laboratory.cases(question)
+        return self.attack_context.challenger.cases(question)
 
     def gap(self, question: Question, attack: Attack) -> str:  # noqa: ARG002 - arguments of the protocol
         """Return the empty string: every question is answered in full."""
@@ -69,12 +69,12 @@ class AttackSetting:
     def of(
         cls, attack_context: AttackContext, *, questions: Questions | None = None, seed: int | None = None
     ) -> "AttackSetting":
-        """The setting of an attack context; by default with its laboratory's `questions` and its run's `seed`."""
+        """The setting of an attack context; by default with its challenger's `questions` and its run's `seed`."""
         config = attack_context.config
         return cls(
             target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
-            questions=questions or LaboratoryQuestions(attack_context=attack_context),
+            questions=questions or SimulatedQuestions(attack_context=attack_context),
         )  # fmt: skip
 
 

@@ -16,14 +16,13 @@ from fdgsec.experiments.attack.loop import (
     run_attacks,
     with_negative_controls,
 )
-from fdgsec.experiments.config import Keep, RunConfig
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import Keep, RunConfig
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate, observe
-from fdgsec.experiments.setup.style_view import StyleView
-from fdgsec.experiments.setup.world import (
+from fdgsec.experiments.setup.run_inputs import (
     World,
     artifact_rows,
     attackable,
@@ -34,6 +33,7 @@ from fdgsec.experiments.setup.world import (
     model_of,
     roles_of,
 )
+from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack

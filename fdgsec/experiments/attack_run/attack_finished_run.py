@@ -17,11 +17,11 @@ from fdgsec.experiments.attack.loop import (
 from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view, write_report
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
-from fdgsec.experiments.config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import Profile, RunConfig, merged, named_attacks, parse_assignments, target_method
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun
-from fdgsec.experiments.setup.world import artifact_rows, attacked_method, method_of, options_of
+from fdgsec.experiments.setup.run_inputs import artifact_rows, attacked_method, method_of, options_of
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -177,7 +177,7 @@ def _attack_setting(
         defense_stack,
         progress,
     )
-    questions = RecordedQuestions(recorded=recorded, laboratory=attack_context.laboratory, reproduced=found)
+    questions = RecordedQuestions(recorded=recorded, challenger=attack_context.challenger, reproduced=found)
     notes = [*recorded.notes, *dict.fromkeys(reason for reason in found.reasons.values() if reason)]
     if record.report.get("environment", {}).get("code_sha256") != code_sha256():
         notes.append("another version of fdgsec wrote the run: simulations use the current version of its method")

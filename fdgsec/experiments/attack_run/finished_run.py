@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.world import World, load_world, method_of, model_of
+from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.setup.run_inputs import World, load_world, method_of, model_of
 from fdgsec.experiments.train import MODEL, split_sources
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method

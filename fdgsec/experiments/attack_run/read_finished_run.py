@@ -18,8 +18,8 @@ from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import THRESHOLD, Roles, duplicate_groups
 from fdgsec.experiments.attack_vectors.read_vectors import OWN
-from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.world import World, attacked_clients, load_world, method_of, model_of, roles_of
+from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.setup.run_inputs import World, attacked_clients, load_world, method_of, model_of, roles_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Client, GlobalModel, Method

@@ -12,11 +12,11 @@ import torch
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Recorded
-from fdgsec.experiments.config import Keep
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
-from fdgsec.experiments.simulated_runs.released import released
+from fdgsec.experiments.run_config import Keep
+from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.experiments.simulated_runs.released_style_cases import released
 from fdgsec.experiments.simulated_runs.simulator import Cases
-from fdgsec.experiments.simulated_runs.trained import trained
+from fdgsec.experiments.simulated_runs.trained_model_cases import trained
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
@@ -116,18 +116,18 @@ class RecordedQuestions:
     """A question source for a recorded run: transcript for `released` and `trained`, simulation for all others."""
 
     recorded: Recorded
-    laboratory: Laboratory
+    challenger: Challenger
     reproduced: ReproducedStates
 
     def cases(self, question: Question, attack: Attack) -> Cases:  # noqa: ARG002 - an argument of the protocol
         """Return the cases of `question` whose truth is known."""
-        lab = self.laboratory
+        challenger = self.challenger
         if question.kind not in ("released", "trained"):
-            return lab.cases(question)
-        if question not in lab.memo:
+            return challenger.cases(question)
+        if question not in challenger.memo:
             pairs = self._released(question) if question.kind == "released" else self._trained(question)
-            lab.memo[question] = [(lab.without_unknowns(case), truth) for case, truth in pairs]
-        return lab.memo[question]
+            challenger.memo[question] = [(challenger.without_unknowns(case), truth) for case, truth in pairs]
+        return challenger.memo[question]
 
     def gap(self, question: Question, attack: Attack) -> str:
         """Return why a question is not, or only partly, answered: payloads, truth or images are missing."""
@@ -149,24 +149,24 @@ class RecordedQuestions:
         return ""
 
     def _victims(self) -> list[str]:
-        parties = self.laboratory.adversary.parties
+        parties = self.challenger.adversary.parties
         return [client.name for client in self.recorded.clients if client.name not in parties]
 
     def _released(self, question: Question) -> Cases:
-        return released(replace(self.laboratory, clients=self._known()), question)
+        return released(replace(self.challenger, clients=self._known()), question)
 
     def _known(self) -> list[Client]:
         return [client for client in self.recorded.clients if not self.reproduced.reasons[client.name]]
 
     def _trained(self, question: Question) -> Cases:
         """Members and non-members without near-duplicates, which were split at random."""
-        lab, recorded = self.laboratory, self.recorded
+        challenger, recorded = self.challenger, self.recorded
         models = any(message.artifact.kind in MODELS for message in recorded.record.transcript.messages())
         if not (models and recorded.random_split):
             return []
-        clients = self._known() if recorded.remote_data else lab.clients
+        clients = self._known() if recorded.remote_data else challenger.clients
         alone = replace(
-            lab, roles=replace(lab.roles, held_out=_without(lab.roles.held_out, recorded.copied)),
+            challenger, roles=replace(challenger.roles, held_out=_without(challenger.roles.held_out, recorded.copied)),
             clients=[replace(client, data=_without(client.data, recorded.copied)) for client in clients],
         )  # fmt: skip
         sizes = {client.name: len(client.data) for client in clients}

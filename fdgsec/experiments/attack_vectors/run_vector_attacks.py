@@ -22,9 +22,9 @@ from fdgsec.experiments.attack.run_attacks import write_report
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
 from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Sent, read_truth, read_vectors
-from fdgsec.experiments.config import RunConfig, attack_settings, parse_assignments
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.world import artifact_rows
+from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assignments
+from fdgsec.experiments.setup.run_inputs import artifact_rows
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles
 from fdgsec.federation.run_folder import check_replaceable, environment

@@ -18,9 +18,16 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, Worlds, releases_of, worlds_of
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
-from fdgsec.experiments.config import RunConfig, attack_settings, defense_text, target_method
+from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
-from fdgsec.experiments.setup.world import attacked_method, clients_of, load_world, method_of, model_of, with_validation
+from fdgsec.experiments.setup.run_inputs import (
+    attacked_method,
+    clients_of,
+    load_world,
+    method_of,
+    model_of,
+    with_validation,
+)
 from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately, Uses
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Literal
 
-from fdgsec.experiments.config import RunConfig, build, merged, resolve_settings
+from fdgsec.experiments.run_config import RunConfig, build, merged, resolve_settings
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 

@@ -15,9 +15,9 @@ import torch
 
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
 from fdgsec.experiments.bench.tables import Cell, latex, markdown, spreadsheet, summary
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.setup.world import load_world
+from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import train
 from fdgsec.federation.run_folder import environment
 from fdgsec.runtime.cache_files import write_atomic

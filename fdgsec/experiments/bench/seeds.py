@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fdgsec.experiments.bench.tables import mean_of
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import Federation, federate
 from fdgsec.experiments.train import train
 from fdgsec.runtime.cache_files import write_atomic

@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from fdgsec.experiments.claims.verdicts import Criterion
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 
 
 @dataclass(frozen=True, kw_only=True)

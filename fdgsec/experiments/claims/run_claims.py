@@ -14,7 +14,7 @@ from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.tables import markdown, page
 from fdgsec.experiments.claims.verdicts import Finding, Verdict, finding, verdicts
-from fdgsec.experiments.config import RunConfig, attack_settings
+from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.federation.run_folder import code_sha256, run_key
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, unknown_name

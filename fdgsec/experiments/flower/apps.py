@@ -14,11 +14,11 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fdgsec.data.catalog import load_dataset
-from fdgsec.experiments.config import RunConfig, defense_of
 from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
+from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import RoundSettings, run_rounds
-from fdgsec.experiments.setup.world import (
+from fdgsec.experiments.setup.run_inputs import (
     attacked_clients,
     blueprint_of,
     load_world,
@@ -29,9 +29,9 @@ from fdgsec.experiments.setup.world import (
 )
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import Introduction
-from fdgsec.federation.engines.flower.consent import Consent, noise_seed
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
 from fdgsec.federation.engines.flower.handler import Member, answer
+from fdgsec.federation.engines.flower.step_limits import StepLimits, noise_seed
 from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
@@ -182,10 +182,12 @@ def _member(settings: str, node: NodeConfig) -> Member:
         name=local.name, clients=node.clients, training=sizes[0], validation=sizes[1], classes=classes,
         fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
     )  # fmt: skip
-    consent = Consent(folder=node.state, name=local.name, method=method, rounds=config.rounds, clients=node.clients)
+    step_limits = StepLimits(
+        folder=node.state, name=local.name, method=method, rounds=config.rounds, clients=node.clients
+    )
     return Member(
         client=local, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
-        seed=config.seed, folder=node.state, consent=consent, introduction=introduction,
+        seed=config.seed, folder=node.state, step_limits=step_limits, introduction=introduction,
     )  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest
-from fdgsec.experiments.setup.world import blueprint_of
+from fdgsec.experiments.setup.run_inputs import blueprint_of
 from fdgsec.experiments.train import MODEL
 from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.method import Blueprint, GlobalModel, Method

@@ -12,7 +12,7 @@ from pathlib import Path
 from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key, write_private
 from fdgsec.federation.engines.flower.commands import Node, Setting, shell_line
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
-from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
+from fdgsec.federation.engines.flower.foreground_process import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.nodes_and_jobs import supernode
 from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, Running, free_port, telling_line
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -22,7 +22,7 @@ POLL, AGAIN = 0.2, 3.0
 """Seconds between polls of the node, and between attempts to join."""
 PLAIN = (
     "# this node runs any app that its server sends; to limit it to fdgsec's own app, as `fdgsec join` does, replace",
-    "# flower-supernode with `python -m fdgsec.federation.engines.flower.node_limits`.",
+    "# flower-supernode with `python -m fdgsec.federation.engines.flower.supernode_app_allowlist`.",
 )
 UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
 """Error codes of Flower's server for an unknown node key."""

@@ -21,7 +21,7 @@ from fdgsec.federation.engines.flower.certificates import (
 )
 from fdgsec.federation.engines.flower.commands import Server, Tls, shell_line
 from fdgsec.federation.engines.flower.connection import address_of
-from fdgsec.federation.engines.flower.foreground import LogForwarder, alone, until_told
+from fdgsec.federation.engines.flower.foreground_process import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.nodes_and_jobs import superlink
 from fdgsec.federation.engines.flower.process_trees import FlowerFailedError
 from fdgsec.federation.engines.flower.superlink_control import NAME, Control
@@ -32,7 +32,8 @@ POLL, LOOK = 0.2, 2.0
 """Seconds between polls of the server, and between checks of the folder of keys."""
 PLAIN = (
     "# this server accepts runs and keys from anyone who reaches its port: block /v1/control and /v1/runtime, or",
-    "# replace flower-superlink by `python -m fdgsec.federation.engines.flower.server_limits`, as `fdgsec serve` does.",
+    "# replace flower-superlink by `python -m fdgsec.federation.engines.flower.superlink_access_control`,",
+    "# as `fdgsec serve` does.",
 )
 ANYWHERE = ("0.0.0.0", "::")
 

@@ -10,12 +10,12 @@ import torch
 from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.flower.jobs import FlowerFederation, classes_of
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.world import method_of
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.experiments.train import report_of, write_run
 from fdgsec.federation.run_folder import check_replaceable
 from fdgsec.runtime.errors import DataError, DatasetNotFoundError, UsageError

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig, build
+from fdgsec.experiments.run_config import RunConfig, build
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.federation.defense import Defense, DefenseStack, StatisticSource
 from fdgsec.federation.method import GlobalModel, Method

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fdgsec.experiments.config import Keep, RunConfig
+from fdgsec.experiments.run_config import Keep, RunConfig
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic

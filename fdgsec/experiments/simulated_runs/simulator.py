@@ -1,6 +1,6 @@
 """The simulator of all observed runs: the target, the pools of images, and the adversary's view.
 
-The laboratory (fdgsec.experiments.simulated_runs.laboratory) passes it to the functions that build cases."""
+The challenger (fdgsec.experiments.simulated_runs.challenger) passes it to the functions that build cases."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.data.roles import Roles
 from fdgsec.experiments.setup.run_federation import FederationRun, observe
-from fdgsec.experiments.setup.world import with_validation
+from fdgsec.experiments.setup.run_inputs import with_validation
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles
 from fdgsec.federation.client_step import UNDEFENDED
 from fdgsec.federation.defense import DefenseStack, Outgoing, Sender

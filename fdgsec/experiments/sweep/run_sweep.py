@@ -15,9 +15,9 @@ import torch
 
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named
-from fdgsec.experiments.config import RunConfig, attack_settings, build, changed, defense_text, merged
+from fdgsec.experiments.run_config import RunConfig, attack_settings, build, changed, defense_text, merged
 from fdgsec.experiments.setup.defenses import defense_stack_of
-from fdgsec.experiments.setup.world import load_world, method_of
+from fdgsec.experiments.setup.run_inputs import load_world, method_of
 from fdgsec.experiments.sweep.plots import figures
 from fdgsec.experiments.sweep.points import SCHEMA, as_json, slimmed, store, stored
 from fdgsec.experiments.sweep.tables import markdown, spreadsheet, summary

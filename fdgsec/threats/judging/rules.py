@@ -38,10 +38,10 @@ from fdgsec.threats.judging.labels import LABEL_TEST, measure_labels
 from fdgsec.threats.judging.membership import measure_membership, membership_test
 from fdgsec.threats.judging.palettes import measure_palettes
 from fdgsec.threats.judging.permutation_tests import NullTest
-from fdgsec.threats.judging.pools import measure_exposure, measure_size
 from fdgsec.threats.judging.properties import PRESENCE_TEST, PROPORTION_TEST, measure_presence, measure_proportions
 from fdgsec.threats.judging.rankings import RANKING_TEST, measure_ranking
 from fdgsec.threats.judging.reconstructions import RECONSTRUCTION_TEST, measure_reconstructions
+from fdgsec.threats.judging.row_exposure import measure_exposure, measure_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

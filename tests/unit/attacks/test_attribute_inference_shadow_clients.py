@@ -8,7 +8,7 @@ from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, cen
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.released_statistics import PooledStyles
@@ -34,30 +34,30 @@ def roles(data: DomainDataset) -> Roles:
     return split_roles(data, rng=stream(0, "world", "roles"))
 
 
-def laboratory(roles: Roles, method: Method, model: GlobalModel | None = None) -> Laboratory:
+def challenger_of(roles: Roles, method: Method, model: GlobalModel | None = None) -> Challenger:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Laboratory(
+    return Challenger(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"], encoder="mini",
         seed=0, model=model,
     )  # fmt: skip
 
 
-def knowledge(data: DomainDataset, lab: Laboratory) -> Knowledge:
-    known = lab.roles.auxiliary
+def knowledge(data: DomainDataset, challenger: Challenger) -> Knowledge:
+    known = challenger.roles.auxiliary
     return Knowledge(
         statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=data.class_names,
         domain_names=data.domain_names, auxiliary=known.subset(known.domains < 3), unseen=None, own=None,
-        simulate=lab.simulated,
+        simulate=challenger.simulated,
     )  # fmt: skip
 
 
-def shadows(data: DomainDataset, lab: Laboratory) -> ShadowClients:
-    return ShadowClients.of(knowledge(data, lab), concentration=0.3, pooled=100, simulated=8)
+def shadows(data: DomainDataset, challenger: Challenger) -> ShadowClients:
+    return ShadowClients.of(knowledge(data, challenger), concentration=0.3, pooled=100, simulated=8)
 
 
 @pytest.mark.parametrize(("method", "mean"), [(CCST(), True), (CCST(style="single"), True), (FISC(), False)])
 def test_a_release_is_tried_out_for_being_a_mean(data: DomainDataset, roles: Roles, method: Method, mean: bool):
-    assert shadows(data, laboratory(roles, method)).releases_are_means(stream(0, "attack")) is mean
+    assert shadows(data, challenger_of(roles, method)).releases_are_means(stream(0, "attack")) is mean
 
 
 def test_about_is_linear_and_leaves_nothing_of_the_center():
@@ -73,7 +73,7 @@ def test_about_is_linear_and_leaves_nothing_of_the_center():
 
 
 def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset, roles: Roles):
-    same, other, all_ = shadows(data, laboratory(roles, CCST())).pools(data.domain_names[1])
+    same, other, all_ = shadows(data, challenger_of(roles, CCST())).pools(data.domain_names[1])
 
     assert [pool.name for pool in (same, other, all_)] == ["same domain", "other domains", "all domains"]
     assert [pool.client_groups() for pool in (same, other, all_)] == [[1], [0, 2], [1]]
@@ -93,13 +93,13 @@ def test_every_home_is_placed_about_the_mean_of_its_classes(data: DomainDataset,
 
 @pytest.mark.parametrize("domain", [None, "unheard of"])
 def test_a_domain_without_images_is_read_by_all_others(data: DomainDataset, roles: Roles, domain: str | None):
-    (pool,) = shadows(data, laboratory(roles, CCST())).pools(domain)
+    (pool,) = shadows(data, challenger_of(roles, CCST())).pools(domain)
 
     assert (pool.name, pool.center, pool.client_groups()) == ("other domains", None, [0, 1, 2])
 
 
 def test_a_client_of_several_domains_is_read_by_all_of_them(data: DomainDataset, roles: Roles):
-    (pool,) = shadows(data, laboratory(roles, CCST())).pools("mixed")
+    (pool,) = shadows(data, challenger_of(roles, CCST())).pools("mixed")
 
     assert (pool.name, pool.count, len(torch.unique(pool.groups))) == ("all domains", len(data.domain_names), 1)
     assert torch.equal(pool.kinds, pool.images.domains)
@@ -107,16 +107,16 @@ def test_a_client_of_several_domains_is_read_by_all_of_them(data: DomainDataset,
 
 @pytest.mark.parametrize("method", [CCST(), CCST(style="single"), FISC()], ids=["pooled", "rows", "clustered"])
 def test_skewed_clients_of_real_methods_are_answered_and_judged(data: DomainDataset, roles: Roles, method: Method):
-    lab = laboratory(roles, method)
+    challenger = challenger_of(roles, method)
     attack = PropertyInference(clients=10, sizes=(20,), shadows=200, simulated=24)
     facts = TargetFacts(
         artifact_kinds=frozenset({"StyleStatistics"}), clients=3, images_per_client=88, classes=7, profile="quick",
         knows=frozenset(ADVERSARIES["server"].knows),
     )  # fmt: skip
-    pairs = [pair for question in attack.plan(facts) for pair in lab.cases(question)]
+    pairs = [pair for question in attack.plan(facts) for pair in challenger.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
-    answers = attack.run(cases, knowledge(data, lab), stream(0, "attack"))
+    answers = attack.run(cases, knowledge(data, challenger), stream(0, "attack"))
     rows = Judge(bootstrap_repeats=50).measure(answers, cases, truths, stream(0, "world", "judge"))
 
     ways = sorted({(str(row.slice["domain"]), str(row.slice["learned_on"])) for row in rows})
@@ -133,7 +133,7 @@ def test_skewed_clients_of_real_methods_are_answered_and_judged(data: DomainData
 
 
 def test_the_runs_own_clients_come_with_their_shares(roles: Roles):
-    ((case, truth), *_) = laboratory(roles, CCST()).cases(Question(kind="released"))
+    ((case, truth), *_) = challenger_of(roles, CCST()).cases(Question(kind="released"))
 
     held = roles.federation.of_domain(0)
     assert case.victim == "client:0"
@@ -147,11 +147,11 @@ def test_head_gradients_of_a_real_method_give_the_shares_away(data: DomainDatase
     network = build_classifier("tiny", 7, norm="batch", pretrained=False, rng=stream(0, "world"))
     state = ModelState(state={name: value.detach().clone() for name, value in network.state_dict().items()})
     blueprint = Blueprint(backbone="tiny", classes=7)
-    lab = laboratory(roles, FedIIR(), GlobalModel(blueprint=blueprint, state=state))
-    pairs = lab.cases(Question(kind="mixtures", count=8, records=20, scheme="labels"))
+    challenger = challenger_of(roles, FedIIR(), GlobalModel(blueprint=blueprint, state=state))
+    pairs = challenger.cases(Question(kind="mixtures", count=8, records=20, scheme="labels"))
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
-    answers = PropertyInference().run(cases, knowledge(data, lab), stream(0, "attack"))
+    answers = PropertyInference().run(cases, knowledge(data, challenger), stream(0, "attack"))
     rows = Judge(bootstrap_repeats=50).measure(answers, cases, truths, stream(0, "world", "judge"))
 
     learned = [row for row in rows if row.slice["reading"] == "auxiliary gradients"]

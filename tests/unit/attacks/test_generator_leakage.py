@@ -7,7 +7,7 @@ import torch
 
 from fdgsec.attacks.generator_leakage.attack import GeneratorLeakage
 from fdgsec.attacks.generator_leakage.control import OverfittedGenerators
-from fdgsec.attacks.generator_leakage.response import GeneratorUpdate
+from fdgsec.attacks.generator_leakage.generator_membership import GeneratorUpdate
 from fdgsec.attacks.statistics.noise_image_classifiers import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState

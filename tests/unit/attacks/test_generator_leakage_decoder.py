@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.attacks.generator_leakage.control import pass_through_weights
 from fdgsec.attacks.generator_leakage.decoder import DecoderCache, prepare_decoders
-from fdgsec.attacks.generator_leakage.response import GeneratorUpdate
+from fdgsec.attacks.generator_leakage.generator_membership import GeneratorUpdate
 from fdgsec.attacks.statistics.noise_image_classifiers import noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import GeneratorState

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from fdgsec.attacks.attribute_inference.domains import DomainInference
 from fdgsec.attacks.generator_leakage.attack import GeneratorLeakage
-from fdgsec.attacks.generator_leakage.fingerprint import Fingerprints, split_auxiliary
+from fdgsec.attacks.generator_leakage.generator_domain_inference import Fingerprints, split_auxiliary
 from fdgsec.attacks.statistics.noise_image_classifiers import noise_images
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fdgsec.attacks.generator_leakage.response import (
+from fdgsec.attacks.generator_leakage.generator_membership import (
     GeneratorUpdate,
     Objective,
     generator_loss,

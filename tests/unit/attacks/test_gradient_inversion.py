@@ -79,7 +79,7 @@ def test_options_out_of_range_are_refused():
         GradientInversion(steps=-1)
 
 
-def test_the_laboratory_keeps_models_for_it():
+def test_the_challenger_keeps_models_for_it():
     assert isinstance(ATTACK, ReadsModels)
     assert ATTACK.keeps == "models=last"
 

@@ -9,7 +9,7 @@ from torch.distributions import MultivariateNormal
 
 from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.linkage.linking_space import linking_space
-from fdgsec.attacks.linkage.pair_likelihood import independent_directions
+from fdgsec.attacks.linkage.pair_likelihood_ratio import independent_directions
 from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.runtime.errors import UsageError

@@ -10,7 +10,7 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
@@ -33,18 +33,18 @@ def roles(data: DomainDataset) -> Roles:
     return split_roles(data, rng=stream(0, "world", "roles"))
 
 
-def laboratory(roles: Roles, method: Method, encoder: str) -> tuple[Laboratory, Knowledge]:
+def challenger_of(roles: Roles, method: Method, encoder: str) -> tuple[Challenger, Knowledge]:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    lab = Laboratory(
+    challenger = Challenger(
         method=method, roles=roles, sources=(0, 1), clients=clients, adversary=ADVERSARIES["server"], encoder=encoder,
         seed=0,
     )  # fmt: skip
     knowledge = Knowledge(
         statistics=lambda dataset: statistics(encoder, dataset), encoder=encoder,
         class_names=roles.federation.class_names, domain_names=roles.federation.domain_names,
-        auxiliary=roles.auxiliary.subset(roles.auxiliary.domains < 2), unseen=None, own=None, simulate=lab.simulated,
+        auxiliary=roles.auxiliary.subset(roles.auxiliary.domains < 2), unseen=None, own=None, simulate=challenger.simulated,
     )  # fmt: skip
-    return lab, knowledge
+    return challenger, knowledge
 
 
 def areas(answers: Answers, truths: Sequence[Truth], **where: str) -> list[float]:
@@ -62,8 +62,8 @@ def parted(pairs: Sequence[tuple[Case, Truth]]) -> tuple[list[Case], list[Truth]
 
 
 def test_fiscs_members_are_tested_on_shadow_clients_of_the_method_itself(roles: Roles):
-    lab, knowledge = laboratory(roles, FISC(), "mini")
-    cases, truths = parted(lab.cases(Question(kind="rounds", count=10, records=12, rounds=1)))
+    challenger, knowledge = challenger_of(roles, FISC(), "mini")
+    cases, truths = parted(challenger.cases(Question(kind="rounds", count=10, records=12, rounds=1)))
 
     answers = Membership(shadows=40, tried=20).run(cases, knowledge, stream(0, "attack", "run"))
 
@@ -74,9 +74,9 @@ def test_fiscs_members_are_tested_on_shadow_clients_of_the_method_itself(roles: 
 
 
 def test_images_whose_colors_were_released_are_told_from_all_others(roles: Roles):
-    lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.2), "pixels")
-    released = lab.cases(Question(kind="rounds", count=4, records=30, rounds=1))
-    held = lab.cases(Question(kind="resampled_clients", count=4, records=30))
+    challenger, knowledge = challenger_of(roles, FedAlign(upload_ratio=0.2), "pixels")
+    released = challenger.cases(Question(kind="rounds", count=4, records=30, rounds=1))
+    held = challenger.cases(Question(kind="resampled_clients", count=4, records=30))
     cases, truths = parted([*released, *held])
 
     answers = Membership().run(cases, knowledge, stream(0, "attack", "run"))
@@ -87,8 +87,8 @@ def test_images_whose_colors_were_released_are_told_from_all_others(roles: Roles
 
 
 def test_single_styles_are_equal_to_the_last_bit_or_two(roles: Roles):
-    lab, knowledge = laboratory(roles, CCST(style="single", styles_per_client=3), "mini")
-    cases, truths = parted(lab.cases(Question(kind="rounds", count=2, records=20, rounds=1)))
+    challenger, knowledge = challenger_of(roles, CCST(style="single", styles_per_client=3), "mini")
+    cases, truths = parted(challenger.cases(Question(kind="rounds", count=2, records=20, rounds=1)))
 
     answers = Membership().run(cases, knowledge, stream(0, "attack", "run"))
 
@@ -96,8 +96,8 @@ def test_single_styles_are_equal_to_the_last_bit_or_two(roles: Roles):
 
 
 def test_styles_of_crops_match_no_whole_image_and_are_looked_for_among_crops(roles: Roles):
-    lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.5), "pixels")
-    cases, truths = parted(lab.cases(Question(kind="rounds", count=4, records=30, rounds=1, scheme="crops")))
+    challenger, knowledge = challenger_of(roles, FedAlign(upload_ratio=0.5), "pixels")
+    cases, truths = parted(challenger.cases(Question(kind="rounds", count=4, records=30, rounds=1, scheme="crops")))
 
     answers = Membership(crops=24).run(cases, knowledge, stream(0, "attack", "run"))
 
@@ -124,8 +124,8 @@ def members_scores(answers: Answers, truths: Sequence[Truth], look: str) -> floa
 
 
 def test_whole_images_are_not_looked_for_among_crops(roles: Roles):
-    lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.5), "pixels")
-    cases, _ = parted(lab.cases(Question(kind="rounds", count=1, records=30, rounds=1)))
+    challenger, knowledge = challenger_of(roles, FedAlign(upload_ratio=0.5), "pixels")
+    cases, _ = parted(challenger.cases(Question(kind="rounds", count=1, records=30, rounds=1)))
 
     answers = Membership(crops=2).run(cases, knowledge, stream(0, "attack", "run"))
 
@@ -133,8 +133,8 @@ def test_whole_images_are_not_looked_for_among_crops(roles: Roles):
 
 
 def test_another_clients_rows_give_nothing_away(roles: Roles):
-    lab, knowledge = laboratory(roles, FedAlign(upload_ratio=0.2), "pixels")
-    cases, truths = parted(lab.cases(Question(kind="rounds", count=24, records=30, rounds=1)))
+    challenger, knowledge = challenger_of(roles, FedAlign(upload_ratio=0.2), "pixels")
+    cases, truths = parted(challenger.cases(Question(kind="rounds", count=24, records=30, rounds=1)))
 
     null = Membership().negative_control(cases, knowledge, stream(0, "attack", "null"))
 
@@ -144,9 +144,9 @@ def test_another_clients_rows_give_nothing_away(roles: Roles):
 
 
 def test_a_client_finds_others_rows_in_the_bank_that_it_received(roles: Roles):
-    lab, knowledge = laboratory(roles, CCST(style="single", styles_per_client=3), "mini")
-    client = Laboratory(
-        method=lab.method, roles=roles, sources=(0,), clients=lab.clients, adversary=ADVERSARIES["client"],
+    challenger, knowledge = challenger_of(roles, CCST(style="single", styles_per_client=3), "mini")
+    client = Challenger(
+        method=challenger.method, roles=roles, sources=(0,), clients=challenger.clients, adversary=ADVERSARIES["client"],
         encoder="mini", seed=0,
     )  # fmt: skip
     cases, truths = parted(client.cases(Question(kind="rounds", count=3, records=20, rounds=1)))

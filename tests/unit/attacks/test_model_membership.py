@@ -6,7 +6,7 @@ import torch
 
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.model_membership.control import Interpolators, fit_interpolating_classifier
-from fdgsec.attacks.model_membership.membership_tests import ModelOutputs, ReferenceOutputs, membership_scores
+from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.statistics.noise_image_classifiers import linear_classifier, noise_images
 from fdgsec.attacks.statistics.reference_federations import assign_images, global_model, pools_of, reference_runs
 from fdgsec.data.domains import DomainDataset
@@ -91,7 +91,7 @@ def test_an_outsider_without_images_is_told_so():
         ATTACK.plan(replace(FACTS, knows=frozenset({"encoder", "unseen"})))
 
 
-def test_the_laboratory_keeps_models_for_it():
+def test_the_challenger_keeps_models_for_it():
     assert isinstance(ATTACK, ReadsModels)
     assert ATTACK.keeps == "models=last"
 

@@ -9,7 +9,7 @@ from fdgsec.attacks.poisoning.control import planted_harm
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.attack.loop import reason_to_skip
 from fdgsec.federation.forged_artifacts import Honest, Scaled
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError

@@ -8,12 +8,12 @@ import torch
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.guards import Guards
-from fdgsec.experiments.setup.world import with_validation
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.setup.run_inputs import with_validation
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState, StyleBank
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign, allocation
@@ -46,20 +46,22 @@ def initial(method: Method, seed: int) -> GlobalModel:
     return GlobalModel(blueprint=blueprint, state=ModelState(state=state))
 
 
-def laboratory(roles: Roles, method: Method, *, rounds: int = 1, adversary: str = "client") -> Laboratory:
+def challenger_of(roles: Roles, method: Method, *, rounds: int = 1, adversary: str = "client") -> Challenger:
     clients = [
         with_validation(Client(name=f"client:{n}", data=roles.federation.of_domain(n)), seed=0) for n in range(3)
     ]
-    return Laboratory(
+    return Challenger(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary], encoder="mini",
         seed=0, defense_stack=DefenseStack(usual=Guards()), rounds=rounds, initial=lambda seed: initial(method, seed),
         unseen=roles.held_out.of_domain(3),
     )  # fmt: skip
 
 
-def asked(lab: Laboratory, *malicious_clients: MaliciousClient, seeds: int = 1) -> list[tuple[Case, Harm]]:
+def asked(challenger: Challenger, *malicious_clients: MaliciousClient, seeds: int = 1) -> list[tuple[Case, Harm]]:
     return _harms(
-        lab.cases(Question(kind="hostile", count=seeds, rounds=lab.rounds, malicious_clients=malicious_clients))
+        challenger.cases(
+            Question(kind="hostile", count=seeds, rounds=challenger.rounds, malicious_clients=malicious_clients)
+        )
     )
 
 
@@ -69,9 +71,9 @@ def _harms(pairs: list[tuple[Case, Truth]]) -> list[tuple[Case, Harm]]:
 
 
 def test_every_forgery_of_a_seed_stands_beside_the_same_honest_run(roles: Roles):
-    lab = laboratory(roles, FedAvg(plan=PLAN))
+    challenger = challenger_of(roles, FedAvg(plan=PLAN))
 
-    found = asked(lab, ScaledUpdate(factor=10.0), ScaledUpdate(factor=-1.0), seeds=2)
+    found = asked(challenger, ScaledUpdate(factor=10.0), ScaledUpdate(factor=-1.0), seeds=2)
 
     assert [case.slice["forgery"] for case, _ in found] == ["update x10", "update x-1"] * 2
     (first, second, third, fourth) = [harm.honest for _, harm in found]
@@ -85,8 +87,8 @@ def test_every_forgery_of_a_seed_stands_beside_the_same_honest_run(roles: Roles)
 def test_equal_seeds_give_equal_outcomes_and_the_honest_forgery_is_asked_once(roles: Roles):
     malicious_clients = (Honest(), ScaledUpdate(factor=-1.0))
 
-    one = asked(laboratory(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
-    other = asked(laboratory(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
+    one = asked(challenger_of(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
+    other = asked(challenger_of(roles, FedAvg(plan=PLAN)), *malicious_clients, seeds=2)
 
     assert [harm for _, harm in one] == [harm for _, harm in other]
     assert [case.slice["forgery"] for case, _ in one] == ["honest", "update x-1", "update x-1"]
@@ -94,9 +96,9 @@ def test_equal_seeds_give_equal_outcomes_and_the_honest_forgery_is_asked_once(ro
 
 
 def test_the_displacement_of_one_scaled_update_is_that_of_the_mean(roles: Roles):
-    lab = laboratory(roles, FedAvg(plan=PLAN, weights="uniform"))
+    challenger = challenger_of(roles, FedAvg(plan=PLAN, weights="uniform"))
 
-    (once, nine) = [harm for _, harm in asked(lab, ScaledUpdate(factor=2.0), ScaledUpdate(factor=10.0))]
+    (once, nine) = [harm for _, harm in asked(challenger, ScaledUpdate(factor=2.0), ScaledUpdate(factor=10.0))]
 
     # (honest + (f - 1) u / 3): nine times as far from f = 10 as from f = 2
     assert nine.displacement["global model"] == pytest.approx(9 * once.displacement["global model"], rel=1e-3)
@@ -105,7 +107,7 @@ def test_the_displacement_of_one_scaled_update_is_that_of_the_mean(roles: Roles)
 def test_a_refused_forgery_is_asked_once_and_named_and_a_heavy_one_takes_everything(roles: Roles):
     flaw = Flawed(kind="ModelState", flaw="nan")
 
-    found = asked(laboratory(roles, FedAvg(plan=PLAN)), flaw, Heavy(weight=1e8), seeds=2)
+    found = asked(challenger_of(roles, FedAvg(plan=PLAN)), flaw, Heavy(weight=1e8), seeds=2)
 
     assert [case.slice["forgery"] for case, _ in found] == ["nan", "weight 1e+08", "weight 1e+08"]
     assert found[0][1].hostile.refused
@@ -113,7 +115,7 @@ def test_a_refused_forgery_is_asked_once_and_named_and_a_heavy_one_takes_everyth
 
 
 def test_where_clients_count_alike_nobody_is_heard_who_claims_to_weigh_more(roles: Roles):
-    ((_, harm),) = asked(laboratory(roles, FedAvg(plan=PLAN, weights="uniform")), Heavy(weight=1e8))
+    ((_, harm),) = asked(challenger_of(roles, FedAvg(plan=PLAN, weights="uniform")), Heavy(weight=1e8))
 
     assert harm.displacement["global model"] == 0
     assert harm.hostile.numbers["forger_weight"] == pytest.approx(1 / 3)
@@ -123,7 +125,7 @@ def test_who_lies_about_peers_weighs_what_the_lie_is_worth(roles: Roles):
     method = FedDAG(plan=PLAN, warm_up=1, generator="fcn16", beta=0.3)
     lie = Judging(peers=1e9, own=0.0)
 
-    ((_, harm),) = asked(laboratory(roles, method), lie)
+    ((_, harm),) = asked(challenger_of(roles, method), lie)
 
     # eq. 6: the others' scores are 1 / (1e9 + small); the forger's is 1 / (two honest losses), about 1 / (2 log 7)
     own = 1 / (2 * torch.tensor(7.0).log())
@@ -142,7 +144,7 @@ def test_forgeries_of_feddag_end_or_move_something(roles: Roles, malicious_clien
     method = FedDAG(plan=PLAN, warm_up=0, generator="fcn16")
 
     ((_, harm),) = asked(
-        laboratory(roles, method, rounds=2), malicious_client
+        challenger_of(roles, method, rounds=2), malicious_client
     )  # a generator goes out again in the next round
 
     assert harm.hostile.ended or harm.displacement["global model"] > 0 or harm.hostile.numbers != harm.honest.numbers
@@ -152,27 +154,27 @@ def test_forgeries_of_feddag_end_or_move_something(roles: Roles, malicious_clien
 def test_a_stablefdg_distribution_moves_what_its_one_receiver_gets(roles: Roles):
     method = StableFDG(plan=PLAN)
 
-    ((_, harm),) = asked(laboratory(roles, method), Scaled(kind="StyleDistribution", factor=100.0))
+    ((_, harm),) = asked(challenger_of(roles, method), Scaled(kind="StyleDistribution", factor=100.0))
 
     assert not harm.hostile.ended
     assert harm.displacement["StyleDistribution"] > 1
 
 
 def test_without_training_only_what_is_exchanged_is_compared(roles: Roles):
-    lab = laboratory(roles, CCST(), rounds=0)
+    challenger = challenger_of(roles, CCST(), rounds=0)
 
-    ((_, harm),) = asked(lab, Scaled(kind=STYLE, factor=10.0))
+    ((_, harm),) = asked(challenger, Scaled(kind=STYLE, factor=10.0))
 
     assert harm.honest.accuracy == {}
     assert set(harm.displacement) == {"StyleBank"}
 
 
 def test_an_adversary_that_is_no_client_has_nobody_to_forge(roles: Roles):
-    lab = laboratory(roles, FISC(), rounds=0, adversary="server")
+    challenger = challenger_of(roles, FISC(), rounds=0, adversary="server")
     crowd = Question(kind="breakdown", count=1, clients=3, records=4, hostile=(1,), malicious_clients=(Honest(),))
 
-    assert asked(lab, Honest()) == []
-    assert lab.cases(crowd) == []
+    assert asked(challenger, Honest()) == []
+    assert challenger.cases(crowd) == []
 
 
 def broken(
@@ -181,7 +183,7 @@ def broken(
     question = Question(
         kind="breakdown", count=1, clients=clients, records=6, hostile=hostile, malicious_clients=(malicious_client,)
     )
-    pairs = _harms(laboratory(roles, FISC(), rounds=0).cases(question))
+    pairs = _harms(challenger_of(roles, FISC(), rounds=0).cases(question))
     assert [case.slice["hostile"] for case, _ in pairs] == list(hostile)
     return [harm for _, harm in pairs]
 
@@ -206,7 +208,7 @@ def test_one_client_in_every_domain_drags_the_median_over_clusters_like_the_mean
 def test_too_few_images_give_no_crowd(roles: Roles):
     question = Question(kind="breakdown", count=1, clients=9, records=1000, hostile=(1,), malicious_clients=(Honest(),))
 
-    assert laboratory(roles, FISC(), rounds=0).cases(question) == []
+    assert challenger_of(roles, FISC(), rounds=0).cases(question) == []
 
 
 def test_a_row_of_huge_variance_is_drawn_as_often_as_its_cluster_and_every_time_in_it():
@@ -227,7 +229,9 @@ def test_a_row_of_huge_variance_is_drawn_as_often_as_its_cluster_and_every_time_
 def test_rows_that_a_client_scales_are_counted_in_the_pools_of_the_others(roles: Roles):
     method = FedAlign(plan=PLAN, upload_ratio=0.3)
 
-    ((_, harm),) = asked(laboratory(roles, method), Scaled(kind="ImageStyles", factor=100.0, entries=("std",), rows=1))
+    ((_, harm),) = asked(
+        challenger_of(roles, method), Scaled(kind="ImageStyles", factor=100.0, entries=("std",), rows=1)
+    )
 
     assert not harm.hostile.ended
     assert harm.hostile.numbers["picked_in_cluster"] == 1.0

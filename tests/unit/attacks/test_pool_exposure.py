@@ -7,7 +7,7 @@ from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedalign import FedAlign
@@ -180,28 +180,28 @@ def test_without_the_victims_domain_only_the_blind_palette_changes():
 
 
 @pytest.fixture(scope="module")
-def fedalign() -> tuple[Laboratory, Knowledge]:
+def fedalign() -> tuple[Challenger, Knowledge]:
     data = shapes(image_size=32, per_domain=112)
     roles = split_roles(data, rng=stream(0, "world", "roles"))
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    lab = Laboratory(
+    challenger = Challenger(
         method=FedAlign(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
         encoder="pixels", seed=0,
     )  # fmt: skip
     knowledge = Knowledge(
         statistics=lambda dataset: statistics("pixels", dataset), encoder="pixels", class_names=data.class_names,
         domain_names=data.domain_names, auxiliary=roles.auxiliary.subset(roles.auxiliary.domains < 3), unseen=None,
-        own=None, simulate=lab.simulated,
+        own=None, simulate=challenger.simulated,
     )  # fmt: skip
-    return lab, knowledge
+    return challenger, knowledge
 
 
 def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_says_nothing(
-    fedalign: tuple[Laboratory, Knowledge],
+    fedalign: tuple[Challenger, Knowledge],
 ):
-    lab, knowledge = fedalign
+    challenger, knowledge = fedalign
     attack = PoolExposure(sizes=(20, 40), clients=6, rounds=(10,), per_class=5, gallery=150)
-    pairs = [pair for question in attack.plan(FACTS) for pair in lab.cases(question)]
+    pairs = [pair for question in attack.plan(FACTS) for pair in challenger.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
 
     guess = attack.run(cases, knowledge, stream(0, "attack"))

@@ -21,7 +21,7 @@ from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.roles import split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
@@ -62,10 +62,10 @@ RENAMED = {"photo": "painting", "painting": "cartoon", "cartoon": "photo"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackContext:
-    """A laboratory, the one that each attack watched, what their server knows, and what each was asked and answered."""
+    """A challenger, the one that each attack watched, what their server knows, and what each was asked and answered."""
 
-    laboratory: Laboratory
-    watched: Mapping[str, Laboratory]
+    challenger: Challenger
+    watched: Mapping[str, Challenger]
     knowledge: Knowledge
     asked: Mapping[str, list[Case]]
     answered: Mapping[str, Answers]
@@ -76,7 +76,7 @@ def scene() -> AttackContext:
     data = shapes(image_size=32, per_domain=84)
     roles = split_roles(data, rng=stream(0, "world", "roles"))
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    laboratory = Laboratory(
+    challenger = Challenger(
         method=CCST(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"], encoder="mini",
         seed=0,
     )  # fmt: skip
@@ -85,30 +85,30 @@ def scene() -> AttackContext:
         domain_names=data.domain_names, auxiliary=roles.auxiliary.subset(roles.auxiliary.domains < 3), unseen=None,
         own=None,
     )  # fmt: skip
-    seen = {name: watched(name, laboratory, ADVERSARY.get(name, "server")) for name in ATTACKS}
+    seen = {name: watched(name, challenger, ADVERSARY.get(name, "server")) for name in ATTACKS}
     cases = {name: asked(name, seen[name]) for name in ATTACKS}
-    empty = AttackContext(laboratory=laboratory, watched=seen, knowledge=knowledge, asked=cases, answered={})
+    empty = AttackContext(challenger=challenger, watched=seen, knowledge=knowledge, asked=cases, answered={})
     return replace(empty, answered={name: answered(name, cases[name], empty) for name in ATTACKS})
 
 
-def watched(name: str, laboratory: Laboratory, adversary: str) -> Laboratory:
-    return replace(laboratory, method=METHODS[ATTACKS[name][1]], adversary=ADVERSARIES[adversary], memo={})
+def watched(name: str, challenger: Challenger, adversary: str) -> Challenger:
+    return replace(challenger, method=METHODS[ATTACKS[name][1]], adversary=ADVERSARIES[adversary], memo={})
 
 
-def asked(name: str, laboratory: Laboratory) -> list[Case]:
+def asked(name: str, challenger: Challenger) -> list[Case]:
     attack, released = ATTACKS[name]
     facts = TargetFacts(
         artifact_kinds=released, clients=3, images_per_client=50, classes=7, profile="quick",
-        knows=frozenset(laboratory.adversary.knows),
+        knows=frozenset(challenger.adversary.knows),
     )  # fmt: skip
-    return [case for question in attack.plan(facts) for case, _ in laboratory.cases(question)]
+    return [case for question in attack.plan(facts) for case, _ in challenger.cases(question)]
 
 
-def answered(name: str, cases: Sequence[Case], scene: AttackContext, laboratory: Laboratory | None = None) -> Answers:
-    laboratory = laboratory or scene.watched[name]
-    knowledge = replace(scene.knowledge, simulate=laboratory.simulated)
-    if laboratory.adversary.name == "client":
-        knowledge = replace(knowledge, auxiliary=None, own=scene.laboratory.clients[0].data)
+def answered(name: str, cases: Sequence[Case], scene: AttackContext, challenger: Challenger | None = None) -> Answers:
+    challenger = challenger or scene.watched[name]
+    knowledge = replace(scene.knowledge, simulate=challenger.simulated)
+    if challenger.adversary.name == "client":
+        knowledge = replace(knowledge, auxiliary=None, own=scene.challenger.clients[0].data)
     return ATTACKS[name][0].run(cases, knowledge, stream(0, "attack", "run"))
 
 
@@ -170,16 +170,16 @@ def test_a_wrong_domain_that_is_told_changes_the_answers_of_those_that_do(scene:
 
 @pytest.mark.parametrize("name", ["label-inference", "linkage", "reidentification", "style-inversion"])
 def test_a_client_attacks_without_knowing_the_victims_domain(scene: AttackContext, name: str):
-    laboratory = watched(name, scene.laboratory, "client")
+    challenger = watched(name, scene.challenger, "client")
 
-    cases = asked(name, laboratory)
+    cases = asked(name, challenger)
 
     assert "victim domains" not in ATTACKS[name][0].needs
     assert {case.domain for case in cases} == {None}
-    assert answered(name, cases, scene, laboratory)
+    assert answered(name, cases, scene, challenger)
 
 
 @pytest.mark.parametrize("name", ["label-inference", "linkage", "reidentification"])
 def test_an_outsider_without_any_image_is_told_what_it_lacks(scene: AttackContext, name: str):
     with pytest.raises(UsageError, match="needs auxiliary or own data"):
-        asked(name, watched(name, scene.laboratory, "outsider"))
+        asked(name, watched(name, scene.challenger, "outsider"))

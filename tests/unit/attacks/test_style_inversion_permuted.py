@@ -7,8 +7,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from fdgsec.attacks.style_inversion.answers import reconstruct_rows
 from fdgsec.attacks.style_inversion.attack import StyleInversion
+from fdgsec.attacks.style_inversion.reconstruction_answers import reconstruct_rows
 from fdgsec.attacks.style_inversion.style_rows import populations
 from fdgsec.data.domains import downsample
 from fdgsec.runtime.random_streams import child, stream

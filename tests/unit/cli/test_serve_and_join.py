@@ -8,7 +8,7 @@ from flwr.common.config import parse_config_args
 
 from fdgsec.cli import main
 from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key
-from fdgsec.federation.engines.flower.foreground import alone
+from fdgsec.federation.engines.flower.foreground_process import alone
 
 Capture = pytest.CaptureFixture[str]
 

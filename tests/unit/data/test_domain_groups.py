@@ -11,8 +11,8 @@ from fdgsec.data.catalog import load_dataset
 from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.bench.protocols import protocol_named
-from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.world import load_world
+from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.setup.run_inputs import load_world
 from fdgsec.experiments.train import split_sources, unseen_images
 from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import NoProgress

@@ -9,8 +9,8 @@ import pytest
 from fdgsec.cli import main
 from fdgsec.data.catalog import DATASETS
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.config import RunConfig, attack_settings
-from fdgsec.experiments.setup.world import World, load_world
+from fdgsec.experiments.run_config import RunConfig, attack_settings
+from fdgsec.experiments.setup.run_inputs import World, load_world
 from fdgsec.experiments.train import split_sources, unseen_images
 from fdgsec.federation.method import Client
 from fdgsec.runtime.errors import UsageError

@@ -8,9 +8,9 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN

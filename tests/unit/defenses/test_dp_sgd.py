@@ -9,19 +9,19 @@ import torch
 
 from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.defenses.dp_sgd import DPSGD
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Prototypes, Scores
 from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Sender
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import NUMBERS, Blueprint, Client, Clock, GlobalModel, Method
 from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedalign_dp import FedAlignDP
 from fdgsec.methods.fedavg import FedAvg, detached
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.methods.fisc_dp import FISCDP
 from fdgsec.methods.mixstyle import MixStyle

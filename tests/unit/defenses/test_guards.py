@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.defenses.guards import Guards
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Scores, StyleStatistics
 from fdgsec.federation.defense import Defense, DefenseStack

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdgsec.defenses.private_scores import PrivateScores, sensitivity_of_scores
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import DefenseStack, Outgoing, Protected, Sender

@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.data.domains import join
 from fdgsec.defenses.secure_aggregation import SecureAggregation
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.federation.artifacts import (
     Amplitudes,

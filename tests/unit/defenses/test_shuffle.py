@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fdgsec.defenses.shuffle import Shuffle
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.experiments.setup.run_federation import FederationRun, observe
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState, Scores, StyleBank
 from fdgsec.federation.defense import DefenseStack

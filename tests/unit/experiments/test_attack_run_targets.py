@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, settings_for
 from fdgsec.experiments.attack_run.read_finished_run import Record
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.federation.artifacts import (
     Amplitudes,
     Artifact,

@@ -15,7 +15,7 @@ from fdgsec.experiments.attack_run.read_finished_run import Recorded
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, ReproducedStates, models_not_kept, reproduce_states
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ImageStyles, ModelState, StyleDistribution
 from fdgsec.federation.method import SHARED_ROWS
 from fdgsec.nn.styles.image_styles import statistics
@@ -51,12 +51,12 @@ def found(made: Recorded) -> ReproducedStates:
 def questions(made: Recorded) -> RecordedQuestions:
     again = found(made)
     observed = FederationRun(transcript=made.record.transcript, states=again.states)
-    laboratory = Laboratory(
+    challenger = Challenger(
         method=made.method, roles=made.roles, sources=made.world.sources, clients=made.clients,
         adversary=ADVERSARIES["server"], encoder="pixels", seed=0, run=observed, model=made.model,
         defense_stack=defense_stack_of(made.config, made.method),
     )  # fmt: skip
-    return RecordedQuestions(recorded=made, laboratory=laboratory, reproduced=again)
+    return RecordedQuestions(recorded=made, challenger=challenger, reproduced=again)
 
 
 def test_rows_found_by_sharing_again_are_the_images_behind_the_recorded_ones(tmp_path: Path):
@@ -100,7 +100,7 @@ def test_only_clients_whose_truth_is_known_are_asked_about(run: Path):
     question = Question(kind="released", gallery=50)
 
     assert [case.victim for case, _ in asked.cases(question, LOOKED_UP)] == ["client:0", "client:1", "client:2"]
-    del asked.laboratory.memo[question]
+    del asked.challenger.memo[question]
     assert [case.victim for case, _ in one.cases(question, LOOKED_UP)] == ["client:0", "client:2"]
     assert one.gap(question, LOOKED_UP) == "not known"
 

@@ -10,7 +10,7 @@ import torch
 from fdgsec.cli.app import main
 from fdgsec.experiments.audit.neighboring_clients import worlds_of
 from fdgsec.experiments.audit.run_audit import AuditPlan, message_of, site_of
-from fdgsec.experiments.config import RunConfig, attack_settings, defense_of, defense_text
+from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_of, defense_text
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES

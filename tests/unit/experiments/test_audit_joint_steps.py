@@ -10,7 +10,7 @@ from fdgsec.cli.app import main
 from fdgsec.experiments.audit.gradient_canaries import networks_of
 from fdgsec.experiments.audit.one_run import GradientCanaries
 from fdgsec.experiments.audit.run_audit import AuditPlan, site_of
-from fdgsec.experiments.config import attack_settings
+from fdgsec.experiments.run_config import attack_settings
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 

@@ -9,7 +9,7 @@ import torch
 from fdgsec.cli.app import main
 from fdgsec.experiments.audit.one_run import GradientCanaries, MislabelledCanaries
 from fdgsec.experiments.audit.run_audit import AuditPlan, site_of
-from fdgsec.experiments.config import attack_settings
+from fdgsec.experiments.run_config import attack_settings
 from fdgsec.privacy.one_run_bounds import ceiling
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES

@@ -16,8 +16,8 @@ from fdgsec.experiments.bench import run_bench as verb
 from fdgsec.experiments.bench.protocols import Protocol
 from fdgsec.experiments.bench.run_bench import BenchRequest, bench, plan, traffic
 from fdgsec.experiments.bench.tables import latex, markdown, mean_of, spreadsheet, summary
-from fdgsec.experiments.config import RunConfig
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import NoProgress
 

@@ -12,8 +12,8 @@ import pytest
 from fdgsec.data.catalog import DATASETS
 from fdgsec.experiments.bench.protocols import Protocol, protocol_named, protocols
 from fdgsec.experiments.bench.run_bench import BenchRequest, bench
-from fdgsec.experiments.config import RunConfig
-from fdgsec.experiments.setup.world import method_of
+from fdgsec.experiments.run_config import RunConfig
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress

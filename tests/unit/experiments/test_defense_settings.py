@@ -11,7 +11,7 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.shuffle import Shuffle
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.config import RunConfig, defense_of, defense_text
+from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text
 from fdgsec.federation.defense import Defense
 from fdgsec.runtime.errors import UsageError
 

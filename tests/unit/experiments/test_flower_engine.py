@@ -10,12 +10,12 @@ pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
+from fdgsec.experiments.run_config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
-from fdgsec.experiments.setup.world import load_world, method_of, model_of
+from fdgsec.experiments.setup.run_inputs import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
 from fdgsec.federation.engines.flower.grid import assemble

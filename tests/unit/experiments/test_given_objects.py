@@ -9,7 +9,7 @@ import torch
 import fdgsec
 from fdgsec.attacks.differencing.attack import Differencing
 from fdgsec.experiments.attack.run_attacks import dry_run
-from fdgsec.experiments.config import attack_settings
+from fdgsec.experiments.run_config import attack_settings
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError

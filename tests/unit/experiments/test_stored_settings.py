@@ -3,7 +3,7 @@
 from types import NoneType
 from typing import get_args, get_type_hints
 
-from fdgsec.experiments.config import LATER, RunConfig, build
+from fdgsec.experiments.run_config import LATER, RunConfig, build
 from fdgsec.experiments.settings import Settings
 
 BEFORE = "b5e903c4394f04c43f0ff5cb4e72d7aaf7fc4256709b942c104cf6794e259062"

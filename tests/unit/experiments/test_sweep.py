@@ -15,7 +15,7 @@ from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.style_noise import StyleNoise
-from fdgsec.experiments.config import defense_text
+from fdgsec.experiments.run_config import defense_text
 from fdgsec.experiments.sweep import run_sweep as verb
 from fdgsec.experiments.sweep.points import stored
 from fdgsec.experiments.sweep.run_sweep import (

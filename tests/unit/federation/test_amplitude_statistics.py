@@ -18,10 +18,10 @@ from fdgsec.attacks.statistics.tracing import likelihood_ratio, standardized_sco
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.setup.style_view import StyleView
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics, released_numbers
 from fdgsec.federation.method import Client
 from fdgsec.federation.released_statistics import MeanSpectra
@@ -62,31 +62,31 @@ def seen_at(size: int | None, data: DomainDataset) -> str:
     return register_encoder(SpectralEncoder(side))
 
 
-def laboratory(roles: Roles, adversary: str = "server") -> Laboratory:
+def challenger_of(roles: Roles, adversary: str = "server") -> Challenger:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Laboratory(
+    return Challenger(
         method=CCST(representation="amplitude"), roles=roles, sources=(0, 1, 2), clients=clients,
         adversary=ADVERSARIES[adversary], encoder=seen_at(None, roles.auxiliary), seed=0, released_statistic=READING,
     )  # fmt: skip
 
 
-def knowledge_of(lab: Laboratory) -> Knowledge:
-    auxiliary = lab.roles.auxiliary.subset(lab.roles.auxiliary.domains < 3)
+def knowledge_of(challenger: Challenger) -> Knowledge:
+    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
     return Knowledge(
-        statistics=lambda dataset: statistics(lab.encoder, dataset), encoder=lab.encoder,
+        statistics=lambda dataset: statistics(challenger.encoder, dataset), encoder=challenger.encoder,
         class_names=auxiliary.class_names, domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None,
-        own=None, released_statistic=READING, simulate=lab.simulated,
+        own=None, released_statistic=READING, simulate=challenger.simulated,
     )  # fmt: skip
 
 
-def attacked(attack: Attack, lab: Laboratory, *, shuffled: bool = False) -> list[Measurement]:
+def attacked(attack: Attack, challenger: Challenger, *, shuffled: bool = False) -> list[Measurement]:
     """What the attack reaches, or whether its negative control passed (value 1) or not (0)."""
-    pairs = [pair for question in attack.plan(FACTS) for pair in lab.cases(question)]
+    pairs = [pair for question in attack.plan(FACTS) for pair in challenger.cases(question)]
     cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
     if not shuffled:
-        answers = attack.run(cases, knowledge_of(lab), stream(0, "attack"))
+        answers = attack.run(cases, knowledge_of(challenger), stream(0, "attack"))
         return Judge(bootstrap_repeats=200).measure(answers, cases, truths, stream(0, "world", "judge"))
-    answers = attack.negative_control(cases, knowledge_of(lab), stream(0, "attack"))
+    answers = attack.negative_control(cases, knowledge_of(challenger), stream(0, "attack"))
     rows = Judge().null(answers, cases, truths, stream(0, "world", "null"))
     controls = negative_controls(rows, comparisons=len(rows))
     return [replace(control.measurement, value=float(control.passed)) for control in controls]
@@ -172,8 +172,8 @@ def test_spectra_of_single_images_are_not_asked_about_as_means(name: str):
 def test_a_client_finds_the_spectra_of_others_in_the_bank(roles: Roles):
     others = [roles.federation.of_domain(n).subset(torch.arange(4)) for n in (1, 2)]
 
-    saw = [laboratory(roles, name) for name in ("server", "client")]
-    views = [lab.view(lab.exchange(others, name="test")) for lab in saw]
+    saw = [challenger_of(roles, name) for name in ("server", "client")]
+    views = [challenger.view(challenger.exchange(others, name="test")) for challenger in saw]
 
     sent, received = (view.artifact("client:2") for view in views)
     assert isinstance(sent, Amplitudes)
@@ -212,10 +212,10 @@ def test_what_is_planted_in_spectra_is_found_and_nothing_once_it_is_exchanged(na
 
 def test_members_of_mean_spectra_are_found_on_shapes_and_the_exchanged_ones_are_not(roles: Roles):
     attack = Membership(sizes=(20,), clients=12)
-    lab = laboratory(roles)
+    challenger = challenger_of(roles)
 
-    rows = [row for row in attacked(attack, lab) if row.name == "auc"]
-    controls = attacked(attack, lab, shuffled=True)
+    rows = [row for row in attacked(attack, challenger) if row.name == "auc"]
+    controls = attacked(attack, challenger, shuffled=True)
 
     assert len(rows) == 3
     assert all(row.low is not None and row.low > 0.6 for row in rows)
@@ -224,10 +224,10 @@ def test_members_of_mean_spectra_are_found_on_shapes_and_the_exchanged_ones_are_
 
 def test_an_added_image_is_named_by_the_difference_of_mean_spectra_on_shapes(roles: Roles):
     attack = Differencing(records=8, clients=4, size=20)
-    lab = laboratory(roles)
+    challenger = challenger_of(roles)
 
-    rows = attacked(attack, lab)
-    controls = attacked(attack, lab, shuffled=True)
+    rows = attacked(attack, challenger)
+    controls = attacked(attack, challenger, shuffled=True)
 
     named = [row.value for row in rows if row.name == "top1"]
     errors = [(row.value, row.chance) for row in rows if row.name == "relative_error"]

@@ -12,7 +12,7 @@ from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, Score
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judging, Scaled, ScaledUpdate
-from fdgsec.federation.malicious_client import ForgeryError, Leaving, MaliciousClient, forge_reply
+from fdgsec.federation.malicious_client_protocol import ForgeryError, Leaving, MaliciousClient, forge_reply
 from fdgsec.federation.method import Clock, GlobalModel, Reply, StepRequest
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream

@@ -13,7 +13,7 @@ from fdgsec.federation.peer_review import (
     weights_of,
     worth_keeping,
 )
-from fdgsec.methods.cross_evaluation import within_client
+from fdgsec.methods.feddag_aggregation import within_client
 from fdgsec.runtime.random_streams import stream
 
 NAMES = [f"client:{number}" for number in range(12)]  # "client:10" sorts before "client:2"

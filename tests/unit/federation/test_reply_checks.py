@@ -19,13 +19,13 @@ from fdgsec.federation.artifacts import (
     Scores,
     StyleStatistics,
 )
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Clock, GlobalModel, Inbox, Reply, StepRequest, Update
 from fdgsec.federation.reply_checks import differing_replies, objection
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedbn import FedBN
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.feddg import FedDG
 from fdgsec.methods.fedsr import FedSR
 from fdgsec.runtime.random_streams import stream

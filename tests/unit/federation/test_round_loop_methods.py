@@ -9,18 +9,18 @@ from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.quantize import Quantize
 from fdgsec.defenses.secure_aggregation import SecureAggregation
 from fdgsec.defenses.shuffle import Shuffle
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
 from fdgsec.federation.round_loop import RoundLoop
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.fedbn import FedBN
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.feddg import FedDG
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.method import Blueprint, GlobalModel, Method, Reply, Step
 from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.reply_checks import select_scores
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.fedavg import FedAvg, detached
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import stream

@@ -8,11 +8,11 @@ import torch
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Client, Clock, Update
 from fdgsec.federation.weight_perturbation import validation_losses
-from fdgsec.methods.cross_evaluation import (
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.feddag_aggregation import (
     SharpnessAware,
     histories,
 )
-from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream

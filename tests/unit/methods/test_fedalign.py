@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.config import build, load_preset, resolve_settings
+from fdgsec.experiments.run_config import build, load_preset, resolve_settings
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.nn.training.augmix import AugMix

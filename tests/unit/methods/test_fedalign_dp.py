@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedalign import ClusteredPool, FedAlign

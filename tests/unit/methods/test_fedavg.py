@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedavg import FedAvg, averaged

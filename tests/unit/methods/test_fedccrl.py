@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdgsec.data.domains import as_float
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.config import build, load_preset, resolve_settings
+from fdgsec.experiments.run_config import build, load_preset, resolve_settings
 from fdgsec.federation.artifacts import ImageStyles, StyleBank, StyleStatistics
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.engines.state import FileStates

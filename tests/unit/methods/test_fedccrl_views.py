@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import StyleBank
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedccrl import FedCCRL, Pool, denormalized, eight_bits, interpolate_statistics, normalized

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from torch import Tensor
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import Artifact, GeneratorState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Clock, State, Update

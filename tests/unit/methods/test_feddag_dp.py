@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import GeneratorState, ModelState, Scores
 from fdgsec.federation.dp_sgd_joint import single_records
 from fdgsec.federation.method import Client, Clock, Inbox, Update

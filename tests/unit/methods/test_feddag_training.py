@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.method import Client, Clock
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.feddag import FedDAG, Generated, Networks, discrepancy, follow, generated_images

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ModelState
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import SHARED_ROWS, Blueprint, Client, Clock, GlobalModel
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.feddg import Episode, FedDG

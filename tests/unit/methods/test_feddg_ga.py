@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Update
 from fdgsec.methods.fedavg import detached

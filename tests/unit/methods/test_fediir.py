@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.artifacts import HeadGradient, ModelState, Scores
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import FedAvg, detached

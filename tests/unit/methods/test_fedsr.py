@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel
 from fdgsec.methods.fedavg import KEPT, detached

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.method import Client
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import (

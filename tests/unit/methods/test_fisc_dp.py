@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.experiments.config import build, load_preset
+from fdgsec.experiments.run_config import build, load_preset
 from fdgsec.federation.method import Client
 from fdgsec.methods.fisc import FISC, Contrast
 from fdgsec.methods.fisc_dp import FISCDP, EachVersion, OwnContrast, shuffle_patches

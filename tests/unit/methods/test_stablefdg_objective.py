@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import NEGATIVE_STDS, ForwardPass, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier

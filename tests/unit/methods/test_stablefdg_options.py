@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.method import Client
 from fdgsec.methods.stablefdg import ForwardPass, StableFDG
 from fdgsec.nn.networks.attention import HighlightedClassifier, mixed_queries

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fdgsec.experiments.config import build
+from fdgsec.experiments.run_config import build
 from fdgsec.federation.artifacts import ArtifactError, ImageStyles, StyleDistribution
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.styles.feature_styles import instance_statistics

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import as_float
-from fdgsec.experiments.config import RunConfig
+from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.train import train
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch, TrainingSet, augment

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fdgsec.cli.listings import LISTS
+from fdgsec.cli.print_listings import LISTS
 from fdgsec.data.catalog import dataset_entry, dataset_names
-from fdgsec.experiments.config import RunConfig, attack_settings, made, resolve_settings, target_method
 from fdgsec.experiments.explain import explain
-from fdgsec.experiments.setup.world import attacked_method, method_of
+from fdgsec.experiments.run_config import RunConfig, attack_settings, made, resolve_settings, target_method
+from fdgsec.experiments.setup.run_inputs import attacked_method, method_of
 from fdgsec.federation.artifacts import decode, kind_named
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.styles.encoders import encoder_names, load_encoder

@@ -24,7 +24,7 @@ from fdgsec.federation.engines.flower.codec import (
     packed_reply,
     read_request,
 )
-from fdgsec.federation.engines.flower.consent import Consent
+from fdgsec.federation.engines.flower.step_limits import StepLimits
 from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, StepRequest
 from fdgsec.runtime.cache_files import write_atomic
@@ -44,7 +44,7 @@ class Member:
     blueprint: Blueprint
     seed: int
     folder: Path
-    consent: Consent
+    step_limits: StepLimits
     introduction: Introduction
 
 
@@ -84,11 +84,11 @@ def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Repl
     name = member.client.name
     if asked.verb == "whoami" or asked.clock is None:
         raise StateMismatchError(f"{name} was asked for no step.")
-    states, consent = FileStates(folder=member.folder / "state"), member.consent
+    states, step_limits = FileStates(folder=member.folder / "state"), member.step_limits
     held = states.mark(name)
     _check_context(context, held, name)
-    before = states.read(name, expected=held if asked.known == consent.veiled(held) else asked.known)
-    consent.give(asked.verb, asked.clock)
+    before = states.read(name, expected=held if asked.known == step_limits.veiled(held) else asked.known)
+    step_limits.admit(asked.verb, asked.clock)
     request = StepRequest(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
     reply, state = run_client_step(
         member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack
@@ -97,7 +97,7 @@ def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Repl
         states.write(name, state)
     if asked.verb == "share" and not member.defense_stack.policies:  # only policies may use a client's size
         reply = replace(reply, weight=1.0)
-    mark = consent.veiled(states.mark(name))
+    mark = step_limits.veiled(states.mark(name))
     context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})
     return reply, mark
 

@@ -50,11 +50,11 @@ def superlink(
     timeout: float = START_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Run a SuperLink behind `fdgsec.federation.engines.flower.server_limits`; the block starts once it answers.
+    """Run a SuperLink behind `superlink_access_control` beside this module; the block starts once it answers.
 
     Raises UsageError where the port is taken, FlowerFailedError where it does not answer within `timeout` seconds."""
     refuse_taken(server.host, server.port)
-    command = [sys.executable, "-m", "fdgsec.federation.engines.flower.server_limits", *server.arguments()]
+    command = [sys.executable, "-m", "fdgsec.federation.engines.flower.superlink_access_control", *server.arguments()]
     with running(command, home=home, log=log, environment=environment) as link:
         link.wait_for("SuperLink", lambda: _answers(server.connection), timeout=timeout)
         yield link
@@ -69,11 +69,11 @@ def supernode(
     timeout: float = START_SECONDS,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
-    """Run a SuperNode behind `fdgsec.federation.engines.flower.node_limits`; the block starts once it is accepted.
+    """Run a SuperNode behind `supernode_app_allowlist` beside this module; the block starts once it is accepted.
 
     Raises UsageError where the port is taken, FlowerFailedError where it is not accepted within `timeout` seconds."""
     refuse_taken("127.0.0.1", node.port)
-    command = [sys.executable, "-m", "fdgsec.federation.engines.flower.node_limits", *node.arguments()]
+    command = [sys.executable, "-m", "fdgsec.federation.engines.flower.supernode_app_allowlist", *node.arguments()]
     with running(command, home=home, log=log, environment=environment) as run:
         run.wait_for("SuperNode", lambda: ONLINE in run.text(), timeout=timeout)
         yield run

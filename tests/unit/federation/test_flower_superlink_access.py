@@ -10,9 +10,9 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 
 from fdgsec.federation.engines.flower.app import MODULE, PYPROJECT, write_app
-from fdgsec.federation.engines.flower.node_limits import is_own_app
 from fdgsec.federation.engines.flower.nodes_and_jobs import GATE_SIGN
-from fdgsec.federation.engines.flower.server_limits import SIGN, Gate, Receive, Scope, Send
+from fdgsec.federation.engines.flower.superlink_access_control import SIGN, Gate, Receive, Scope, Send
+from fdgsec.federation.engines.flower.supernode_app_allowlist import is_own_app
 
 HERE, AFAR = ("127.0.0.1", 4000), ("192.0.2.9", 4000)
 SERVER = ("192.0.2.7", 9191)

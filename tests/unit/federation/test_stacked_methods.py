@@ -7,18 +7,18 @@ from typing import Literal, Self
 import pytest
 import torch
 
-from fdgsec.experiments.config import RunConfig, resolve_settings
-from fdgsec.experiments.setup.world import method_of
+from fdgsec.experiments.run_config import RunConfig, resolve_settings
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.artifacts import ModelState, Scores
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, Clock, GlobalModel, Inbox, Method, State, Update
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import CrossEvaluation
 from fdgsec.methods.dsu import DSU
 from fdgsec.methods.fedadg import FedADG
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fedbn import FedBN
 from fdgsec.methods.feddag import FedDAG
+from fdgsec.methods.feddag_aggregation import CrossEvaluation
 from fdgsec.methods.fedprox import FedProx
 from fdgsec.methods.fedsr import FedSR
 from fdgsec.methods.jigen import JiGen, JigsawClassifier

@@ -7,28 +7,28 @@ from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinde
 from fdgsec.threats.attack import Case, Question, Truth
 
 
-def trained(lab: Simulator, question: Question) -> Cases:
+def trained(simulator: Simulator, question: Question) -> Cases:
     """Per client of the run: up to `count` of its training images among as many held-out images.
 
     Both have the same number of images of each class of each domain, so that skewed classes do not reveal the members.
     Clients with fewer than two of each are left out."""
     result: Cases = []
-    if lab.run is None:
+    if simulator.run is None:
         return result
-    for client in lab.clients:
-        if client.name in lab.adversary.parties:
+    for client in simulator.clients:
+        if client.name in simulator.adversary.parties:
             continue
-        rng = lab.rng("trained", client.name, question.count)
-        inside, outside = _members_and_others(client.data, lab.roles.held_out, question.count, rng)
+        rng = simulator.rng("trained", client.name, question.count)
+        inside, outside = _members_and_others(client.data, simulator.roles.held_out, question.count, rng)
         if len(inside) < 2:
             continue
         both = join([inside, outside])
         mixed = torch.randperm(len(both), generator=rng)
-        where = lab.domain_of(client.data)
+        where = simulator.domain_of(client.data)
         asked = both.subset(mixed)
         case = Case(
-            question="trained", views=(lab.view(lab.run),), victim=client.name, records=len(client.data), domain=where,
-            slice={"domain": where}, candidates=blinded(asked, labeled=True),
+            question="trained", views=(simulator.view(simulator.run),), victim=client.name,
+            records=len(client.data), domain=where, slice={"domain": where}, candidates=blinded(asked, labeled=True),
         )  # fmt: skip
         truth = Truth(
             members=mixed < len(both) // 2, images=asked.pixels(), rows=torch.arange(len(asked)),

@@ -36,7 +36,7 @@ from fdgsec.federation.peer_review import (
     weights_of,
     worth_keeping,
 )
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.weight_perturbation import (
     PerturbationEffect,
     batch_gradient,

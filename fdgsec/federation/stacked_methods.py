@@ -12,7 +12,7 @@ import torch
 
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State, Update
-from fdgsec.federation.releases import Release
+from fdgsec.federation.release_declarations import Release
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError

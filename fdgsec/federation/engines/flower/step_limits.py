@@ -23,7 +23,7 @@ class RefusedError(FdgsecError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Consent:
+class StepLimits:
     """One client's limits in a run of `rounds` rounds with `clients` clients; `folder` is the node's, for this run."""
 
     folder: Path
@@ -32,7 +32,7 @@ class Consent:
     rounds: int
     clients: int
 
-    def give(self, step: Step, clock: Clock) -> None:
+    def admit(self, step: Step, clock: Clock) -> None:
         """Record `step` before it is done. Raises RefusedError where it was done already, or is not part of the run."""
         if clock.rounds != self.rounds or not 0 <= clock.round < max(self.rounds, 1):
             raise RefusedError(

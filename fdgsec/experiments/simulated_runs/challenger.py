@@ -1,14 +1,20 @@
-"""The laboratory: simulates the runs that attacks ask for, and withholds the ground truth from them."""
+"""The challenger: simulates the runs that attacks ask for, and withholds the ground truth from them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from fdgsec.experiments.simulated_runs.malicious import breakdown, hostile
-from fdgsec.experiments.simulated_runs.released import add_one_record, as_if_released, released
-from fdgsec.experiments.simulated_runs.resampled import cohorts, halves, mixtures, resampled_clients, rounds
+from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, hostile
+from fdgsec.experiments.simulated_runs.released_style_cases import add_one_record, as_if_released, released
+from fdgsec.experiments.simulated_runs.resampled_client_cases import (
+    cohorts,
+    halves,
+    mixtures,
+    resampled_clients,
+    rounds,
+)
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
-from fdgsec.experiments.simulated_runs.single_step import single_step
-from fdgsec.experiments.simulated_runs.trained import trained
+from fdgsec.experiments.simulated_runs.single_step_cases import single_step
+from fdgsec.experiments.simulated_runs.trained_model_cases import trained
 from fdgsec.threats.attack import Question, QuestionKind
 
 KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
@@ -29,7 +35,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Laboratory(Simulator):
+class Challenger(Simulator):
     """A simulator that caches the cases of answered questions."""
 
     memo: dict[Question, Cases] = field(default_factory=dict)

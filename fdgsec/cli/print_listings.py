@@ -9,7 +9,7 @@ from fdgsec.data.catalog import DatasetEntry, dataset_entry, dataset_names, loca
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.bench.protocols import protocol_named, protocols
 from fdgsec.experiments.claims.catalogue import ledger
-from fdgsec.experiments.config import presets
+from fdgsec.experiments.run_config import presets
 from fdgsec.federation.artifacts import KINDS
 from fdgsec.federation.engines.flower import versions as flower
 from fdgsec.federation.run_folder import environment

@@ -23,27 +23,27 @@ CROPPED = 0.8
 """Smallest share of the area that a random crop keeps, as in training (fdgsec.nn.training.training_plan)."""
 
 
-def resampled_clients(lab: Simulator, question: Question) -> Cases:
+def resampled_clients(simulator: Simulator, question: Question) -> Cases:
     """Resample clients from all images of a domain that the adversary does not hold; images not drawn are non-members.
 
     Every image is a member of some clients and not of others, so that peculiarities of an image or of the adversary's
     reference favor neither answer, and clients are independent units for an interval. With a fixed set of non-members
     they are not: a bootstrap over clients then covered 2 to 54% instead of 95%."""
     result: Cases = []
-    for domain in lab.sources:
-        where = lab.domain_name(domain)
-        pool = lab.others(domain)
+    for domain in simulator.sources:
+        where = simulator.domain_name(domain)
+        pool = simulator.others(domain)
         if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         drawn: list[DomainDataset] = []
         for number in range(question.count):
-            rng = lab.rng("resampled", domain, question.records, number)
+            rng = simulator.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
             drawn.append(pool.subset(order[: question.records]))
-        observed = lab.exchange(drawn, name=f"resampled:{domain}:{question.records}")
-        view = lab.view(observed)
+        observed = simulator.exchange(drawn, name=f"resampled:{domain}:{question.records}")
+        view = simulator.view(observed)
         for number, data in enumerate(drawn):
-            rng = lab.rng("resampled", domain, question.records, number)
+            rng = simulator.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
             outside = order[question.records :]
             asked = min(CANDIDATES, len(data), len(outside))
@@ -57,25 +57,25 @@ def resampled_clients(lab: Simulator, question: Question) -> Cases:
             truth = Truth(
                 members=mixed < asked,
                 domains=torch.tensor([domain]),
-                statistic=lab.statistic_of(data).mean(0, keepdim=True),
+                statistic=simulator.statistic_of(data).mean(0, keepdim=True),
             )
             result.append((case, truth))
     return result
 
 
-def halves(lab: Simulator, question: Question) -> Cases:
+def halves(simulator: Simulator, question: Question) -> Cases:
     """Two releases of each of `count` clients: of disjoint halves, or (sessions) of all its images both times."""
-    groups = [[domain] for domain in lab.sources] if question.scheme != "domain" else [list(lab.sources)]
-    return [pair for group in groups for pair in _halves_of(lab, question, group)]
+    groups = [[domain] for domain in simulator.sources] if question.scheme != "domain" else [list(simulator.sources)]
+    return [pair for group in groups for pair in _halves_of(simulator, question, group)]
 
 
-def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
+def _halves_of(simulator: Simulator, question: Question, domains: list[int]) -> Cases:
     """Draw the clients of one population from disjoint images; sessions release all of a client's, twice.
 
     If clients were drawn independently, the first half of one would share images with the second halves of others but
     never with its own, and its true partner would be farther away than chance. The halves have new names, so that even
     an adversary that knows the domain of every client does not know theirs."""
-    pools = [lab.others(domain) for domain in domains]
+    pools = [simulator.others(domain) for domain in domains]
     per_pool = -(-question.count // len(pools))
     records = question.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
     again = question.kind == "sessions"
@@ -83,7 +83,7 @@ def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
     for number in range(question.count):
         which = number % len(pools)
-        rng = lab.rng("halves", question.scheme, *domains, number)
+        rng = simulator.rng("halves", question.scheme, *domains, number)
         remaining = left[which].nonzero().flatten()
         pool = pools[which].subset(remaining)
         draw = skewed if question.scheme == "dirichlet" else uniform
@@ -91,14 +91,14 @@ def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
         left[which][remaining[chosen]] = False
         firsts.append(pool.subset(chosen if again else chosen[:records]))
         seconds.append(pool.subset(chosen if again else chosen[records:]))
-    order = torch.randperm(question.count, generator=lab.rng("halves-order", question.scheme, *domains))
+    order = torch.randperm(question.count, generator=simulator.rng("halves-order", question.scheme, *domains))
     held = 2 * records if again else records
     slices: dict[str, str | int] = {"clients": question.scheme, "n_per_client": held}
     if len(domains) == 1:
-        slices["domain"] = lab.domain_name(domains[0])
+        slices["domain"] = simulator.domain_name(domains[0])
     name = f"{question.kind}:{question.scheme}:{domains}"
-    view_a = lab.view(lab.exchange(firsts, name=f"{name}:A"))
-    view_b = lab.view(lab.exchange([seconds[int(i)] for i in order], name=f"{name}:B", turn=int(again)))
+    view_a = simulator.view(simulator.exchange(firsts, name=f"{name}:A"))
+    view_b = simulator.view(simulator.exchange([seconds[int(i)] for i in order], name=f"{name}:B", turn=int(again)))
     place = {int(client): position for position, client in enumerate(order)}
     result: Cases = []
     for half, view in (("A", view_a), ("B", view_b)):
@@ -111,28 +111,28 @@ def _halves_of(lab: Simulator, question: Question, domains: list[int]) -> Cases:
     return result
 
 
-def rounds(lab: Simulator, question: Question) -> Cases:
+def rounds(simulator: Simulator, question: Question) -> Cases:
     """Clients seen in several exchanges under their names, `count` per domain; candidates are half theirs.
 
     A candidate is a member where any of the exchanges released it (per-image releases), or where it is the client's
     (pooled ones). With the scheme "crops" styles are taken of a random crop of each image, as training would see it."""
     result: Cases = []
-    for domain in lab.sources:
-        where, pool = lab.domain_name(domain), lab.others(domain)
+    for domain in simulator.sources:
+        where, pool = simulator.domain_name(domain), simulator.others(domain)
         if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         orders = [
-            torch.randperm(len(pool), generator=lab.rng("rounds", domain, question.records, number))
+            torch.randperm(len(pool), generator=simulator.rng("rounds", domain, question.records, number))
             for number in range(question.count)
         ]
         drawn = [pool.subset(order[: question.records]) for order in orders]
         name, held, extraction = f"rounds:{domain}:{question.records}", drawn, dict[str, str | int]()
         if question.scheme == "crops":
-            crops = lab.rng("rounds-crops", domain, question.records)
+            crops = simulator.rng("rounds-crops", domain, question.records)
             held = [random_crops(data, least=CROPPED, rng=child(crops, n)) for n, data in enumerate(drawn)]
             name, extraction = f"{name}:crops", {"extraction": "random crop"}
-        observed = [lab.exchange(held, name=name, turn=turn) for turn in range(question.rounds)]
-        views = tuple(lab.view(one) for one in observed)
+        observed = [simulator.exchange(held, name=name, turn=turn) for turn in range(question.rounds)]
+        views = tuple(simulator.view(one) for one in observed)
         for number, (data, order) in enumerate(zip(drawn, orders, strict=True)):
             client = f"client:{number + 1}"
             shown = [shown_images(data, one.states[client]) for one in observed]
@@ -142,7 +142,7 @@ def rounds(lab: Simulator, question: Question) -> Cases:
                 else {name for images in shown if images is not None for name in images.ids}
             )
             asked = pool.subset(order[: 2 * question.records])
-            asked = asked.subset(torch.randperm(len(asked), generator=lab.rng("rounds-order", domain, number)))
+            asked = asked.subset(torch.randperm(len(asked), generator=simulator.rng("rounds-order", domain, number)))
             case = Case(
                 question="rounds", views=views, victim=client, records=len(data), domain=where,
                 slice={"domain": where, "n_per_client": question.records, **extraction}, candidates=blinded(asked),
@@ -161,22 +161,22 @@ def _cluster_sizes(data: DomainDataset, state: State, asked: DomainDataset) -> T
     return torch.tensor([sizes.get(name, 0) for name in asked.ids])
 
 
-def mixtures(lab: Simulator, question: Question) -> Cases:
+def mixtures(simulator: Simulator, question: Question) -> Cases:
     """Clients with skewed shares of classes, `count` per domain, or of domains, `count` in all."""
     together = question.scheme == "domains"
-    groups = [list(lab.sources)] if together else [[domain] for domain in lab.sources]
+    groups = [list(simulator.sources)] if together else [[domain] for domain in simulator.sources]
     result: Cases = []
     for domains in groups:
-        pool = join([lab.others(domain) for domain in domains])
+        pool = join([simulator.others(domain) for domain in domains])
         if len(pool) < question.records + LEAST_OUTSIDE:
             continue
         draw = partial(skewed, by="domains" if together else "labels")
         drawn = [
-            pool.subset(draw(pool, question.records, lab.rng("mixtures", *domains, question.records, number)))
+            pool.subset(draw(pool, question.records, simulator.rng("mixtures", *domains, question.records, number)))
             for number in range(question.count)
         ]
-        view = lab.view(lab.exchange(drawn, name=f"mixtures:{domains}:{question.records}"))
-        where = "mixed" if together else lab.domain_name(domains[0])
+        view = simulator.view(simulator.exchange(drawn, name=f"mixtures:{domains}:{question.records}"))
+        where = "mixed" if together else simulator.domain_name(domains[0])
         for number, data in enumerate(drawn):
             case = Case(
                 question="mixtures", views=(view,), victim=f"client:{number + 1}", records=len(data), domain=where,
@@ -194,25 +194,25 @@ def _shares(values: Tensor, count: int) -> Tensor:
     return found
 
 
-def cohorts(lab: Simulator, question: Question) -> Cases:
+def cohorts(simulator: Simulator, question: Question) -> Cases:
     """Federations of half of a pool of single-domain clients each; the question is which clients of the pool took part.
 
     A candidate client is represented by images of its own that it did not bring to the federation, unless the scheme is
     "same images" (`groups` says whose they are). All clients of a pool hold disjoint images: any of their domain, or
     (scheme "dirichlet") with skewed class shares. Pools are resampled from the same images. With two `rounds` a case
     shows a second session, with other images of the members of the federation that `partner` names."""
-    pools = [lab.others(domain) for domain in lab.sources]
+    pools = [simulator.others(domain) for domain in simulator.sources]
     per_pool = -(-2 * question.clients // len(pools))
     if min(len(pool) for pool in pools) < 2 * question.records * per_pool:
         return []
-    drawn = [_cohort(lab, question, pools, number) for number in range(question.count)]
+    drawn = [_cohort(simulator, question, pools, number) for number in range(question.count)]
     name = f"cohorts:{question.scheme}:{question.clients}:{question.records}"
-    first = [lab.view(lab.exchange(c.members(c.held), name=f"{name}:{i}")) for i, c in enumerate(drawn)]
+    first = [simulator.view(simulator.exchange(c.members(c.held), name=f"{name}:{i}")) for i, c in enumerate(drawn)]
     again = [
-        lab.view(lab.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
+        simulator.view(simulator.exchange(c.members(c.other), name=f"{name}:{i}:again", turn=1))
         for i, c in enumerate(drawn if question.rounds > 1 else [])
     ]
-    order = torch.randperm(question.count, generator=lab.rng("cohorts-order", question.scheme, question.clients))
+    order = torch.randperm(question.count, generator=simulator.rng("cohorts-order", question.scheme, question.clients))
     result: Cases = []
     for number, cohort in enumerate(drawn):
         case = Case(
@@ -242,10 +242,10 @@ class _Cohort:
         return [images for images, inside in zip(data, self.takes_part.tolist(), strict=True) if inside]
 
 
-def _cohort(lab: Simulator, question: Question, pools: Sequence[DomainDataset], number: int) -> _Cohort:
+def _cohort(simulator: Simulator, question: Question, pools: Sequence[DomainDataset], number: int) -> _Cohort:
     """Draw a pool of twice as many clients as take part, of each domain in turn, and half of them."""
     size, records = 2 * question.clients, question.records
-    rng = lab.rng("cohorts", question.scheme, question.clients, records, number)
+    rng = simulator.rng("cohorts", question.scheme, question.clients, records, number)
     left = [torch.ones(len(pool), dtype=torch.bool) for pool in pools]
     draw = skewed if question.scheme == "dirichlet" else uniform
     held, other = list[DomainDataset](), list[DomainDataset]()

@@ -12,10 +12,10 @@ from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import lodo, ltdo, partition, split_validation
 from fdgsec.data.roles import Roles, split_roles
-from fdgsec.experiments.config import RunConfig, build, merged, target_method
+from fdgsec.experiments.run_config import RunConfig, build, merged, target_method
 from fdgsec.federation.artifacts import ModelState
-from fdgsec.federation.local_methods import Stacked
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
+from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import Progressive

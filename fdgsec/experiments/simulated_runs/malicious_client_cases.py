@@ -10,7 +10,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.sampling import uniform
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
-from fdgsec.federation.malicious_client import MaliciousClient
+from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.federation.method import Client, GlobalModel
 from fdgsec.federation.robust_statistics import krum, median, trimmed_mean
 from fdgsec.threats.answers import Harm
@@ -18,27 +18,27 @@ from fdgsec.threats.attack import Case, Question, Truth
 from fdgsec.threats.paired_runs import Run, Setting, displacement, harm_of_forgery, honest_run, hostile_run
 
 
-def hostile(lab: Simulator, question: Question) -> Cases:
+def hostile(simulator: Simulator, question: Question) -> Cases:
     """For each of `count` seeds one honest run, and one for each malicious client in the place of the adversary's.
 
     Seeds are the run's and those that follow; clients are the run's, each with at most `records` of its images. Without
     training (`rounds` 0) only the exchange is run. A malicious client that needs one run only (`once`) is run once. An
     adversary that is no client has no cases."""
-    forger = _forger(lab)
+    forger = _forger(simulator)
     result: Cases = []
     if forger is None:
         return result
     setting = Setting(
-        method=lab.method,
-        members=_members(lab, question.records),
-        defense_stack=lab.defense_stack,
-        guards=lab.guards,
-        measured=_measured(lab),
+        method=simulator.method,
+        members=_members(simulator, question.records),
+        defense_stack=simulator.defense_stack,
+        guards=simulator.guards,
+        measured=_measured(simulator),
     )
-    rounds, settled = min(question.rounds, lab.rounds), set[MaliciousClient]()
+    rounds, settled = min(question.rounds, simulator.rounds), set[MaliciousClient]()
     for number in range(question.count):
-        seed = lab.seed + number
-        model = _initial_model(lab, seed, rounds)
+        seed = simulator.seed + number
+        model = _initial_model(simulator, seed, rounds)
         honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
         for malicious_client in question.malicious_clients:
             if malicious_client in settled:
@@ -46,7 +46,7 @@ def hostile(lab: Simulator, question: Question) -> Cases:
             other = hostile_run(
                 setting, seed=seed, rounds=rounds, model=model, malicious_clients={forger: malicious_client}
             )
-            rng = lab.rng("hostile", malicious_client.kind, malicious_client.name, number)
+            rng = simulator.rng("hostile", malicious_client.kind, malicious_client.name, number)
             harm = harm_of_forgery(honest, other, setting=setting, forgers=[forger], rng=rng)
             result.append((_case(question, forger, malicious_client), Truth(harm=harm)))
             if malicious_client.once and (harm.hostile.refused or harm.harmless):
@@ -54,35 +54,36 @@ def hostile(lab: Simulator, question: Question) -> Cases:
     return result
 
 
-def _forger(lab: Simulator) -> str | None:
-    names = {client.name for client in lab.clients}
-    return next((party for party in lab.adversary.parties if party in names), None)
+def _forger(simulator: Simulator) -> str | None:
+    names = {client.name for client in simulator.clients}
+    return next((party for party in simulator.adversary.parties if party in names), None)
 
 
-def _members(lab: Simulator, most: int) -> list[Client]:
+def _members(simulator: Simulator, most: int) -> list[Client]:
     """The run's clients with `most` of their training images, drawn evenly (0: all)."""
     if not most:
-        return list(lab.clients)
+        return list(simulator.clients)
     return [
         replace(
-            client, data=client.data.subset(uniform(client.data, most, lab.rng("hostile", client.name)).sort().values)
+            client,
+            data=client.data.subset(uniform(client.data, most, simulator.rng("hostile", client.name)).sort().values),
         )
-        for client in lab.clients
+        for client in simulator.clients
     ]
 
 
-def _measured(lab: Simulator) -> dict[str, DomainDataset]:
+def _measured(simulator: Simulator) -> dict[str, DomainDataset]:
     """The unseen domain, and the held-out images of the source domains, which models learn first."""
-    held = lab.roles.held_out
-    seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(lab.sources)))}
-    return seen if lab.unseen is None else {"unseen domain": lab.unseen, **seen}
+    held = simulator.roles.held_out
+    seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(simulator.sources)))}
+    return seen if simulator.unseen is None else {"unseen domain": simulator.unseen, **seen}
 
 
-def _initial_model(lab: Simulator, seed: int, rounds: int) -> GlobalModel | None:
+def _initial_model(simulator: Simulator, seed: int, rounds: int) -> GlobalModel | None:
     """The initial model of a seed; the run's own where no other can be drawn."""
-    if not rounds and lab.method.shares != "every":
+    if not rounds and simulator.method.shares != "every":
         return None
-    return lab.model if lab.initial is None else lab.initial(seed)
+    return simulator.model if simulator.initial is None else simulator.initial(seed)
 
 
 def _case(
@@ -95,34 +96,39 @@ def _case(
     )  # fmt: skip
 
 
-def breakdown(lab: Simulator, question: Question) -> Cases:
+def breakdown(simulator: Simulator, question: Question) -> Cases:
     """Exchanges among single-domain clients, of which the first `hostile` send the same kind of forgery.
 
     Domains alternate between clients. For each of `count` draws of clients, each malicious client and each number of
     hostile clients: the displacement of the published style (FISC's interpolation style), and of the mean, the median,
     the trimmed mean and Krum's choice of the same uploads. No cases if the pools have too few images or no client is
     malicious."""
-    pools = [lab.others(domain) for domain in lab.sources]
+    pools = [simulator.others(domain) for domain in simulator.sources]
     per_pool = -(-question.clients // len(pools))
     result: Cases = []
-    if _forger(lab) is None or min(len(pool) for pool in pools) < question.records * per_pool:
+    if _forger(simulator) is None or min(len(pool) for pool in pools) < question.records * per_pool:
         return result
     for number in range(question.count):
         orders = [
-            torch.randperm(len(pool), generator=lab.rng("breakdown", number, place)) for place, pool in enumerate(pools)
+            torch.randperm(len(pool), generator=simulator.rng("breakdown", number, place))
+            for place, pool in enumerate(pools)
         ]
         members = []
         for client in range(question.clients):
             which, turn = client % len(pools), client // len(pools)
             rows = orders[which][turn * question.records : (turn + 1) * question.records]
             members.append(Client(name=f"client:{client}", data=pools[which].subset(rows)))
-        method = lab.method.fitting(len(members))
-        setting = Setting(method=method, members=members, defense_stack=lab.defense_stack, guards=lab.guards)
-        honest = honest_run(setting, seed=lab.seed + number, rounds=0, model=None, forger="client:0")
+        method = simulator.method.fitting(len(members))
+        setting = Setting(
+            method=method, members=members, defense_stack=simulator.defense_stack, guards=simulator.guards
+        )
+        honest = honest_run(setting, seed=simulator.seed + number, rounds=0, model=None, forger="client:0")
         for malicious_client in question.malicious_clients:
             for count in question.hostile:
                 forgers = {client.name: malicious_client for client in members[:count]}
-                other = hostile_run(setting, seed=lab.seed + number, rounds=0, model=None, malicious_clients=forgers)
+                other = hostile_run(
+                    setting, seed=simulator.seed + number, rounds=0, model=None, malicious_clients=forgers
+                )
                 where: dict[str, str | int] = {"hostile": count, "clients": len(members)}
                 truth = Truth(harm=_displaced_centers(honest, other, forger_count=count))
                 result.append((_case(question, "client:0", malicious_client, where), truth))

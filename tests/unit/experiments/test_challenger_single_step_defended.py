@@ -13,7 +13,7 @@ from fdgsec.federation.defense import DefenseStack, Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.attack import Question
-from tests.unit.experiments.test_lab_single_step import laboratory
+from tests.unit.experiments.test_challenger_single_step import challenger_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +39,10 @@ def roles() -> Roles:
 
 def test_the_adversary_sees_the_defended_update_of_a_single_step(roles: Roles):
     asked = Question(kind="single_step", count=1, records=2, scheme="first")
-    defended = replace(laboratory(roles), defense_stack=DefenseStack(defenses=[Silencing()]))
+    defended = replace(challenger_of(roles), defense_stack=DefenseStack(defenses=[Silencing()]))
 
-    for lab, silent in ((laboratory(roles), False), (defended, True)):
-        case, _ = lab.cases(asked)[0]
+    for challenger, silent in ((challenger_of(roles), False), (defended, True)):
+        case, _ = challenger.cases(asked)[0]
         sent = case.views[0].sent(case.victim, ModelState)
         assert sent is not None
         assert all(not bool(value.any()) for value in sent.state.values()) is silent

@@ -1,4 +1,6 @@
-"""Flower's SuperNode, restricted to fdgsec's own app: `python -m fdgsec.federation.engines.flower.node_limits ...`.
+"""Flower's SuperNode, restricted to fdgsec's own app.
+
+Run it as `python -m fdgsec.federation.engines.flower.supernode_app_allowlist ...`.
 
 A SuperNode runs any code that its server sends, so a rule like "takes part in no run without this defense" would hold
 for honest servers only. Flower can require signed apps, but only its own platform signs them. Here the app must be the

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.generator_leakage.response import TINY, GeneratorUpdate, perturbation_generator, perturbations
+from fdgsec.attacks.generator_leakage.generator_membership import (
+    TINY,
+    GeneratorUpdate,
+    perturbation_generator,
+    perturbations,
+)
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child

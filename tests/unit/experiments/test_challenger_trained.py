@@ -10,8 +10,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
-from fdgsec.experiments.setup.world import with_validation
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.setup.run_inputs import with_validation
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.wire import SERVER
@@ -29,7 +29,7 @@ def roles() -> Roles:
     return split_roles(shapes(image_size=16, per_domain=100), rng=stream(0, "world", "roles"))
 
 
-def laboratory(roles: Roles, *clients: DomainDataset, adversary: str = "server") -> Laboratory:
+def challenger_of(roles: Roles, *clients: DomainDataset, adversary: str = "server") -> Challenger:
     network = build_classifier("tiny", 7, rng=stream(0, "world", "initialisation"))
     state = ModelState(state={name: value.detach() for name, value in network.state_dict().items()})
     model = GlobalModel(
@@ -38,15 +38,15 @@ def laboratory(roles: Roles, *clients: DomainDataset, adversary: str = "server")
     members = [
         with_validation(Client(name=f"client:{number}", data=data), seed=0) for number, data in enumerate(clients)
     ]
-    return Laboratory(
+    return Challenger(
         method=METHOD, roles=roles, sources=(0, 1, 2), clients=members, adversary=ADVERSARIES[adversary],
         encoder="mini", seed=0, model=model, run=observe(METHOD, members, seed=0, name="run", model=model, rounds=2),
     )  # fmt: skip
 
 
-def simulated(lab: Laboratory, images: DomainDataset) -> View:
+def simulated(challenger: Challenger, images: DomainDataset) -> View:
     halves = images.subset(torch.arange(0, len(images), 2)), images.subset(torch.arange(1, len(images), 2))
-    return lab.simulated(halves, stream(0, "attack", "simulation"), rounds=2)
+    return challenger.simulated(halves, stream(0, "attack", "simulation"), rounds=2)
 
 
 def handed_out(view: View) -> GeneratorState:
@@ -58,9 +58,9 @@ def handed_out(view: View) -> GeneratorState:
 def test_others_are_of_the_classes_that_members_are_of_where_a_client_holds_few_classes(roles: Roles):
     images = roles.federation.of_domain(0)
     skewed = images.subset((images.labels < 2) | (torch.arange(len(images)) % 7 == 0))
-    lab = laboratory(roles, skewed, roles.federation.of_domain(1))
+    challenger = challenger_of(roles, skewed, roles.federation.of_domain(1))
 
-    cases = lab.cases(Question(kind="trained", count=10))
+    cases = challenger.cases(Question(kind="trained", count=10))
 
     for case, truth in cases:
         assert case.candidates is not None
@@ -73,9 +73,9 @@ def test_others_are_of_the_classes_that_members_are_of_where_a_client_holds_few_
 
 def test_members_without_a_held_out_image_of_their_class_are_not_asked_about(roles: Roles):
     bare = replace(roles, held_out=roles.held_out.subset(roles.held_out.labels != 3))
-    lab = laboratory(bare, roles.federation.of_domain(0))
+    challenger = challenger_of(bare, roles.federation.of_domain(0))
 
-    ((case, truth),) = lab.cases(Question(kind="trained", count=1000))
+    ((case, truth),) = challenger.cases(Question(kind="trained", count=1000))
 
     assert case.candidates is not None
     assert truth.members is not None
@@ -84,16 +84,16 @@ def test_members_without_a_held_out_image_of_their_class_are_not_asked_about(rol
 
 
 def test_simulated_training_keeps_the_models_of_its_last_round_alone(roles: Roles):
-    lab = laboratory(roles, roles.federation.of_domain(0))
+    challenger = challenger_of(roles, roles.federation.of_domain(0))
 
-    view = simulated(lab, roles.auxiliary.of_domain(0))
+    view = simulated(challenger, roles.auxiliary.of_domain(0))
 
     trained = [m for m in view.messages if type(m.artifact) is ModelState and m.stage == "update"]
     assert {message.round for message in trained} == {1}
 
 
 def test_a_server_simulates_from_the_generator_that_it_gave_its_clients_and_a_client_from_another(roles: Roles):
-    server = laboratory(roles, roles.federation.of_domain(0), roles.federation.of_domain(1))
+    server = challenger_of(roles, roles.federation.of_domain(0), roles.federation.of_domain(1))
     client = replace(server, adversary=ADVERSARIES["client"], memo={})
     assert server.run is not None
     given = handed_out(server.view(server.run))

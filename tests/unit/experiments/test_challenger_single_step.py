@@ -1,4 +1,4 @@
-"""Single steps: what the laboratory runs, what the plan says of it, and what batch norm lets out."""
+"""Single steps: what the challenger runs, what the plan says of it, and what batch norm lets out."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from fdgsec.data.domains import as_float
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.setup.run_federation import observe
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.wire import SERVER, Message
@@ -39,17 +39,17 @@ def model() -> GlobalModel:
     )
 
 
-def laboratory(roles: Roles, *, adversary: str = "server") -> Laboratory:
+def challenger_of(roles: Roles, *, adversary: str = "server") -> Challenger:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
     method = FedAvg(plan=PLAN)
-    return Laboratory(
+    return Challenger(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary],
         encoder="mini", seed=0, model=model(), run=observe(method, clients, seed=0, name="run", model=model(), rounds=2),
     )  # fmt: skip
 
 
 def test_a_single_step_is_one_of_plain_sgd_over_all_images_of_a_client(roles: Roles):
-    pairs = laboratory(roles).cases(Question(kind="single_step", count=2, records=3, gallery=10))
+    pairs = challenger_of(roles).cases(Question(kind="single_step", count=2, records=3, gallery=10))
 
     assert len(pairs) == 6
     for case, truth in pairs:
@@ -65,7 +65,7 @@ def test_a_single_step_is_one_of_plain_sgd_over_all_images_of_a_client(roles: Ro
 
 
 def test_clients_of_a_size_share_no_image_and_are_shown_among_others(roles: Roles):
-    pairs = laboratory(roles).cases(Question(kind="single_step", count=3, records=2, gallery=9))
+    pairs = challenger_of(roles).cases(Question(kind="single_step", count=3, records=2, gallery=9))
 
     seen = []
     for case, truth in pairs:
@@ -82,30 +82,30 @@ def test_clients_of_a_size_share_no_image_and_are_shown_among_others(roles: Role
 
 
 def test_steps_start_from_the_first_model_or_from_the_last_that_was_sent(roles: Roles):
-    lab = laboratory(roles)
+    challenger = challenger_of(roles)
     found = {}
     for scheme in ("first", "last"):
-        (case, _), *_ = lab.cases(Question(kind="single_step", count=1, records=1, scheme=scheme))
+        (case, _), *_ = challenger.cases(Question(kind="single_step", count=1, records=1, scheme=scheme))
         update = Update.of(case.views[0], case.victim)
         assert update is not None
         assert case.slice["model"] == scheme
         found[scheme] = update.given.state["head.weight"]
 
     assert torch.equal(found["first"], model().state.state["head.weight"])
-    assert lab.run is not None
-    sent = [m for m in lab.run.transcript.messages() if m.stage == "model"]
+    assert challenger.run is not None
+    sent = [m for m in challenger.run.transcript.messages() if m.stage == "model"]
     assert torch.equal(found["last"], sent[-1].artifact.tensors()["head.weight"])
     assert not torch.equal(found["last"], found["first"])
 
 
 def test_another_client_sees_no_update(roles: Roles):
-    cases = laboratory(roles, adversary="client").cases(Question(kind="single_step", count=1, records=1))
+    cases = challenger_of(roles, adversary="client").cases(Question(kind="single_step", count=1, records=1))
 
     assert all(Update.of(case.views[0], case.victim) is None for case, _ in cases if case.victim != "client:0")
 
 
 def test_a_domain_too_small_for_a_client_asks_nothing(roles: Roles):
-    assert laboratory(roles).cases(Question(kind="single_step", count=1, records=1000)) == []
+    assert challenger_of(roles).cases(Question(kind="single_step", count=1, records=1000)) == []
 
 
 @pytest.mark.parametrize("steps", [None, 3])

@@ -8,12 +8,12 @@ import torch
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Client, Clock, Method, Update
 from fdgsec.methods.ccst import CCST
-from fdgsec.methods.cross_evaluation import (
+from fdgsec.methods.fedavg import FedAvg, averaged
+from fdgsec.methods.feddag import FedDAG
+from fdgsec.methods.feddag_aggregation import (
     CrossEvaluation,
     SharpnessAware,
 )
-from fdgsec.methods.fedavg import FedAvg, averaged
-from fdgsec.methods.feddag import FedDAG
 from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.methods.fedgma import FedGMA
 from fdgsec.methods.mixstyle import MixStyle

@@ -1,6 +1,6 @@
 """Flower's SuperLink, restricted to nodes for remote requests.
 
-Run it as `python -m fdgsec.federation.engines.flower.server_limits ...`.
+Run it as `python -m fdgsec.federation.engines.flower.superlink_access_control ...`.
 
 Flower serves three APIs on one port. Node authentication protects the nodes' (Fleet). The other two have no
 authentication of their own: anybody with access to the port may register a key or start a run (Control), that is run

@@ -8,7 +8,7 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.method import Client, Method
 from fdgsec.methods.ccst import CCST
@@ -30,16 +30,16 @@ def roles(data: DomainDataset) -> Roles:
     return split_roles(data, rng=stream(0, "world", "roles"))
 
 
-def laboratory(roles: Roles, method: Method, *, adversary: str = "server", encoder: str = "mini") -> Laboratory:
+def challenger_of(roles: Roles, method: Method, *, adversary: str = "server", encoder: str = "mini") -> Challenger:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Laboratory(
+    return Challenger(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES[adversary],
         encoder=encoder, seed=0,
     )  # fmt: skip
 
 
 def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Roles):
-    cases = laboratory(roles, CCST()).cases(Question(kind="sessions", count=4, records=5, scheme="domain"))
+    cases = challenger_of(roles, CCST()).cases(Question(kind="sessions", count=4, records=5, scheme="domain"))
     first, second = cases[:4], cases[4:]
 
     for case, truth in first:
@@ -50,8 +50,8 @@ def test_both_sessions_of_a_pooled_style_are_the_same_up_to_the_name(roles: Role
 
 
 def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
-    lab = laboratory(roles, FedAlign(), encoder="pixels")
-    cases = lab.cases(Question(kind="sessions", count=4, records=20, scheme="domain"))
+    challenger = challenger_of(roles, FedAlign(), encoder="pixels")
+    cases = challenger.cases(Question(kind="sessions", count=4, records=20, scheme="domain"))
 
     same = [
         torch.equal(case.released()[0], cases[4 + truth.partner][0].released()[0])
@@ -64,9 +64,9 @@ def test_a_second_session_of_a_pool_uploads_another_subset(roles: Roles):
 
 
 def test_members_of_several_rounds_are_the_images_that_any_of_them_released(roles: Roles):
-    lab = laboratory(roles, FedAlign(), encoder="pixels")
-    one = lab.cases(Question(kind="rounds", count=2, records=30, rounds=1))
-    many = lab.cases(Question(kind="rounds", count=2, records=30, rounds=5))
+    challenger = challenger_of(roles, FedAlign(), encoder="pixels")
+    one = challenger.cases(Question(kind="rounds", count=2, records=30, rounds=1))
+    many = challenger.cases(Question(kind="rounds", count=2, records=30, rounds=5))
 
     for (case, truth), (later, more) in zip(one, many, strict=True):
         assert case.candidates is not None
@@ -81,9 +81,9 @@ def test_members_of_several_rounds_are_the_images_that_any_of_them_released(role
 
 
 def test_mixtures_tell_the_judge_the_shares_of_classes_and_domains(roles: Roles):
-    lab = laboratory(roles, CCST())
-    within = lab.cases(Question(kind="mixtures", count=3, records=20))
-    across = lab.cases(Question(kind="mixtures", count=3, records=20, scheme="domains"))
+    challenger = challenger_of(roles, CCST())
+    within = challenger.cases(Question(kind="mixtures", count=3, records=20))
+    across = challenger.cases(Question(kind="mixtures", count=3, records=20, scheme="domains"))
 
     assert len(within) == 9
     assert len(across) == 3
@@ -100,14 +100,14 @@ def test_mixtures_tell_the_judge_the_shares_of_classes_and_domains(roles: Roles)
 
 def test_a_cohort_asks_about_other_images_than_those_that_were_brought(roles: Roles, monkeypatch: pytest.MonkeyPatch):
     brought: list[set[int]] = []
-    exchange = Laboratory.exchange
+    exchange = Challenger.exchange
 
-    def listening(self: Laboratory, data: list[DomainDataset], *, name: str) -> object:
+    def listening(self: Challenger, data: list[DomainDataset], *, name: str) -> object:
         brought.append({row for images in data for row in images.rows.tolist()})
         return exchange(self, data, name=name)
 
-    monkeypatch.setattr(Laboratory, "exchange", listening)
-    cases = laboratory(roles, FISC(), adversary="client").cases(
+    monkeypatch.setattr(Challenger, "exchange", listening)
+    cases = challenger_of(roles, FISC(), adversary="client").cases(
         Question(kind="cohorts", count=2, clients=6, records=10)
     )
 
@@ -124,26 +124,26 @@ def test_a_cohort_asks_about_other_images_than_those_that_were_brought(roles: Ro
 
 
 def test_an_attack_simulates_on_images_it_holds_or_was_shown_and_on_no_others(roles: Roles):
-    lab = laboratory(roles, CCST())
-    shown = lab.cases(Question(kind="resampled_clients", count=1, records=10))[0][0].candidates
+    challenger = challenger_of(roles, CCST())
+    shown = challenger.cases(Question(kind="resampled_clients", count=1, records=10))[0][0].candidates
     auxiliary = roles.auxiliary.of_domain(0)
     assert shown is not None
 
-    view = lab.simulated([auxiliary, shown], stream(0, "attack", "simulation"))
+    view = challenger.simulated([auxiliary, shown], stream(0, "attack", "simulation"))
 
     assert view.artifact("client:1") is not None
     assert view.artifact("client:2") is not None
     with pytest.raises(UsageError, match="of these are not"):
-        lab.simulated([roles.held_out.of_domain(0)], stream(0, "attack", "simulation"))
+        challenger.simulated([roles.held_out.of_domain(0)], stream(0, "attack", "simulation"))
 
 
 def test_members_of_a_trained_run_were_trained_on_and_others_were_held_out(roles: Roles):
-    lab = laboratory(roles, FedAlign(), encoder="pixels")
-    run = lab.exchange([client.data for client in lab.clients], name="trained")
-    cases = replace(lab, run=run, memo={}).cases(Question(kind="trained", count=8))
+    challenger = challenger_of(roles, FedAlign(), encoder="pixels")
+    run = challenger.exchange([client.data for client in challenger.clients], name="trained")
+    cases = replace(challenger, run=run, memo={}).cases(Question(kind="trained", count=8))
 
     assert len(cases) == 3
-    for (case, truth), client in zip(cases, lab.clients, strict=True):
+    for (case, truth), client in zip(cases, challenger.clients, strict=True):
         assert case.candidates is not None
         assert truth.members is not None
         inside = case.candidates.subset(truth.members.nonzero().flatten())

@@ -18,7 +18,7 @@ What = Annotated[
 def command(what: What = "targets") -> int:
     """List methods, targets, attacks, defenses, datasets, encoders, backbones, claims, presets, protocols or
     ablations."""
-    from fdgsec.cli.listings import LISTS, print_list
+    from fdgsec.cli.print_listings import LISTS, print_list
 
     if what not in LISTS:
         raise unknown_name("list", what, LISTS)

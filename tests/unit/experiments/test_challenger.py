@@ -7,7 +7,7 @@ from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
-from fdgsec.experiments.simulated_runs.laboratory import Laboratory
+from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.simulator import blinded
 from fdgsec.federation.method import Client
 from fdgsec.methods.ccst import CCST
@@ -28,10 +28,10 @@ def roles(data: DomainDataset) -> Roles:
     return split_roles(data, rng=stream(0, "world", "roles"))
 
 
-def laboratory(roles: Roles, style: str = "overall") -> Laboratory:
+def challenger_of(roles: Roles, style: str = "overall") -> Challenger:
     method = CCST(style="single") if style == "single" else CCST()
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
-    return Laboratory(
+    return Challenger(
         method=method, roles=roles, sources=(0, 1, 2), clients=clients,
         adversary=ADVERSARIES["server"], encoder="mini", seed=0,
     )  # fmt: skip
@@ -47,7 +47,7 @@ REQUESTS = [
 
 @pytest.mark.parametrize(("style", "request_"), REQUESTS, ids=[question.kind for _, question in REQUESTS])
 def test_candidates_say_nothing_but_their_pixels(roles: Roles, style: str, request_: Question):
-    for case, _ in laboratory(roles, style).cases(request_):
+    for case, _ in challenger_of(roles, style).cases(request_):
         assert case.candidates is not None
         assert not case.candidates.labels.any()
         assert not case.candidates.domains.any()
@@ -64,7 +64,7 @@ def test_the_same_image_keeps_its_name_in_every_question(data: DomainDataset):
 
 @pytest.mark.parametrize(("style", "request_"), REQUESTS[:3], ids=[question.kind for _, question in REQUESTS[:3]])
 def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, request_: Question):
-    for case, truth in laboratory(roles, style).cases(request_):
+    for case, truth in challenger_of(roles, style).cases(request_):
         assert case.candidates is not None
         assert truth.rows is not None
         assert truth.images is not None
@@ -74,7 +74,7 @@ def test_the_truth_names_the_image_behind_every_row(roles: Roles, style: str, re
 def test_members_are_in_the_release_and_non_members_are_not(roles: Roles):
     question = Question(kind="resampled_clients", count=4, records=10)
 
-    for case, truth in laboratory(roles).cases(question):
+    for case, truth in challenger_of(roles).cases(question):
         assert case.candidates is not None
         assert truth.members is not None
         assert int(truth.members.sum()) == 10  # all of them were asked about
@@ -90,7 +90,7 @@ def test_no_candidate_is_an_auxiliary_image(roles: Roles):
     known = set(roles.auxiliary.rows.tolist())
 
     for style, question in REQUESTS:
-        for case, _ in laboratory(roles, style).cases(question):
+        for case, _ in challenger_of(roles, style).cases(question):
             assert case.candidates is not None
             assert not known & set(case.candidates.rows.tolist())
 
@@ -98,14 +98,14 @@ def test_no_candidate_is_an_auxiliary_image(roles: Roles):
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "domain"])
 def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monkeypatch: pytest.MonkeyPatch):
     held: list[list[set[int]]] = []
-    exchange = Laboratory.exchange
+    exchange = Challenger.exchange
 
-    def listening(self: Laboratory, data: list[DomainDataset], *, name: str, turn: int = 0) -> object:
+    def listening(self: Challenger, data: list[DomainDataset], *, name: str, turn: int = 0) -> object:
         held.append([set(images.rows.tolist()) for images in data])
         return exchange(self, data, name=name, turn=turn)
 
-    monkeypatch.setattr(Laboratory, "exchange", listening)
-    laboratory(roles).cases(Question(kind="halves", count=6, scheme=scheme))
+    monkeypatch.setattr(Challenger, "exchange", listening)
+    challenger_of(roles).cases(Question(kind="halves", count=6, scheme=scheme))
 
     for first, second in zip(held[::2], held[1::2], strict=True):
         everything = [row for half in (*first, *second) for row in half]
@@ -117,7 +117,7 @@ def test_halves_of_one_population_share_no_image(roles: Roles, scheme: str, monk
 def test_only_an_adversary_that_knows_client_sizes_is_told_them(
     roles: Roles, style: str, request_: Question, adversary: str, told: bool
 ):
-    watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
+    watched = replace(challenger_of(roles, style), adversary=ADVERSARIES[adversary], memo={})
 
     assert {case.records is not None for case, _ in watched.cases(request_)} == {told}
 
@@ -127,7 +127,7 @@ def test_only_an_adversary_that_knows_client_sizes_is_told_them(
 def test_only_an_adversary_that_knows_victim_domains_is_told_them(
     roles: Roles, style: str, request_: Question, adversary: str, told: bool
 ):
-    watched = replace(laboratory(roles, style), adversary=ADVERSARIES[adversary], memo={})
+    watched = replace(challenger_of(roles, style), adversary=ADVERSARIES[adversary], memo={})
 
     cases = [case for case, _ in watched.cases(request_)]
 
@@ -136,7 +136,7 @@ def test_only_an_adversary_that_knows_victim_domains_is_told_them(
 
 
 def test_a_server_is_told_that_a_client_holds_several_domains(roles: Roles):
-    plain = laboratory(roles)
+    plain = challenger_of(roles)
     several = Client(name="client:0", data=roles.federation)
 
     cases = replace(plain, clients=[several, *plain.clients[1:]]).cases(Question(kind="released"))
@@ -146,7 +146,7 @@ def test_a_server_is_told_that_a_client_holds_several_domains(roles: Roles):
 
 @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "domain"])
 def test_halves_come_under_new_names_whose_domain_nobody_is_told(roles: Roles, scheme: str):
-    cases = laboratory(roles).cases(Question(kind="halves", count=3, records=4, scheme=scheme))
+    cases = challenger_of(roles).cases(Question(kind="halves", count=3, records=4, scheme=scheme))
 
     assert cases
     assert {case.domain for case, _ in cases} == {None}

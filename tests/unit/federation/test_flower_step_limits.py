@@ -9,13 +9,13 @@ pytest.importorskip("flwr")
 
 from flwr.app import Message, RecordDict
 
-from fdgsec.experiments.config import RunConfig, resolve_settings
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import Job
-from fdgsec.experiments.setup.world import method_of
+from fdgsec.experiments.run_config import RunConfig, resolve_settings
+from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.engines.flower.codec import packed_introduction, packed_request, read_introduction, read_reply
-from fdgsec.federation.engines.flower.consent import Consent, RefusedError, noise_seed, run_secret
 from fdgsec.federation.engines.flower.handler import Member, answer
+from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits, noise_seed, run_secret
 from fdgsec.federation.engines.state import NEVER, StateMark
 from fdgsec.federation.method import Clock, Step, StepRequest
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
@@ -29,9 +29,9 @@ def settings(method: str = "ccst", **given: object) -> RunConfig:
     return resolve_settings(small, preset=None, defaults={"method": method})
 
 
-def consent(folder: Path, method: str = "ccst", **given: object) -> Consent:
+def step_limits(folder: Path, method: str = "ccst", **given: object) -> StepLimits:
     asked = {"name": "client:1", "rounds": 2, "clients": 3, **given}
-    return Consent(folder=folder, method=method_of(settings(method)), **asked)  # type: ignore[arg-type]
+    return StepLimits(folder=folder, method=method_of(settings(method)), **asked)  # type: ignore[arg-type]
 
 
 def clock(number: int = 0, rounds: int = 2, participants: tuple[str, ...] = ALL) -> Clock:
@@ -52,19 +52,19 @@ def asked_to_share() -> Message:
 
 
 def test_a_step_is_done_once_a_round(tmp_path: Path):
-    given = consent(tmp_path)
-    given.give("share", clock())
-    given.give("fit", clock())
-    given.give("fit", clock(1))
+    given = step_limits(tmp_path)
+    given.admit("share", clock())
+    given.admit("fit", clock())
+    given.admit("fit", clock(1))
 
     for step, number in (("share", 0), ("fit", 0), ("fit", 1)):
         with pytest.raises(RefusedError, match=rf"client:1 was asked to {step} in round {number} a second time"):
-            consent(tmp_path).give(step, clock(number))  # type: ignore[arg-type]  # another process, the same files
+            step_limits(tmp_path).admit(step, clock(number))  # type: ignore[arg-type]  # another process, the same files
 
 
 def test_clients_of_one_node_answer_each_for_themselves(tmp_path: Path):
     for name in ALL:
-        consent(tmp_path, name=name).give("fit", clock())
+        step_limits(tmp_path, name=name).admit("fit", clock())
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_clients_of_one_node_answer_each_for_themselves(tmp_path: Path):
 )  # fmt: skip
 def test_rounds_are_the_runs(asked: Clock, tmp_path: Path):
     with pytest.raises(RefusedError, match="the run has 2 rounds"):
-        consent(tmp_path).give("fit", asked)
+        step_limits(tmp_path).admit("fit", asked)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_rounds_are_the_runs(asked: Clock, tmp_path: Path):
 )
 def test_participants_are_of_the_run_and_the_client_among_them(named: tuple[str, ...], tmp_path: Path):
     with pytest.raises(RefusedError, match="participants"):
-        consent(tmp_path).give("share", clock(participants=named))
+        step_limits(tmp_path).admit("share", clock(participants=named))
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,25 @@ def test_participants_are_of_the_run_and_the_client_among_them(named: tuple[str,
 )
 def test_a_method_is_asked_for_nothing_that_it_does_not_do(method: str, step: Step, number: int, tmp_path: Path):
     with pytest.raises(RefusedError, match=f"asked to {step} in round {number}, which this run does not"):
-        consent(tmp_path, method).give(step, clock(number))
+        step_limits(tmp_path, method).admit(step, clock(number))
 
 
 def test_a_method_that_shares_and_reviews_each_round_may(tmp_path: Path):
-    consent(tmp_path / "share", "stablefdg").give("share", clock(1))
-    consent(tmp_path / "review", "feddag").give("review", clock(1))
+    step_limits(tmp_path / "share", "stablefdg").admit("share", clock(1))
+    step_limits(tmp_path / "review", "feddag").admit("review", clock(1))
 
 
 def test_without_rounds_a_client_only_shares(tmp_path: Path):
-    given = consent(tmp_path, rounds=0)
-    given.give("share", clock(rounds=0))
+    given = step_limits(tmp_path, rounds=0)
+    given.admit("share", clock(rounds=0))
 
     with pytest.raises(RefusedError, match="asked to fit"):
-        given.give("fit", clock(rounds=0))
+        given.admit("fit", clock(rounds=0))
 
 
 def test_a_states_name_says_nothing_of_its_content(tmp_path: Path):
     mark, other = StateMark(version=3, sha256="a" * 64), StateMark(version=3, sha256="b" * 64)
-    here, there = consent(tmp_path / "one"), consent(tmp_path / "two")
+    here, there = step_limits(tmp_path / "one"), step_limits(tmp_path / "two")
 
     assert here.veiled(NEVER) == NEVER
     assert here.veiled(mark) == here.veiled(mark)
