@@ -1,4 +1,4 @@
-"""`fdgsec explain`: what an attack, a claim or a defense is."""
+"""`fdgsec explain`: what an attack, claim, defense, method or target is."""
 
 import json
 import textwrap
@@ -9,11 +9,11 @@ import typer
 from fdgsec.cli.options import AsJson
 
 WIDTH = 120
-Name = Annotated[str, typer.Argument(help="An attack, a claim or a defense (`fdgsec list attacks`, claims, defenses).")]
+Name = Annotated[str, typer.Argument(help="An attack, claim, defense, method or target (see `fdgsec list`).")]
 
 
 def command(name: Name, as_json: AsJson = False) -> int:
-    """Say what an attack, a claim or a defense is, what it needs, and how it is measured."""
+    """Say what an attack, claim, defense, method or target is, what it needs or sends, and how it is measured."""
     from fdgsec.experiments.explain import explain
 
     found = explain(name)

@@ -1,13 +1,13 @@
-"""The verb `explain`: an attack, a claim or a defense, described from its code, ledger entry and docs page."""
+"""The verb `explain`: attacks, claims, defenses, methods and targets, described from code, ledger entries and docs."""
 
 import difflib
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, TypeVar, cast
 
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.verdicts import Criterion, margin_of
@@ -65,7 +65,7 @@ class Explanation:
     """The explanation of one name: a title line, and sections with headings."""
 
     name: str
-    kind: Literal["attack", "claim", "defense"]
+    kind: Literal["attack", "claim", "defense", "method", "target"]
     title: str
     sections: Sequence[tuple[str, str]]
 
@@ -75,20 +75,24 @@ class Explanation:
 
 
 def explain(name: str) -> Explanation:
-    """Explain an attack, a claim or a defense. Raises UsageError for any other name, with the nearest one."""
+    """Explain what a name stands for. Raises UsageError for an unknown one, with the nearest.
+
+    A name that is both a method's and a target's stands for the method."""
     claims = {claim.id: claim for claim in ledger()}
-    if name in names("attacks"):
-        return _attack(name)
-    if name in claims:
-        return _claim(claims[name])
-    if name in names("defenses"):
-        return _defense(name)
-    known = [*names("attacks"), *claims, *names("defenses")]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+    explained: Mapping[str, tuple[Iterable[str], Callable[[str], Explanation]]] = {
+        "attacks": (names("attacks"), _attack),
+        "claims": (claims, lambda known: _claim(claims[known])),
+        "defenses": (names("defenses"), _defense),
+        "methods": (names("methods"), _method),
+        "targets": (targets(), _target),
+    }
+    for known, explanation in explained.values():
+        if name in known:
+            return explanation(name)
+    everything = [one for known, _ in explained.values() for one in known]
+    near = difflib.get_close_matches(name.lower(), everything, n=1, cutoff=0.4)
     meant = f"did you mean {near[0]!r}? " if near else ""
-    raise UsageError(
-        f"unknown attack, claim or defense {name!r}; {meant}`fdgsec list attacks`, `claims` and `defenses` list them."
-    )
+    raise UsageError(f"nothing is called {name!r}; {meant}`fdgsec list` has {', '.join(explained)}.")
 
 
 def _attack(name: str) -> Explanation:
@@ -195,13 +199,50 @@ def _defense(name: str) -> Explanation:
         ("acts", "\n".join(_where(cls))),
         (f"options (--defense {name}:OPTION=VALUE,...)", _options(cls)),
     ]
-    made = _made(cls)
+    made = _with_defaults(cls)
     if made is not None:
         rows += [("assumptions", "\n".join(made.assumptions) or "none"), ("methods", _methods(made))]
     rows.append(("run it", f"fdgsec attack --target ccst-overall --defense {name}" + ("" if made else ":OPTION=VALUE")))
     page = Path(__file__).parents[2] / "docs" / "defenses" / f"{name}.md"
     rows += [("page", f"docs/defenses/{name}.md")] if page.is_file() else []
     return Explanation(name=name, kind="defense", title=title, sections=rows)
+
+
+def _method(name: str) -> Explanation:
+    cls = cast(type[Method], resolve("methods", name))
+    title, *rest = _paragraphs(_module_doc(cls))
+    attacked = [target for target, known in targets().items() if known.method == name]
+    rows = [
+        ("what", "\n\n".join([*rest, _doc(cls)])),
+        ("sends", _releases(_with_defaults(cls))),
+        ("targets of attacks", "\n".join(f"{target}: {targets()[target].summary}" for target in attacked)),
+        ("options (--set method.OPTION=VALUE)", _options(cls)),
+        ("run it", f"fdgsec train --method {name}\nfdgsec attack --target {attacked[0] if attacked else name}"),
+    ]
+    return Explanation(name=name, kind="method", title=title, sections=rows)
+
+
+def _target(name: str) -> Explanation:
+    target = targets()[name]
+    fixed = "\n".join(f"{option} = {value}" for option, value in target.options.items())
+    rows = [
+        ("method", f"{target.method} (`fdgsec explain {target.method}`)"),
+        ("its options here", fixed or "all at their defaults"),
+        ("sends", _releases(_targets().get(name))),
+        ("run it", f"fdgsec attack --target {name}"),
+    ]
+    return Explanation(name=name, kind="target", title=target.summary, sections=rows)
+
+
+def _releases(method: Method | None) -> str:
+    """What a method sends with these options, one line per release: stage, slot, kind and statistic."""
+    if method is None:
+        return "depends on options without defaults"
+    lines = []
+    for release in method.releases:
+        statistic = f", {type(release.statistic).__name__}" if release.statistic is not None else ""
+        lines.append(f"{release.stage} {release.slot}: {release.kind.kind}{statistic}")
+    return "\n".join(lines)
 
 
 PLACES: Mapping[type, str] = {
@@ -229,8 +270,11 @@ def _has(cls: type, protocol: type) -> bool:
     return bool(asked) and all(hasattr(cls, name) for name in asked)
 
 
-def _made(cls: type[Defense]) -> Defense | None:
-    """The defense with its default options, None if an option has no default."""
+T = TypeVar("T")
+
+
+def _with_defaults(cls: type[T]) -> T | None:
+    """A defense or method with its default options, None if an option has no default."""
     try:
         return cls()
     except (FdgsecError, TypeError):

@@ -79,7 +79,8 @@ class RunConfig:
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, where: str) -> "RunConfig":
         """Make the settings from plain data, defenses from text or objects. Raises UsageError, naming `where`."""
-        return build(cls, {**settings, "defenses": tuple(map(defense_of, settings.get("defenses", ())))}, where=where)
+        defenses = tuple(map(defense_of, _several(settings.get("defenses", ()), "defenses")))
+        return build(cls, {**settings, "defenses": defenses}, where=where)
 
     def document(self) -> dict[str, Any]:
         """Plain data, as written into the run directory; defenses as text."""
@@ -121,6 +122,8 @@ def parse_assignments(items: Sequence[str]) -> dict[str, Any]:
 def defense_of(given: str | Defense) -> Defense:
     """Make a defense from "NAME:option=value,..."; an object is one already. Raises UsageError."""
     if not isinstance(given, str):
+        if not isinstance(given, Defense):
+            raise UsageError(f"a defense is given by name or as an object of a Defense; got {given!r}.")
         return given
     name, _, rest = given.partition(":")
     options: dict[str, Any] = {}
@@ -131,6 +134,13 @@ def defense_of(given: str | Defense) -> Defense:
         options[option.strip()] = parse_value(value.strip())
     defense: Defense = made("defenses", name, options, where=f"defense {name}")
     return defense
+
+
+def _several(given: Any, name: str) -> Sequence[Any]:
+    """The items of an option that takes several. Raises UsageError for one text, whose items would be its letters."""
+    if isinstance(given, str):
+        raise UsageError(f"{name} is a list; write [{given!r}], not {given!r}.")
+    return tuple(given)
 
 
 def defense_text(defense: Defense) -> str:
@@ -271,7 +281,7 @@ def resolve_settings(
     extra = parse_assignments(assignments)
     options = merged(loaded.get("method", {}), method or {}, extra.pop("method", {}))
     stated = {key: value for key, value in given.items() if value is not None}
-    named, objects = named_attacks(stated.get("attacks", ()))
+    named, objects = named_attacks(_several(stated.get("attacks", ()), "attacks"))
     stated |= {"attacks": named} if named else {}
     chosen = merged(loaded.get("attacks", {}), objects, extra.pop("attacks", {}))
     on_top = merged(loaded.get("with", {}), extra.pop("with", {}))

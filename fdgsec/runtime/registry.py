@@ -155,12 +155,14 @@ def given_classes(group: str, *things: object) -> Iterator[None]:
     """Resolve the names of `things` to their own classes inside the block, registered or not; strings name nothing new.
 
     An attack goes by its `name`, anything else by its registered name or that of its class. Raises UsageError where two
-    classes have one name."""
+    classes have one name, and for an object that is no frozen dataclass or an attack without a name."""
     known = dict(_given.get())
     for thing in things:
         if isinstance(thing, str):
             continue
-        name, cls = str(getattr(thing, "name", "")) if group == "attacks" else name_of(group, thing), type(thing)
+        cls, name = type(thing), getattr(thing, "name", None) if group == "attacks" else name_of(group, thing)
+        if not is_dataclass(thing) or not isinstance(name, str):
+            raise UsageError(f"{group} are given by name or as objects of a class with options; got {thing!r}.")
         if known.setdefault((group, name), cls) is not cls:
             raise UsageError(f"two classes of {group} are called {name}; give one of them another name.")
     token = _given.set(known)

@@ -142,7 +142,7 @@ class AimsLow(Guesses):
     """Sets its positive control a goal that guesses reach."""
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        return replace(super().positive_control(knowledge, rng), at_least=0.0, also=())
+        return replace(super().positive_control(knowledge, rng), measurement="auc", at_least=0.0, also=())
 
 
 LIARS = [

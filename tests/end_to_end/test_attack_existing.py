@@ -196,7 +196,7 @@ TABLE = [
     ("a run with other defenses", ["attack", "--run", "nowhere", "--defense", "shuffle"], "--defense has no place beside --run"),
     ("one run to compare", ["compare", "nowhere"], "Missing argument"),
     ("runs that are not there", ["compare", "nowhere", "elsewhere"], "nowhere holds no report.json"),
-    ("nothing to explain", ["explain", "nothing-like-it"], "unknown attack, claim or defense"),
+    ("nothing to explain", ["explain", "nothing-like-it"], "nothing is called 'nothing-like-it'"),
 ]  # fmt: skip
 
 

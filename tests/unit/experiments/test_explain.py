@@ -1,4 +1,4 @@
-"""What `fdgsec explain` says: enough to use an attack, a claim or a defense, and the nearest name for any other."""
+"""What `fdgsec explain` says: enough to use whatever has a name, and the nearest name for any other."""
 
 import inspect
 import json
@@ -10,7 +10,7 @@ from fdgsec.cli import main
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.explain import MEASUREMENTS, explain
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.registry import ATTACKS, DEFENSES, resolve
+from fdgsec.runtime.registry import ATTACKS, DEFENSES, METHODS, TARGETS, resolve
 
 CLAIMS = {claim.id: claim for claim in ledger()}
 
@@ -95,6 +95,25 @@ def test_where_defenses_act_is_told_apart():
 def test_methods_that_a_defense_refuses_are_named_with_the_reason():
     assert "not stablefdg: " in sections("secure-aggregation")["methods"]
     assert sections("style-noise")["methods"] == "all, with their default options"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_explained_with_what_it_sends_and_its_options(name: str):
+    found = sections(name)
+
+    assert "update model: ModelState" in found["sends"]
+    assert all(
+        f"{spec.name} = " in found["options (--set method.OPTION=VALUE)"] for spec in fields(resolve("methods", name))
+    )
+    assert f"fdgsec train --method {name}" in found["run it"]
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if name not in METHODS])
+def test_every_variant_is_explained_with_its_options_and_what_it_sends(name: str):
+    found = sections(name)
+
+    assert all(f"{option} = {value}" in found["its options here"] for option, value in TARGETS[name].options.items())
+    assert f"share {'style' if 'overall' in name else 'styles'}: " in found["sends"]
 
 
 @pytest.mark.parametrize(

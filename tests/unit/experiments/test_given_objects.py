@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +102,18 @@ def test_fedavg_trains_as_the_class_that_was_given(own_cache: object):
     report = fdgsec.train(Counted(), per_domain=20, image_size=16, rounds=1, backbone="tiny")
 
     assert report.method == "Counted"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"attacks": [3]}, "attacks are given by name or as objects"),
+        ({"attacks": "linkage"}, r"attacks is a list; write \['linkage'\]"),
+        ({"defenses": [3]}, "a defense is given by name or as an object"),
+        ({"defenses": "style-noise"}, r"defenses is a list; write \['style-noise'\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_attack_or_defense_is_refused_with_what_to_give(given: dict[str, Any], said: str):
+    with pytest.raises(UsageError, match=said):
+        fdgsec.attack("ccst-overall", **given)
