@@ -25,6 +25,7 @@ from fdgsec.federation.wire import Message, Wire
 from fdgsec.methods.fedavg import detached
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 ROUNDS = 2
 SLACK_MIB = 32.0
@@ -47,7 +48,7 @@ def run(name: str, setting: Setting, *, clients: int, participants: int) -> None
     start = ModelState(state=detached(plan.network(stream(0, "world", "initialisation"))))
     engine = LocalEngine(members=members, method=method, seed=0)
     driver = RoundLoop(
-        method=method, engine=engine, wire=Wire(secret=_secret), seed=0, rounds=ROUNDS,
+        method=method, engine=engine, wire=Wire(secret=_secret), key=simulated_key(0), rounds=ROUNDS,
         participation=participants / clients,
     )  # fmt: skip
     driver.run(GlobalModel(blueprint=plan, state=start))
@@ -55,7 +56,7 @@ def run(name: str, setting: Setting, *, clients: int, participants: int) -> None
 
 
 def _secret(message: Message, number: int) -> torch.Generator:
-    return stream(0, "secret", "defense", message.round, number)
+    return simulated_stream(0, "defense", message.round, number)
 
 
 def peak_of(name: str, network: str, *, clients: int, participants: int, threads: int) -> float:

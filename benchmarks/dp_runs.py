@@ -35,7 +35,7 @@ from fdgsec.federation.wire import Wire, keeps_artifacts
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.progress import NoProgress
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 SCHEMA = 1
 
@@ -84,7 +84,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     defense_stack = defense_stack_of(config, method)
     engine = TimedEngine(members=clients, method=method, seed=cell.seed, defense_stack=defense_stack)
     wire = Wire(
-        secret=lambda upload, number: stream(cell.seed, "secret", upload.round, upload.stage, upload.sender, number),
+        secret=lambda upload, number: simulated_stream(cell.seed, upload.round, upload.stage, upload.sender, number),
         keep=keeps_artifacts,
     )
     model = model_of(config, method, len(world.dataset.class_names))
@@ -114,7 +114,9 @@ def trained(method: Method, engine: LocalEngine, wire: Wire, config: RunConfig, 
     def note(report: RoundReport, _: GlobalModel) -> None:
         print(f"  round {report.round + 1} of {report.rounds}", flush=True)
 
-    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=config.seed, rounds=config.rounds, on_round=note)
+    driver = RoundLoop(
+        method=method, engine=engine, wire=wire, key=simulated_key(config.seed), rounds=config.rounds, on_round=note
+    )
     final = driver.run(model)
     assert final is not None
     return final

@@ -42,6 +42,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.precision import precision_of
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 TARGET = 1.15
 MEASURED = "client:0"
@@ -134,7 +135,7 @@ def subject_of(method: FedAvg, setting: Setting) -> Subject:
     members, states = clients_of(setting), MemoryStates()
     short = replace(method, plan=replace(PLAN, steps=1))
     listening = Listening(engine=LocalEngine(members=members, method=short, seed=0, states=states))
-    RoundLoop(method=short, engine=listening, wire=Wire(secret=_secret), seed=0, rounds=2).run(
+    RoundLoop(method=short, engine=listening, wire=Wire(secret=_secret), key=simulated_key(0), rounds=2).run(
         GlobalModel(blueprint=plan, state=start)
     )
     first, second = listening.asked["fit"]
@@ -152,7 +153,7 @@ def subject_of(method: FedAvg, setting: Setting) -> Subject:
 
 
 def _secret(message: Message, number: int) -> torch.Generator:
-    return stream(0, "secret", "defense", message.round, number)
+    return simulated_stream(0, "defense", message.round, number)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -25,10 +25,13 @@ from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.federation.wire import CLIENTS, Receipt, Upload
 from fdgsec.privacy.accounting import Relation, Use
+from fdgsec.privacy.clipping import ROUNDING
+from fdgsec.privacy.discrete_gaussian import lattice_gaussian
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import multiplier_per_release, noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
+from fdgsec.runtime.secret_streams import SecretStream
 
 SLOT = "model"
 PUBLIC_WEIGHT = 1.0
@@ -88,13 +91,18 @@ class DPFedAvg:
         noise_multiplier(self.epsilon, self.delta)  # raises for invalid values
 
     @property
+    def mechanism_on(self) -> frozenset[str]:
+        """Replaces what the update stage sends by a noisy function of the records."""
+        return frozenset({f"update/{SLOT}", f"update/{NUMBERS}"})
+
+    @property
     def assumptions(self) -> Sequence[str]:
         """The parties against whom the guarantee holds, and what is public."""
         lines = [
             _TRUST[self.trust],
             "who takes part in a round, and how many, is known: no amplification by sampling",
             "clip, noise and weights were fixed without looking at the clients' images",
-            "noise is drawn in floating point, which is not hardened (Mironov 2012)",
+            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",
         ]
         if self.buffers == "received":
             lines.append("buffers (batch norm's running statistics) go back as received: they never learn")
@@ -119,7 +127,7 @@ class DPFedAvg:
                 "models; use a method that averages (fedavg, ccst, stablefdg, fisc, fedalign, ...)."
             )
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Clip and noise the model of an update, and withhold its weight and metrics; other messages are not
         affected."""
         if outgoing.stage != "update":
@@ -139,10 +147,9 @@ class DPFedAvg:
         )
         share = 1.0 if self.weight_cap is None else min(len(sender.client.data) / self.weight_cap, 1.0)
         state = {name: received[name] for name in outgoing.artifact.state}
-        for name, change in changes.items():
-            drawn = torch.randn(change.shape, generator=rng, dtype=torch.float64)
-            made = received[name].double() + share * change + noise * drawn
-            state[name] = made.to(received[name].dtype)
+        shared = {name: share * change for name, change in changes.items()}
+        for name, change in noisy_together(shared, noise, distance=self.clip, rng=rng).items():
+            state[name] = (received[name].double() + change).to(received[name].dtype)
         return Protected(artifact=ModelState(state=state), uses=self._uses(noise))
 
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
@@ -175,11 +182,12 @@ class DPFedAvg:
         Slot(name=SLOT, senders=senders, artifacts=models, model=model.state).compare()
         states = [one.tensors() for one in models]
         mean = dict(states[0])
-        for name in self._parameters(model, mean):
-            total = torch.stack([state[name].double() for state in states]).mean(0)
-            drawn = torch.randn(total.shape, generator=receipt.rng, dtype=torch.float64)
-            mean[name] = (total + noise / clients * drawn).to(mean[name].dtype)
-        return ModelState(state=mean)
+        totals = {
+            name: torch.stack([state[name].double() for state in states]).mean(0)
+            for name in self._parameters(model, mean)
+        }
+        noisy = noisy_together(totals, noise / clients, distance=self.clip / clients, rng=receipt.rng)
+        return ModelState(state=mean | {name: value.to(mean[name].dtype) for name, value in noisy.items()})
 
     def multiplier(self, rounds: int) -> float:
         """z: the standard deviation of the noise on the sum divided by S, the same in each of `rounds` rounds."""
@@ -225,8 +233,22 @@ class DPFedAvg:
 
 
 def clipped(changes: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:
-    """Scale `changes` together so that the L2 norm over all of their numbers is at most `bound` ("flat clipping")."""
+    """Scale `changes` together so that the L2 norm over all of their numbers is at most `bound` ("flat clipping").
+
+    Where a number or the norm is not finite, all changes become 0."""
+    least = bound * (1 - ROUNDING)
     norm = math.sqrt(math.fsum(float(change.square().sum()) for change in changes.values()))
-    if norm <= bound:
+    if not math.isfinite(norm):
+        return {name: torch.zeros_like(change) for name, change in changes.items()}
+    if norm <= least:
         return dict(changes)
-    return {name: change * (bound / norm) for name, change in changes.items()}
+    return {name: change * (least / norm) for name, change in changes.items()}
+
+
+def noisy_together(values: Mapping[str, Tensor], sd: float, *, distance: float, rng: SecretStream) -> dict[str, Tensor]:
+    """Release all `values` as one vector with Gaussian noise of standard deviation `sd`, in float64.
+
+    `distance` is the L2 sensitivity of the whole vector."""
+    flat = torch.cat([value.double().flatten() for value in values.values()])
+    parts = lattice_gaussian(flat, sd, distance=distance, rng=rng).split([value.numel() for value in values.values()])
+    return {name: part.reshape(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import torch
-
 from fdgsec.federation.artifacts import GeneratorState, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
@@ -21,6 +19,7 @@ from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import name_of
+from fdgsec.runtime.secret_streams import SecretStream
 
 PUBLIC = frozenset({"steps"})
 """Metrics that do not depend on any image."""
@@ -56,6 +55,11 @@ class DPSGD:
             raise UsageError(f"dp-sgd.max_physical_batch counts images, at least 1; got {self.max_physical_batch}.")
 
     @property
+    def mechanism_on(self) -> frozenset[str]:
+        """Replaces what the update stage sends by a noisy function of the records."""
+        return frozenset({"update"})
+
+    @property
     def assumptions(self) -> Sequence[str]:
         """The assumptions of the guarantee."""
         return (
@@ -76,7 +80,7 @@ class DPSGD:
         if self.noise_multiplier == 0 or self.epsilon == math.inf:
             return None
         relations: frozenset[Relation] = frozenset({"zero-out"})
-        return PlannedGuarantee(by="dp-sgd", stage="update", unit="record", relations=relations, first=True)
+        return PlannedGuarantee(by="dp-sgd", stage="update", unit="record", relations=relations)
 
     def check(self, method: Method) -> None:
         """Raise UsageError for a method whose model depends on images other than through its trainer."""
@@ -95,7 +99,7 @@ class DPSGD:
         if method.client_plan is None:
             raise UsageError(f"dp-sgd needs to know the steps of a round; {_method_name(method)} trains by no plan.")
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         """The training loop of `client`, with the noise that all rounds together need."""
         assert method.client_plan is not None
         noise = self.noise_multiplier
@@ -109,21 +113,13 @@ class DPSGD:
             max_physical_batch=self.max_physical_batch,
         )  # fmt: skip
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
-        """Charge the cost of training to the model; other networks come from the same steps, and the size is public.
-
-        Raises UsageError where another defense has already paid for the model, so that these steps would not be
-        counted."""
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        """Charge the cost of training to the model; other networks come from the same steps, and the size is public."""
         trained = outgoing.sender.trained
         if outgoing.stage != "update" or not trained or not all(use.noise for use in trained):
             return None
         artifact = outgoing.artifact
         if isinstance(artifact, ModelState) and outgoing.name == "model":
-            if outgoing.paid is not None:
-                raise UsageError(
-                    "dp-sgd must count its steps with the model, which a defense before it has paid for already; put "
-                    "dp-sgd first."
-                )
             return Protected(artifact=artifact, uses=tuple(_with_public_sizes(use) for use in trained))
         if isinstance(artifact, GeneratorState | ModelState):
             return Protected(artifact=artifact, uses=())

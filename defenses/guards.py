@@ -21,6 +21,7 @@ from fdgsec.federation.reply_slots import ROWS, Slot, remade
 from fdgsec.federation.robust_statistics import distance_z, krum, median, trimmed_mean, winsorized
 from fdgsec.federation.wire import CLIENTS, Message, Receipt, Upload
 from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 MODELS = (ModelState, HeadGradient)
 SLOT = "model"
@@ -64,7 +65,7 @@ class Guards:
     def check(self, method: Method) -> None:
         """Every method can be guarded."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Guards act where a message is received, not where it is sent."""
         return None
 

@@ -26,6 +26,7 @@ from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Method
 from fdgsec.privacy.guarantees import RecordMixing
 from fdgsec.runtime.errors import UnseenError, UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class KAnonymous:
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are unchanged."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Replace every row by the mean of its group; a pooled style is unchanged.
 
         Raises UnseenError where fewer than k images are behind what would be released."""
@@ -88,10 +89,10 @@ def _rows(artifact: Artifact) -> Tensor:
     return torch.cat([part.double().flatten(1) for part in parts], dim=1)
 
 
-def random_groups(count: int, k: int, rng: torch.Generator) -> Tensor:
+def random_groups(count: int, k: int, rng: SecretStream) -> Tensor:
     """Assign each of `count` rows a group, (count,) int64: floor(count / k) groups of nearly equal size."""
     labels = torch.empty(count, dtype=torch.int64)
-    labels[torch.randperm(count, generator=rng)] = torch.arange(count) % max(count // k, 1)
+    labels[rng.permutation(count)] = torch.arange(count) % max(count // k, 1)
     return labels
 
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.privacy.accounting import Relation, Use
+from fdgsec.privacy.discrete_gaussian import lattice_gaussian
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 
 @runtime_checkable
@@ -56,6 +56,11 @@ class PrivateScores:
             )
 
     @property
+    def mechanism_on(self) -> frozenset[str]:
+        """Replaces what the review stage sends by a noisy function of the records."""
+        return frozenset({"review"})
+
+    @property
     def assumptions(self) -> Sequence[str]:
         """The assumptions of the guarantee."""
         return (
@@ -81,7 +86,7 @@ class PrivateScores:
                 "feddag-dp."
             )
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Add noise to a review's scores.
 
         Raises UsageError for a client without validation images, or scores out of bounds."""
@@ -102,8 +107,8 @@ class PrivateScores:
         noise = noise_multiplier(self.epsilon, self.delta) * math.sqrt(releases) * sensitivity
         if not noise:
             return Protected(artifact=scores, uses=None)
-        drawn = torch.randn(values.shape, generator=rng, dtype=torch.float64)
         known = Use(
             mechanism="gaussian", noise=noise, sensitivity={"replace-one": sensitivity, "zero-out": sensitivity}
         )
-        return Protected(artifact=Scores(values=(values.double() + noise * drawn).to(values)), uses=(known,))
+        released = lattice_gaussian(values.double(), noise, distance=sensitivity, rng=rng)
+        return Protected(artifact=Scores(values=released.to(values)), uses=(known,))

@@ -41,9 +41,11 @@ from fdgsec.privacy.clipping import (
     sensitivity_of_rows,
     sensitivity_of_sum_and_count,
 )
+from fdgsec.privacy.discrete_gaussian import lattice_gaussian
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 T = TypeVar("T")
 STYLES = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
@@ -106,6 +108,11 @@ class PrivateStyles:
             )
 
     @property
+    def mechanism_on(self) -> frozenset[str]:
+        """Replaces what the share stage sends by a noisy function of the records."""
+        return frozenset({"share"})
+
+    @property
     def assumptions(self) -> Sequence[str]:
         """The assumptions of the guarantee."""
         size = "how many images a client has" if self.unit == "record" else "how many rows a client sends"
@@ -118,7 +125,7 @@ class PrivateStyles:
             counted,
             "center, units and clip come from public images alone",
             "which images a client sends rows of does not depend on the images",
-            "Gaussian noise in floating point (research grade: not hardened against Mironov, CCS 2012)",
+            "the noise is a discrete Gaussian on a grid (Canonne et al. 2020); its key is secret",
             "an image of a person is one record: several of one person's are not covered together"
             if self.unit == "record"
             else "everything that one client sends is covered together",
@@ -148,7 +155,7 @@ class PrivateStyles:
             if isinstance(part, ClustersImages):
                 _check_clusters(part)
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Protect what a client shares; models, scores and numbers are not affected."""
         artifact = outgoing.artifact
         if outgoing.stage != "share" or not isinstance(artifact, STYLES):
@@ -166,31 +173,31 @@ class PrivateStyles:
             return self._sum_and_count(outgoing, frame, rng)
         return self._mean(outgoing, frame, rng)
 
-    def _mean(self, outgoing: Outgoing, frame: Frame, rng: torch.Generator) -> Protected:
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
         """The noisy mean, where the number of images is public."""
         coordinates = frame.coordinates(outgoing.sender.records)
         images = len(coordinates)
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, images))
-        mean = _add_noise(coordinates.mean(0), noise, rng)
+        mean = _released(coordinates.mean(0), noise, uses, rng)
         return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=images), uses=uses)
 
-    def _sum_and_count(self, outgoing: Outgoing, frame: Frame, rng: torch.Generator) -> Protected:
+    def _sum_and_count(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
         """The noisy sum over the noisy number of images, which is private."""
         coordinates = frame.coordinates(outgoing.sender.records)
         weight = count_weight(frame.region)
         both = torch.cat([coordinates.sum(0), coordinates.new_tensor([weight * len(coordinates)])])
         noise, uses = self._calibrated_noise(outgoing, sensitivity_of_sum_and_count(frame.region))
-        released = _add_noise(both, noise, rng)
+        released = _released(both, noise, uses, rng)
         count = max(float(released[-1]) / weight, 1.0)
         made = frame.artifact(released[:-1] / count, like=outgoing.artifact, images=round(count))
         return Protected(artifact=made, uses=uses)
 
     def _rows(
-        self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: torch.Generator
+        self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: SecretStream
     ) -> Protected:
         """Add noise to every row."""
         noise, uses = self._calibrated_noise(outgoing, sensitivity)
-        coordinates = _add_noise(region.inside(rows_of(outgoing.artifact)), noise, rng)
+        coordinates = _released(region.inside(rows_of(outgoing.artifact)), noise, uses, rng)
         return Protected(artifact=with_rows(outgoing.artifact, region.values(coordinates)), uses=uses)
 
     def _calibrated_noise(
@@ -251,8 +258,11 @@ class PrivateStyles:
         return found
 
 
-def _add_noise(values: Tensor, noise: float, rng: torch.Generator) -> Tensor:
-    return values + noise * torch.randn(values.shape, generator=rng, dtype=torch.float64)
+def _released(values: Tensor, noise: float, uses: tuple[Use, ...] | None, rng: SecretStream) -> Tensor:
+    """The values with noise of this standard deviation, for the nearest of the neighbors that `uses` name."""
+    if uses is None:
+        return values
+    return lattice_gaussian(values, noise, distance=min(uses[0].sensitivity.values()), rng=rng)
 
 
 def _parts(method: object) -> Iterator[object]:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleDistribution, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 Quantized = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 
@@ -47,14 +47,14 @@ class Quantize:
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are unchanged."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Round the style; no guarantee."""
         artifact = outgoing.artifact
         if not isinstance(artifact, Quantized):
             return None
         return Protected(artifact=renumbered(artifact, lambda name, value: self._level(name, value, rng)), uses=None)
 
-    def _level(self, name: str, value: Tensor, rng: torch.Generator) -> Tensor:
+    def _level(self, name: str, value: Tensor, rng: SecretStream) -> Tensor:
         low, high = self._range(name, value)
         return self.rounded(value, low=low, high=high, rng=rng)
 
@@ -63,13 +63,10 @@ class Quantize:
             return 0.0, float(value.shape[-2] * 2 * max(value.shape[-1] - 1, 1))
         return (self.low if name == "mean" else 0.0), self.high
 
-    def rounded(self, value: Tensor, *, low: float, high: float, rng: torch.Generator) -> Tensor:
+    def rounded(self, value: Tensor, *, low: float, high: float, rng: SecretStream) -> Tensor:
         """low + step k, step = (high - low) / (2^bits - 1), k an integer, in the dtype of `value`."""
         step = (high - low) / (2**self.bits - 1)
         place = (value.double().clamp(low, high) - low) / step
-        if self.rounding == "nearest":
-            whole = place.round()
-        else:
-            whole = (place + torch.rand(place.shape, generator=rng, dtype=torch.float64)).floor()
+        whole = place.round() if self.rounding == "nearest" else (place + rng.uniform(*place.shape)).floor()
         levels: Tensor = (low + step * whole).clamp(low, high)
         return levels.to(value)

@@ -18,6 +18,7 @@ from fdgsec.federation.method import NUMBERS, Method
 from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import CLIENTS, Policy, Upload, number_of
 from fdgsec.runtime.errors import UnseenError, UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 Sum = Callable[[Sequence[Artifact], Tensor], Artifact]
 
@@ -57,7 +58,7 @@ class SecureAggregation:
                 f"{needs.because}."
             )
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """No change: uploads are summed on the wire, after the client's own defenses."""
         return None
 
@@ -72,7 +73,7 @@ class _SumPolicy:
 
     least: int
 
-    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+    def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
         """The one upload that reaches the server: weighted means by slot, and the sum of the weights.
 
         Raises UnseenError for too few clients, UsageError for what cannot be summed."""

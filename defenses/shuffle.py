@@ -16,6 +16,7 @@ from fdgsec.federation.method import Method
 from fdgsec.federation.server_needs import needs_of
 from fdgsec.federation.wire import ANONYMOUS, Policy, Upload, number_of
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +37,7 @@ class Shuffle:
         if needs.uploads == "named":
             raise UsageError(f"shuffle hides who sent what; this method needs to know it because {needs.because}.")
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """No change: only the sender is hidden, on the wire."""
         return None
 
@@ -49,9 +50,9 @@ class Shuffle:
 class _ShufflePolicy:
     """Renames uploads in a random order."""
 
-    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+    def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
         """The same uploads in random order."""
-        order = torch.randperm(len(uploads), generator=rng).tolist()
+        order = rng.permutation(len(uploads)).tolist()
         return [_rename_sender(uploads[number], f"{ANONYMOUS}:{place}") for place, number in enumerate(order)]
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import (
@@ -27,6 +26,7 @@ from fdgsec.federation.artifacts import (
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 Noised = StyleStatistics | StyleDistribution | ImageStyles | Amplitudes
 Derived = Noised | StyleBank | InterpolationStyle
@@ -64,7 +64,7 @@ class StyleNoise:
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are unchanged."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Add noise to every number of a style; no guarantee."""
         artifact = outgoing.artifact
         if not isinstance(artifact, Noised):
@@ -77,7 +77,7 @@ class StyleNoise:
         """Subtract the noise's mean and divide by 1 - p, as any party that knows the options can."""
         return renumbered(artifact, self._undo) if isinstance(artifact, Derived) else artifact
 
-    def _add_noise(self, name: str, value: Tensor, rng: torch.Generator) -> Tensor:
+    def _add_noise(self, name: str, value: Tensor, rng: SecretStream) -> Tensor:
         return _clamp(name, self._shrink * value.double() + self._gain * self._draw(value, rng), self.least).to(value)
 
     def _undo(self, name: str, value: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ class StyleNoise:
     def _gain(self) -> float:
         return 1.0 if self.mode == "fedpcl" else self.p
 
-    def _draw(self, value: Tensor, rng: torch.Generator) -> Tensor:
+    def _draw(self, value: Tensor, rng: SecretStream) -> Tensor:
         """Draw e, float64, in the shape of `value`; Laplace noise is the difference of two exponentials."""
         if self.distribution == "gaussian":
-            return self.scale * torch.randn(value.shape, generator=rng, dtype=torch.float64)
-        first = torch.empty(value.shape, dtype=torch.float64).exponential_(generator=rng)
+            return self.scale * rng.normal(*value.shape)
+        first = rng.exponential(*value.shape)
         if self.distribution == "exponential":
             return self.scale * first
-        return self.scale * (first - torch.empty(value.shape, dtype=torch.float64).exponential_(generator=rng))
+        return self.scale * (first - rng.exponential(*value.shape))
 
 
 def _clamp(name: str, value: Tensor, least: float) -> Tensor:

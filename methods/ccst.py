@@ -36,6 +36,7 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import encoder_named, pictures, resized, statistics, style_transfer
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 STYLIZED_AT_ONCE = 32
 Bank = StyleBank | Amplitudes
@@ -161,7 +162,7 @@ class CCST(FedAvg):
         return min(images, -(-images // 32) if self.styles_per_client is None else self.styles_per_client)
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Section 3.2.2: concatenate all styles (eqs. 9, 10) and send the bank to every client."""
         bank = self._bank(shared)

@@ -35,6 +35,7 @@ from fdgsec.nn.training.training_loop import Objective, optimizer_step
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, stream
+from fdgsec.runtime.secret_streams import SecretStream
 
 GENERATOR = "generator"
 DISCRIMINATOR = "discriminator"
@@ -221,7 +222,7 @@ class FedADG(FedAvg):
             raise UsageError("fedadg trains its own objective; it takes no local method (drop --with).")
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Send the averaged generator of the previous round to every participant."""
         kinds: Mapping[str, type[ModelState]] = {GENERATOR: GeneratorState, DISCRIMINATOR: ModelState}

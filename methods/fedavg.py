@@ -22,6 +22,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, predictions
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_memory, optimizer_of, remember
+from fdgsec.runtime.secret_streams import SecretStream
 
 KEPT = "kept/"
 """Prefix, in a client's state, of the model entries that stay with the client."""
@@ -159,7 +160,7 @@ class FedAvg(Method):
         return {"model": ModelState(state=entries)}, {**state, **kept} if kept else state
 
     def exhibits(
-        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: SecretStream
     ) -> Mapping[str, Inbox]:
         """Send every client the new global model."""
         return {name: {"model": model.state} for name in updates}

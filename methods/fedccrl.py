@@ -41,6 +41,7 @@ from fdgsec.nn.training.losses import jensen_shannon, supervised_contrastive
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import SecretStream
 
 EPS = 1e-6
 """Added to the variance inside the root of every sigma."""
@@ -179,7 +180,7 @@ class FedCCRL(FedAvg):
         return {"statistics": ImageStyles(mean=mean.float(), std=std.float())}, {**state, SHARED_ROWS: rows}
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Eq. (10) and below: join all rows into the pool, and send each client the pool without its own rows."""
         pool = stack_styles(shared, "statistics", ImageStyles)

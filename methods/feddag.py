@@ -40,7 +40,8 @@ from fdgsec.nn.training.precision import Precision, autocast
 from fdgsec.nn.training.training_loop import optimizer_step, prepare_training
 from fdgsec.nn.training.training_plan import TrainingPlan, optimizer_of
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import child, stream
+from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream
 
 TEACHER = "teacher/"
 GENERATOR = "generator/"
@@ -191,11 +192,11 @@ class FedDAG(SharpnessAware):
         return ServerNeeds(uploads="named", because="models are judged by other clients one by one")
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Section III-D, model distribution: send the global generator, drawn from `rng` before the first round."""
         if not _without_prefix(GENERATOR, server):
-            drawn = perturbation_network(self.generator, rng=child(rng, "generator"))
+            drawn = perturbation_network(self.generator, rng=rng.child("generator").generator())
             server = {**server, **_with_prefix(GENERATOR, detached(drawn))}
         inbox: dict[str, Artifact] = {"generator": GeneratorState(state=_without_prefix(GENERATOR, server))}
         if self.distribution == "global-student" and _without_prefix(STUDENT, server):

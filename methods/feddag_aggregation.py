@@ -48,6 +48,7 @@ from fdgsec.methods.fedavg import FedAvg, averaged
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 
 def within_client(current: PastModel, past: Sequence[PastModel], k: int) -> PastModel:
@@ -202,7 +203,7 @@ class SharpnessAware(FedAvg):
         return data
 
     def exhibits(
-        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: SecretStream
     ) -> Mapping[str, Inbox]:
         """Send each perturbed model to its evaluators, under its owner's name."""
         judged = evaluations(updates, self.evaluators, _current_round(server))
@@ -378,7 +379,7 @@ class CrossEvaluation(SharpnessAware):
         return self.base.share(client, model=model, state=state, clock=clock, rng=rng)
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Combine as the base does."""
         if self.base is None:

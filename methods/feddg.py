@@ -34,6 +34,7 @@ from fdgsec.nn.styles.amplitude_spectra import amplitudes, exchange_amplitudes, 
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 SLOT = "amplitudes"
 """The slot of spectra, up and down."""
@@ -175,7 +176,7 @@ class FedDG(FedAvg):
         return {SLOT: spectra}, {**state, SHARED_ROWS: rows}
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Join all spectra into the distribution bank and send it to every client."""
         bank = stack_spectra(shared, SLOT)

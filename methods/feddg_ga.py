@@ -29,6 +29,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import logits
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 OWN = "own_metric"
 """Client-state entry: the metric of its own model before aggregation, on validation images."""
@@ -88,7 +89,7 @@ class FedDGGA(FedAvg):
         return "after" if self.rule == "paper" else super().reviews
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Initialize a_i = 1 / N for every client; nothing is sent."""
         numbers = torch.tensor(sorted(_client_number(name) for name in shared))

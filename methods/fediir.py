@@ -30,6 +30,7 @@ from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.precision import autocast, precision_of
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 SLOT = "gradient"
 """The slot of head gradients, up and down."""
@@ -148,7 +149,7 @@ class FedIIR(FedAvg):
         return {SLOT: gradient, BATCHES: Scores(values=torch.tensor([float(batches)]))}, state
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """gbar = e gbar + (1 - e) mean, sent to every participant."""
         counts = [

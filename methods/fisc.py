@@ -44,6 +44,7 @@ from fdgsec.nn.training.training_loop import Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import SecretStream
 
 Partition = Literal["first", "last"]
 Median = Literal["lower", "mean_of_middle"]
@@ -303,7 +304,7 @@ class FISC(FedAvg):
         return normalized
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Lines 15, 16: one interpolation style from all clients' styles, sent to every client."""
         sent = [inbox["style"].tensors() for inbox in shared.values()]

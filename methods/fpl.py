@@ -28,6 +28,7 @@ from fdgsec.nn.styles.finch import finch
 from fdgsec.nn.training.batches import Batch, TrainingSet
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 SLOT = "prototypes"
 """The slot of prototypes, up and down, and the entry of their features in the server's state."""
@@ -160,7 +161,7 @@ class FPL(FedAvg):
             raise UsageError("fpl trains its own objective; it takes no local method (drop --with).")
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Send the cluster prototypes of the previous round to every participant."""
         if SLOT not in server:

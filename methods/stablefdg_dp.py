@@ -47,6 +47,7 @@ from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import SecretStream
 
 CENTER = "center"
 """The slot in which a participant receives its own released Phi_n."""
@@ -103,7 +104,7 @@ class StableFDGDP(StableFDG):
         return (*super().releases, Release(stage="combine", slot=CENTER, kind=StyleDistribution))
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Step 1; with `center="own"` also each participant's own released Phi_n, for eqs. (4) and (5)."""
         inboxes, server = super().combine(shared, server=server, clock=clock, rng=rng)

@@ -22,7 +22,7 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.nn.training.batches import TrainingSet, batches_in_order, epoch_of_batches
 from fdgsec.nn.training.precision import precision_of
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import derangement
+from fdgsec.runtime.secret_streams import SecretStream
 
 STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
 PHI = ("mean", "std", "mean_spread", "std_spread")  # eq. (3)
@@ -129,7 +129,7 @@ class StyleSharing(FedAvg):
         )  # fmt: skip
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Step 1: send each participant the distributions of `received` others, as `_senders` assigns them.
 
@@ -143,7 +143,7 @@ class StyleSharing(FedAvg):
             for name, givers in received
         }, server
 
-    def _senders(self, sent: Sequence[Artifact], rng: torch.Generator) -> Tensor:
+    def _senders(self, sent: Sequence[Artifact], rng: SecretStream) -> Tensor:
         """The senders for each participant, (participants, min(`received`, participants - 1)).
 
         With random sharing each column is a permutation without fixed points."""
@@ -151,7 +151,7 @@ class StyleSharing(FedAvg):
         if self.sharing == "farthest":  # appendix E.1
             vectors = torch.stack([torch.cat(list(phi.tensors().values())) for phi in sent]).double()
             return torch.cdist(vectors, vectors).fill_diagonal_(-1).topk(turns, dim=1).indices
-        steps = [derangement(len(sent), rng)]  # one cycle through all, longer than `turns`
+        steps = [rng.derangement(len(sent))]  # one cycle through all, longer than `turns`
         while len(steps) < turns:
             steps.append(steps[0][steps[-1]])
         return torch.stack(steps, 1)

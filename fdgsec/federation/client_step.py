@@ -44,6 +44,8 @@ def _defended(
     with_trainer, trainer = (
         defense_stack.with_trainer(client, method, request.clock) if step == "fit" else (client, None)
     )
+    if trainer is not None:
+        rng = defense_stack.training_rng(client, request.clock)
     reply, state = _answered(method, with_trainer, step, request, state, rng)
     sender = defense_stack.sender(client, method, request, state, trainer)
     return defense_stack.sent(step, reply, sender), state

@@ -7,6 +7,7 @@ images, and an engine never gets an undefended artifact. Each release carries it
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations, product
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,7 +16,18 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
-from fdgsec.federation.method import NUMBERS, Client, Clock, GlobalModel, Method, Reply, State, Step, StepRequest
+from fdgsec.federation.method import (
+    NUMBERS,
+    SHARED_ROWS,
+    Client,
+    Clock,
+    GlobalModel,
+    Method,
+    Reply,
+    State,
+    Step,
+    StepRequest,
+)
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.federation.server_needs import NeedsEveryone
 from fdgsec.federation.wire import Filter, Guard, Message, Policy
@@ -23,7 +35,8 @@ from fdgsec.nn.training.training_loop import Trainer
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing, check_composable
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.registry import name_of
+from fdgsec.runtime.secret_streams import SecretGenerator, SecretStream, simulated_key
 
 Uses = tuple[Use, ...] | None
 """The privacy cost of a release to its records: () for no additional cost, None for no guarantee at all."""
@@ -50,7 +63,7 @@ StatisticSource = Callable[[DomainDataset, GlobalModel | None], RecordStatistic]
 class Sender:
     """A client as its own defenses see it: its name, images, state after the step, and the model that it received.
 
-    `trained` is the cost of this step's private trainer so far; None without one."""
+    `trained` is the cost of this step's private trainer so far; None without one. A `sealed` sender has no data."""
 
     client: Client
     method: Method
@@ -59,6 +72,7 @@ class Sender:
     state: State
     statistic_source: StatisticSource | None
     trained: Uses = None
+    sealed: bool = False
 
     @property
     def name(self) -> str:
@@ -66,8 +80,23 @@ class Sender:
         return self.client.name
 
     @cached_property
+    def without_data(self) -> "Sender":
+        """The sender as post-processing sees it: as many images, all black, and of its state the origin of rows.
+
+        Its `records` are refused: a defense that reads them would discard what was done to the artifact before."""
+        validation = None if self.client.validation is None else blank(self.client.validation)
+        client = replace(self.client, data=blank(self.client.data), validation=validation)
+        state = {name: value for name, value in self.state.items() if name.endswith(SHARED_ROWS)}
+        return replace(self, client=client, state=state, sealed=True)
+
+    @cached_property
     def record_statistic(self) -> RecordStatistic:
         """Give the statistic of this step's releases. Raises UsageError where this run has none."""
+        if self.sealed:
+            raise UsageError(
+                "a defense computes its release anew from the client's records, and would discard what another one did "
+                "before it; put it first, and let it name its stages in mechanism_on."
+            )
         if self.statistic_source is None:
             raise UsageError("a defense that clips records needs to know of which statistic releases are means.")
         return self.statistic_source(self.client.data, self.model)
@@ -82,8 +111,7 @@ class Sender:
 class Outgoing:
     """One artifact that `sender` is about to send in a stage ("share", "update", "review") under a slot's name.
 
-    `metrics` are the names of an update's metrics, where the artifact is its weight and metrics. `paid` is the cost so
-    far by the defenses before this one, None where none protects it yet."""
+    `metrics` are the names of an update's metrics, where the artifact is its weight and metrics."""
 
     round: int
     stage: str
@@ -91,7 +119,6 @@ class Outgoing:
     artifact: Artifact
     sender: Sender
     metrics: frozenset[str] = frozenset()
-    paid: Uses = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,8 +151,20 @@ class Defense(Protocol):
         """Raise UsageError for a method that it does not support, with the reason and the alternatives."""
         ...
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Give the replacement of `outgoing.artifact`; None where the defense does not apply to it."""
+        ...
+
+
+@runtime_checkable
+class Mechanism(Protocol):
+    """A defense that is a mechanism on records: what it releases, and pays for, is a function of the client's data.
+
+    Every other defense is post-processing: it is handed the artifact and a sender without data, and costs nothing."""
+
+    @property
+    def mechanism_on(self) -> frozenset[str]:
+        """Name the stages ("share", "update", "review") or slots ("update/numbers") in which it is a mechanism."""
         ...
 
 
@@ -143,7 +182,7 @@ class PlansGuarantee(Protocol):
 class TrainsPrivately(Protocol):
     """A defense that replaces the training loop."""
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         """Make the replacement of fdgsec.nn.training.training_loop.epochs, its noise drawn from `rng`."""
         ...
 
@@ -177,25 +216,26 @@ class PartlyUndone(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefenseStack:
-    """A client's defenses, in order. `secret` seeds their noise; `name` separates runs of one seed.
+    """A client's defenses, in order. Their noise comes from `key`; `name` separates runs with one key.
 
     `look` makes the record statistic for a client's images and the model that it received. `usual` is the receivers'
     check where no defense inspects messages. `intruders` are malicious clients, by name, which replace what they send
     after their defenses."""
 
     defenses: Sequence[Defense] = ()
-    seed: int = 0
+    key: bytes = field(default=simulated_key(0), repr=False)
     name: str = "run"
     statistic_source: StatisticSource | None = None
     usual: Defense | None = None
     malicious_clients: Mapping[str, MaliciousClient] = field(default_factory=dict)
 
     def check(self, method: Method) -> None:
-        """Raise UsageError where a defense does not support `method`, two would train, or guarantees do not compose."""
+        """Raise UsageError where a defense does not support `method`, two are mechanisms on the same messages, or
+        guarantees do not compose."""
         for defense in self.defenses:
             defense.check(method)
-        if len(self._trainers()) > 1:
-            raise UsageError("one defense can train in a client's place, not two.")
+        for one, other in combinations(self.defenses, 2):
+            _check_mechanisms(one, other)
         check_composable([defense.promise for defense in self.defenses if isinstance(defense, PlansGuarantee)])
 
     def check_quorum(self, quorum: float) -> None:
@@ -228,6 +268,10 @@ class DefenseStack:
             if isinstance(defense, PartlyUndone):
                 artifact = defense.undone(artifact)
         return artifact
+
+    def training_rng(self, client: Client, clock: Clock) -> SecretGenerator:
+        """The generator of a client's objective in private training, whose draws for a record may depend on others."""
+        return self._noise(client.name, clock, "objective", "").generator()
 
     def with_trainer(self, client: Client, method: Method, clock: Clock) -> tuple[Client, PrivateTrainer | None]:
         """Give the client with a defense's trainer in place of the plain one, and that trainer."""
@@ -270,21 +314,28 @@ class DefenseStack:
         return self._defended(outgoing)[0]
 
     def _defended(self, outgoing: Outgoing) -> tuple[Artifact, Uses]:
-        artifact = outgoing.artifact
+        artifact, sender = outgoing.artifact, outgoing.sender
         uses: Uses = None
+        acted = False
         for number, defense in enumerate(self.defenses):
-            given = replace(outgoing, artifact=artifact, paid=uses)
-            rng = self._noise(outgoing.sender.name, outgoing.sender.clock, outgoing.stage, outgoing.name, number)
+            mechanism = not {outgoing.stage, f"{outgoing.stage}/{outgoing.name}"}.isdisjoint(mechanism_on(defense))
+            seen = sender if mechanism and not acted else sender.without_data
+            given = replace(outgoing, artifact=artifact, sender=seen)
+            rng = self._noise(sender.name, sender.clock, outgoing.stage, outgoing.name, number)
             protected = defense.on_message(given, rng)
             if protected is None:
                 continue
-            artifact = protected.artifact
-            if uses is None:  # processing of a protected artifact costs nothing more
-                uses = protected.uses
+            if protected.uses is not None and not mechanism:
+                raise UsageError(
+                    f"{name_of('defenses', defense)} states a cost, and is post-processing in the {outgoing.stage} "
+                    "stage; a mechanism names its stages in mechanism_on."
+                )
+            artifact, acted = protected.artifact, True
+            uses = protected.uses if mechanism else uses  # post-processing costs nothing more
         return artifact, uses
 
-    def _noise(self, client: str, clock: Clock, stage: str, slot: str, number: int = 0) -> torch.Generator:
-        return stream(self.seed, "secret", "defense", self.name, clock.round, stage, slot, client, number)
+    def _noise(self, client: str, clock: Clock, stage: str, slot: str, number: int = 0) -> SecretStream:
+        return SecretStream(self.key, "defense", self.name, clock.round, stage, slot, client, number)
 
     def _receiving(self) -> tuple[Defense, ...]:
         """Give the defenses, and the usual one where none of them inspects messages."""
@@ -294,3 +345,31 @@ class DefenseStack:
 
     def _trainers(self) -> list[TrainsPrivately]:
         return [defense for defense in self.defenses if isinstance(defense, TrainsPrivately)]
+
+
+def _check_mechanisms(one: Defense, other: Defense) -> None:
+    """Raise UsageError where both are mechanisms on the records behind the same messages."""
+    for place, elsewhere in product(mechanism_on(one), mechanism_on(other)):
+        if f"{place}/".startswith(f"{elsewhere}/") or f"{elsewhere}/".startswith(f"{place}/"):
+            raise UsageError(
+                f"{name_of('defenses', one)} and {name_of('defenses', other)} are both mechanisms on what clients send "
+                f"({max(place, elsewhere, key=len)}): the second would discard the noise of the first, and the stated "
+                "epsilon would be wrong. Leave one out."
+            )
+
+
+def blank(images: DomainDataset) -> DomainDataset:
+    """As many black images of no known class, domain or name."""
+    nothing = torch.zeros(len(images), dtype=torch.int64)
+    return replace(
+        images, store=torch.zeros(1, 3, *images.image_size, dtype=torch.uint8), rows=nothing, labels=nothing,
+        domains=nothing, ids=tuple(f"image:{number}" for number in range(len(images))), attributes={}, split_names=(),
+    )  # fmt: skip
+
+
+def mechanism_on(defense: Defense) -> frozenset[str]:
+    """The stages and slots in which a defense is a mechanism on records; none for post-processing.
+
+    One that trains in a client's place is a mechanism on updates, whether it says so or not."""
+    trains = frozenset({"update"}) if isinstance(defense, TrainsPrivately) else frozenset()
+    return trains | (defense.mechanism_on if isinstance(defense, Mechanism) else frozenset())

@@ -25,8 +25,9 @@ from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
 from fdgsec.nn.training.per_sample_gradients import clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
-from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, uses_of
+from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, noisy, uses_of
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import SecretStream
 
 Gradients = Sequence[Sequence[Tensor]]
 """A record's gradients: for each optimizer one tensor for each parameter that it trains, in its order."""
@@ -82,15 +83,16 @@ def joint_training(
     use = uses_of(len(data), plan, noise_multiplier=trainer.noise_multiplier, max_grad_norm=bound)
     trainer.spend(use)
     per_epoch = _steps_per_epoch(use)
+    views = trainer.secret.child("views", len(trainer.uses)).generator()
     for step in range(use.count):
         rate = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
         for group in [group for optimizer in optimizers for group in optimizer.param_groups]:
             group["lr"] = rate
-        drawn = torch.rand(len(data), generator=trainer.secret, dtype=torch.float64) < use.sampling_rate
-        batch = batch_of(data, drawn.nonzero().flatten(), plan, trainer.secret, device=device, layout=layout)
+        drawn = trainer.secret.uniform(len(data)) < use.sampling_rate
+        batch = batch_of(data, drawn.nonzero().flatten(), plan, views, device=device, layout=layout)
         joint_step(
             optimizers, (gradients(one) for one in single_records(batch)), bound=bound, noise=use.noise,
-            expected=use.sampling_rate * len(data), rng=trainer.secret,
+            expected=use.sampling_rate * len(data), secret=trainer.secret,
         )  # fmt: skip
         after()
     return {"steps": float(use.count)}
@@ -107,13 +109,13 @@ def joint_step(
     bound: float,
     noise: float,
     expected: float,
-    rng: torch.Generator,
+    secret: SecretStream,
 ) -> None:
     """Step each optimizer by (sum of clipped gradients + noise) / `expected`; the parameters keep the noisy gradients.
 
     `expected` is the mean size of a sample; the size of this one is private. `noise` is a standard deviation, drawn
-    from `rng` network after network, also where no record was drawn. A record with a gradient that is not finite adds
-    nothing to that network. Raises ValueError: bound or expected not above 0, negative noise."""
+    from `secret` network after network, also where no record was drawn. A record with a gradient that is not finite
+    adds nothing to that network. Raises ValueError: bound or expected not above 0, negative noise."""
     if bound <= 0 or expected <= 0 or noise < 0:
         raise ValueError(f"bound and expected must be above 0, noise at least 0; got {bound}, {expected} and {noise}.")
     parameters = [trained(optimizer) for optimizer in optimizers]
@@ -125,6 +127,5 @@ def joint_step(
                 whole += part
     for optimizer, group, total in zip(optimizers, parameters, sums, strict=True):
         for parameter, value in zip(group, total, strict=True):
-            drawn = torch.randn(parameter.shape, generator=rng).to(value) if noise else 0.0
-            parameter.grad = (value + noise * drawn) / expected
+            parameter.grad = noisy(value, noise, secret) / expected
         optimizer.step()

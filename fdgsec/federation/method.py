@@ -21,6 +21,7 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream
 
 SHARED_ROWS = "shared_rows"
 """Client-state entry: the indices of the images that it released, (J,) int64 in row order; ground truth for scoring."""
@@ -237,7 +238,7 @@ class Method(ABC):
         return {}, state
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Compute what each client receives from what the clients shared."""
         return {}, server
@@ -255,7 +256,7 @@ class Method(ABC):
         """Train locally."""
 
     def exhibits(
-        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: SecretStream
     ) -> Mapping[str, Inbox]:
         """Select what each reviewer evaluates: peers' models (reviews "before") or the new global model ("after")."""
         return {}

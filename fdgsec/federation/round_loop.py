@@ -5,8 +5,6 @@ docs/design.md walks eight methods through it on paper."""
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import torch
-
 from fdgsec.federation.artifacts import Artifact, Scores
 from fdgsec.federation.method import (
     NUMBERS,
@@ -26,6 +24,7 @@ from fdgsec.federation.reply_checks import SCORES, differing_replies, objection,
 from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream
 
 __all__ = ["ClientFailedError", "Failure", "RoundLoop", "RoundReport"]
 
@@ -48,15 +47,15 @@ class RoundLoop:
     """The server's side of the round loop, independent of the engine.
 
     `quorum` is the share of a round's participants that must do every step validly. At 1 the first failure ends the
-    run. Below it a client that fails is left out of the rest of the round, and of the run where it never shared what is
-    shared once; the round continues with the others. Replies are then checked (fdgsec.federation.reply_checks) before
-    any part of them is recorded; with `checked` this is also done at 1. `failures` keeps every failure, and
-    `on_failure` is called at once."""
+    run. Below it a client that fails is left out of the rest of the round, and of the run where it never shared
+    what is shared once; the round continues with the others. Replies are then checked
+    (fdgsec.federation.reply_checks) before any part of them is recorded; with `checked` this is also done at 1. The
+    server's own draws come from `key`. `failures` keeps every failure, and `on_failure` is called at once."""
 
     method: Method
     engine: Engine
     wire: Wire
-    seed: int
+    key: bytes = field(repr=False)
     rounds: int
     participation: float = 1.0
     on_round: Callable[[RoundReport, GlobalModel], None] | None = None
@@ -97,7 +96,7 @@ class RoundLoop:
 
     def _participants(self, names: list[str], number: int) -> tuple[str, ...]:
         count = max(int(self.participation * len(names) + 1e-9), 1)  # 0.29 of 100 clients are 29, not 28
-        order = torch.randperm(len(names), generator=stream(self.seed, "secret", "participants", number))
+        order = SecretStream(self.key, "participants", number).permutation(len(names))
         return tuple(sorted((names[int(i)] for i in order[:count]), key=names.index))
 
     def _done(
@@ -237,7 +236,7 @@ class RoundLoop:
             }
             uploads, attendance = self._done("share", requests, attendance)
             shared = {name: upload.artifacts for name, upload in uploads.items()}
-        rng = stream(self.seed, "secret", "combine", clock.round)
+        rng = SecretStream(self.key, "combine", clock.round)
         combined, server = self.method.combine(shared, server=server, clock=attendance.clock, rng=rng)
         return self._deliver(attendance.clock, "combine", combined), server, attendance
 
@@ -282,7 +281,7 @@ class RoundLoop:
         if after.present == attendance.present:
             return updates, scores
         kept = {name: update for name, update in updates.items() if name in after.present}
-        rng = stream(self.seed, "secret", "exhibits", number)
+        rng = SecretStream(self.key, "exhibits", number)
         again = self.method.exhibits(kept, model=model, server=server, rng=rng)
         try:
             return kept, select_scores(scores, shown=shown, again=again)
@@ -299,7 +298,7 @@ class RoundLoop:
         *,
         held: GlobalModel,
     ) -> tuple[Mapping[str, Scores], Mapping[str, Inbox], RoundParticipation]:
-        rng = stream(self.seed, "secret", "exhibits", among.clock.round)
+        rng = SecretStream(self.key, "exhibits", among.clock.round)
         exhibits = self.method.exhibits(updates, model=model, server=server, rng=rng)
         shown = self._deliver(among.clock, "exhibit", exhibits)
         requests = {name: StepRequest(clock=among.clock, model=held, inbox=inbox) for name, inbox in shown.items()}

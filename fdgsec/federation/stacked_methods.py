@@ -17,6 +17,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.training_loop import Objective
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import SecretStream
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -159,7 +160,7 @@ class Stacked(Method):
         return _joined(sent, extra), _joined(memory, kept)
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         """Combine the artifacts of each method, by receiver."""
         handed: Mapping[str, Inbox] = {}
@@ -170,7 +171,7 @@ class Stacked(Method):
             handed, memory = self.base.combine(part, server=memory, clock=clock, rng=rng)
         if self.local.shares != "never":
             part = {name: _above(inbox) for name, inbox in shared.items()}
-            extra, kept = self.local.combine(part, server=kept, clock=clock, rng=child(rng, "local"))
+            extra, kept = self.local.combine(part, server=kept, clock=clock, rng=rng.child("local"))
         receivers = dict.fromkeys([*handed, *extra])
         return {name: _joined(handed.get(name, {}), extra.get(name, {})) for name in receivers}, _joined(memory, kept)
 
@@ -195,7 +196,7 @@ class Stacked(Method):
         return cast(Method, replace(cast("DataclassInstance", self.base), local=on_top))
 
     def exhibits(
-        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: SecretStream
     ) -> Mapping[str, Inbox]:
         """Exhibit as the base method."""
         return self.base.exhibits(updates, model=model, server=_below(server), rng=rng)

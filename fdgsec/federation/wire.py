@@ -7,13 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import torch
-
 from fdgsec.federation.artifacts import Artifact, decode
 from fdgsec.federation.method import GlobalModel
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import ArtifactError
+from fdgsec.runtime.secret_streams import SecretStream
 
 SERVER = "server"
 CLIENTS = "clients"
@@ -65,7 +64,7 @@ class Upload:
 class Policy(Protocol):
     """Processes the uploads of all clients in one stage of a round, before anybody on the wire sees one."""
 
-    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+    def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
         """Give what reaches the server instead. Raises UsageError where that is impossible; then nothing reaches it."""
         ...
 
@@ -174,7 +173,7 @@ class Receipt:
     uploads: Sequence[Upload]
     model: GlobalModel | None
     rounds: int
-    rng: torch.Generator
+    rng: SecretStream
     ledger: Ledger
 
 
@@ -200,7 +199,7 @@ class Wire:
     their cost. `policies` process, in order, what clients send to the server, `filters` what it then holds; `secret`
     gives the random stream of each."""
 
-    secret: Callable[[Upload, int], torch.Generator]
+    secret: Callable[[Upload, int], SecretStream]
     guards: Sequence[Guard] = ()
     policies: Sequence[Policy] = ()
     filters: Sequence[Filter] = ()

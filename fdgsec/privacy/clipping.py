@@ -121,15 +121,25 @@ class HalfDiscs:
         return torch.cat([mean + (0.5 - self.mean) / self.std, std], dim=-1)
 
     def _plain(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = values.to(torch.float64).chunk(2, dim=-1)
+        center = torch.cat([(0.5 - self.mean) / self.std, torch.zeros_like(self.std)]).double()
+        known = torch.where(torch.isfinite(values).all(-1, keepdim=True), values.double(), center)
+        mean, std = known.chunk(2, dim=-1)
         return mean * self.std + self.mean - 0.5, (std * self.std).clamp_min(0)
 
 
 def clip_rows(rows: Tensor, bound: float) -> Tensor:
-    """Scale rows (..., D) down to length `bound`, in float64; shorter ones are unchanged bit by bit, none overflows."""
+    """Scale rows (..., D) down to length `bound`, in float64; shorter ones are unchanged bit by bit, none overflows.
+
+    A row with a number that is not finite becomes zeros."""
+    rows = finite_rows(rows)
     largest = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     length = largest * torch.linalg.vector_norm(rows / largest, dim=-1, keepdim=True)
     return torch.where(length > bound * (1 - ROUNDING), rows * (bound * (1 - ROUNDING) / length), rows)
+
+
+def finite_rows(rows: Tensor) -> Tensor:
+    """Replace every row (..., D) with a number that is not finite by zeros: no clipping bounds it."""
+    return torch.where(torch.isfinite(rows).all(-1, keepdim=True), rows, torch.zeros_like(rows))
 
 
 def ball_of(

@@ -26,6 +26,7 @@ from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.record_independence import BatchCouplingError, check_independence, disturb
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import SecretStream
 
 CHECKED = 8  # records on which independence is checked
 GRADIENT_BYTES = 2**28  # default memory for per-record gradients held at once
@@ -114,7 +115,7 @@ class PrivateTrainer:
 
     noise_multiplier: float
     max_grad_norm: float
-    secret: torch.Generator
+    secret: SecretStream
     method: str = "this objective"
     max_physical_batch: int | None = None
     probes: int = 8
@@ -157,11 +158,12 @@ class PrivateTrainer:
         optimizer: torch.optim.Optimizer | None = None,
         on_step: Callable[[int, float], None] | None = None,
     ) -> dict[str, float]:
-        """Train `model` in place and give {"steps": count}; `on_step` gets NaN as the loss, and `rng` is not used.
+        """Train `model` in place and give {"steps": count}; `on_step` gets NaN as the loss. Every draw comes
+        from `secret`: augmentations too, because those of a record depend on which others are in its sample.
 
         Raises UsageError for an empty set. Raises PrivateTrainingError and BatchCouplingError for what DP-SGD cannot
         bound: batch norm, in-place operations, parameters outside the network, records that interact."""
-        del rng  # every draw comes from `secret`
+        del rng  # public in a simulation, and known to the server
         if not len(data):
             raise UsageError("a client has no training images; every client needs at least one.")
         check_trainable(model, plan, [*beside])
@@ -170,7 +172,7 @@ class PrivateTrainer:
         session = _Session(
             trainer=self, model=model, data=data, versions=Versions.of(data), objective=objective, plan=plan,
             optimizer=optimizer, device=device, layout=precision.layout,
-            views=child(self.secret, "views", len(self._spent)),
+            rng=self.secret.child("views", len(self._spent)).generator(),
         )  # fmt: skip
         session.check()
         records = len(session.versions)
@@ -181,7 +183,7 @@ class PrivateTrainer:
             for step in range(use.count):
                 for group in optimizer.param_groups:
                     group["lr"] = plan.rate(round=round, rounds=rounds, epoch=step // per_epoch)
-                drawn = torch.rand(records, generator=self.secret, dtype=torch.float64) < use.sampling_rate
+                drawn = self.secret.uniform(records) < use.sampling_rate
                 sums = session.sums(drawn.nonzero().flatten(), gradients)
                 session.step(sums, noise=use.noise, expected=use.sampling_rate * records)
                 if on_step is not None:
@@ -191,7 +193,7 @@ class PrivateTrainer:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Session:
-    """One call's network, data and optimizer; `views` draws the augmentations, so that the noise is independent."""
+    """One call's network, data and optimizer; `rng` draws the augmentations."""
 
     trainer: PrivateTrainer
     model: Classifier
@@ -202,7 +204,7 @@ class _Session:
     optimizer: torch.optim.Optimizer
     device: torch.device
     layout: torch.memory_format
-    views: torch.Generator
+    rng: torch.Generator
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -227,7 +229,7 @@ class _Session:
             raise PrivateTrainingError(
                 "the optimizer must train parameters of the network, and no others: only these are clipped and noised."
             )
-        rng = child(self.trainer.secret, "check")
+        rng = child(self.rng, "check")
         entries, _ = self.versions.entries(torch.randperm(len(self.versions), generator=rng)[:CHECKED])
         batch = self.batch(entries[torch.randperm(len(entries), generator=rng)[:CHECKED]], rng)
         if len(batch.labels) > 1:
@@ -247,7 +249,7 @@ class _Session:
         totals = [torch.zeros_like(parameter) for parameter in self.trained]
         for portion in self.versions.portions(records, self.at_once):
             entries, places = self.versions.entries(portion)
-            losses = self.objective(self.batch(entries, self.views), self.model)
+            losses = self.objective(self.batch(entries, self.rng), self.model)
             rows = gradients.of(losses)
             if len(losses) != len(entries):
                 raise BatchCouplingError(
@@ -262,12 +264,18 @@ class _Session:
     def step(self, sums: Sequence[Tensor], *, noise: float, expected: float) -> None:
         """Add noise to the sums, divide by the expected batch, and step; `clip_norm` is post-processing."""
         for parameter, total in zip(self.trained, sums, strict=True):
-            drawn = torch.randn(total.shape, generator=self.trainer.secret).to(total) if noise else 0.0
-            parameter.grad = (total + noise * drawn) / expected
+            parameter.grad = noisy(total, noise, self.trainer.secret) / expected
         if self.plan.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.trained, self.plan.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+
+def noisy(total: Tensor, noise: float, secret: SecretStream) -> Tensor:
+    """Add normal noise of this standard deviation, in float64, to a sum of gradients."""
+    if not noise:
+        return total
+    return (total.double() + noise * secret.normal(*total.shape).to(total.device)).to(total)
 
 
 def _means(gradient: Tensor, places: Tensor, records: int) -> Tensor:

@@ -18,14 +18,12 @@ Stage = Literal["share", "update", "review"]
 class PlannedGuarantee:
     """The planned guarantee of the defense `by` (with the options that matter) for the releases of `stage`.
 
-    It protects one `unit` between neighbors under each of `relations`. With `first`, no defense before it may claim a
-    guarantee."""
+    It protects one `unit` between neighbors under each of `relations`."""
 
     by: str
     stage: Stage
     unit: Unit
     relations: frozenset[Relation]
-    first: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +37,7 @@ def check_composable(said: Sequence[PlannedGuarantee | RecordMixing | None]) -> 
     """Raise AdjacencyError where two guarantees have no unit or no relation in common, naming both and what to choose.
 
     `said` is what the defenses plan, in the order in which they act: the first one gives a stage its guarantee, and
-    later ones process what is already protected. Raises UsageError for a defense that must be first and is not, and for
-    rows that were mixed before."""
+    later ones process what is already protected. Raises UsageError for rows that were mixed before."""
     paying: dict[Stage, PlannedGuarantee] = {}
     mixing = ""
     for guarantee in said:
@@ -53,12 +50,7 @@ def check_composable(said: Sequence[PlannedGuarantee | RecordMixing | None]) -> 
                 f"{guarantee.by} counts one row per record, but {mixing} before it mixes a record into several rows; "
                 f"put {mixing} after it, or protect clients."
             )
-        before = paying.setdefault(guarantee.stage, guarantee)
-        if guarantee.first and before is not guarantee:
-            raise UsageError(
-                f"{guarantee.by} must count its steps with the model, which {before.by} before it already protects; "
-                f"put {guarantee.by} first."
-            )
+        paying.setdefault(guarantee.stage, guarantee)
     for one, other in combinations(paying.values(), 2):
         _check_pair(one, other)
 

@@ -21,8 +21,8 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, RecordMixing
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names
+from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.testing.contracts import check_frozen, expect, nothing_kept
 from fdgsec.testing.small_federation import CLIENTS, Outcome, Passed, federated, four_clients, start_of
 
@@ -49,7 +49,11 @@ def check_defense(given: object, *, method: object = None) -> None:
     with nothing_kept(defense):
         plain = federated(works_with, members, recode=False, start=start)
         _check_messages(defense, works_with, plain, stack, start)
-        first = federated(works_with, members, recode=False, defense_stack=stack, start=start)
+        try:
+            first = federated(works_with, members, recode=False, defense_stack=stack, start=start)
+        except UsageError as error:
+            expect(False, "a mechanism names its stages, and nothing else pays or reads records", str(error))
+            raise
         again = federated(works_with, members, recode=False, defense_stack=stack, start=start)
     expect(first.same_bytes == again.same_bytes, "the same seed gives the same bytes", "two defended runs differ")
     kinds = [{(one.stage, one.slot, one.artifact.kind) for one in run.passed} for run in (plain, first)]
@@ -87,7 +91,7 @@ def _check_messages(defense: Defense, method: Method, plain: Outcome, stack: Def
         )  # fmt: skip
         outgoing = Outgoing(round=0, stage=sent.stage, name=sent.slot, artifact=sent.artifact, sender=sender)
         before = sent.artifact.sha256
-        made_of = [defense.on_message(replace(outgoing), stream(0, "secret", "check")) for _ in range(2)]
+        made_of = [defense.on_message(replace(outgoing), simulated_stream(0, "check")) for _ in range(2)]
         what = f"{sent.artifact.kind} in slot {sent.slot!r} of stage {sent.stage!r}"
         _check_protected(made_of, sent, what)
         expect(sent.artifact.sha256 == before, "a defense leaves what it is handed as it was", f"it changed {what}")

@@ -31,6 +31,7 @@ from fdgsec.federation.round_loop import STAGES, RoundLoop, RoundReport
 from fdgsec.federation.wire import Message, Transcript, Wire
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 ROUNDS = 2
 CLIENTS = 4
@@ -144,7 +145,7 @@ def federated(
 ) -> Outcome:
     """Train `method` from a fixed start; with `recode`, every artifact is encoded and decoded."""
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", "defense", upload.round, upload.stage, number),
+        secret=lambda upload, number: simulated_stream(0, "defense", upload.round, upload.stage, number),
         keep=_everything, policies=defense_stack.policies,
     )  # fmt: skip
     states = MemoryStates()
@@ -158,7 +159,13 @@ def federated(
         losses.extend(metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics)
 
     driver = RoundLoop(
-        method=method, engine=witness, wire=wire, seed=0, rounds=rounds, participation=participation, on_round=note
+        method=method,
+        engine=witness,
+        wire=wire,
+        key=simulated_key(0),
+        rounds=rounds,
+        participation=participation,
+        on_round=note,
     )
     method.check(len(members))
     final = driver.run(start_of(method) if start is None else start)

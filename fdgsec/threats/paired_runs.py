@@ -22,7 +22,8 @@ from fdgsec.federation.wire import SERVER, Guard, Message, Wire
 from fdgsec.metrics.roc import majority_share
 from fdgsec.nn.training.training_loop import predictions
 from fdgsec.runtime.errors import ArtifactError
-from fdgsec.runtime.random_streams import child, stream
+from fdgsec.runtime.random_streams import child
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from fdgsec.threats.answers import Harm, Outcome
 
 DRAWS = 10_000
@@ -107,10 +108,10 @@ def hostile_run(
 
 
 def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None, forger: str) -> Run:
-    defense_stack = replace(setting.defense_stack, seed=seed, name="paired")
+    defense_stack = replace(setting.defense_stack, key=simulated_key(seed), name="paired")
     wire = Wire(
-        secret=lambda upload, number: stream(
-            seed, "secret", "policy", upload.round, upload.stage, upload.sender, number
+        secret=lambda upload, number: simulated_stream(
+            seed, "policy", upload.round, upload.stage, upload.sender, number
         ),
         guards=(*setting.guards, *defense_stack.guards), policies=defense_stack.policies,
         filters=defense_stack.filters, keep=_is_compared,
@@ -121,7 +122,9 @@ def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None,
     def note(report: RoundReport, _model: GlobalModel) -> None:
         memory["server"] = report.server
 
-    loop = RoundLoop(method=setting.method, engine=engine, wire=wire, seed=seed, rounds=rounds, on_round=note)
+    loop = RoundLoop(
+        method=setting.method, engine=engine, wire=wire, key=simulated_key(seed), rounds=rounds, on_round=note
+    )
     ran = loop.run(model)
     last = ran if rounds else None
     messages = list(wire.transcript.messages())

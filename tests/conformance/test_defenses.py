@@ -14,6 +14,7 @@ from fdgsec.methods.ccst import CCST
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.registry import DEFENSES
+from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.testing import BrokenPromiseError, check_defense
 
 OPTIONS: Mapping[str, dict[str, object]] = {"dp-sgd": {"noise_multiplier": 1.0}}
@@ -32,7 +33,7 @@ def test_a_bundled_defense_keeps_every_promise(name: str):
 class DrawsGlobally(Quantize):
     """Noise of torch's global generator."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         artifact = outgoing.artifact
         if not isinstance(artifact, StyleStatistics):
             return None
@@ -43,7 +44,7 @@ class DrawsGlobally(Quantize):
 class MovesGlobally(Quantize):
     """Draws from torch's global generator, and uses none of it."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         torch.rand(1)
         return super().on_message(outgoing, rng)
 
@@ -54,7 +55,7 @@ class Remembers(Quantize):
 
     seen: list[str] = field(default_factory=list)
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         self.seen.append(outgoing.name)
         return super().on_message(outgoing, rng)
 
@@ -63,7 +64,7 @@ class Remembers(Quantize):
 class ChangesKind(Quantize):
     """Sends rows in place of a pooled style."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         artifact = outgoing.artifact
         if not isinstance(artifact, StyleStatistics):
             return None
@@ -75,7 +76,7 @@ class ChangesKind(Quantize):
 class WritesOnWhatItGot(Quantize):
     """Rounds in place."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         artifact = outgoing.artifact
         if not isinstance(artifact, StyleStatistics):
             return None
@@ -87,7 +88,7 @@ class WritesOnWhatItGot(Quantize):
 class PaysUnsaid(Quantize):
     """Claims a mechanism that it never promised."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         made_of = super().on_message(outgoing, rng)
         use = Use(mechanism="gaussian", noise=1.0, sensitivity={"zero-out": 1.0})
         return None if made_of is None else replace(made_of, uses=(use,))
@@ -106,7 +107,7 @@ class PromisesAndPaysNothing(Quantize):
 class DoesNothing(Quantize):
     """Leaves everything as it is."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         return None
 
 
@@ -118,7 +119,7 @@ class DoesNothing(Quantize):
         (Remembers(), "nothing is kept on self: Remembers changed seen"),
         (ChangesKind(), "a defense keeps the kind of every artifact: .* became ImageStyles"),
         (WritesOnWhatItGot(), "a defense leaves what it is handed as it was"),
-        (PaysUnsaid(), "a guarantee is none, or what was said before"),
+        (PaysUnsaid(), "a mechanism names its stages.*: PaysUnsaid states a cost, and is post-processing in the share"),
         (PromisesAndPaysNothing(), "a guarantee is none, or what was said before: liar plans to pay"),
         (DoesNothing(), "a defense acts: nothing that CCST sends is changed"),
     ],

@@ -18,6 +18,7 @@ from fdgsec.methods.fedccrl import FedCCRL
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.registry import METHODS, resolve
+from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.testing import BrokenPromiseError, check_method
 from fdgsec.testing.small_federation import CLIENTS, ROUNDS, federated, four_clients, start_of
 
@@ -82,7 +83,7 @@ class SwapsOwners(FedCCRL):
     """Hands out a pool in which rows are another client's."""
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         handed, server = super().combine(shared, server=server, clock=clock, rng=rng)
         names = list(handed)
@@ -157,7 +158,7 @@ class SwapsOwnersOfClients(CCST):
     """Hands out a bank of pooled styles in which rows are another client's."""
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         handed, server = super().combine(shared, server=server, clock=clock, rng=rng)
         ((slot, bank),) = next(iter(handed.values())).items()

@@ -14,6 +14,7 @@ from fdgsec.nn.styles.channel_statistics import adain, style_of
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))
 
@@ -151,9 +152,9 @@ def test_encoding_and_decoding_every_message_changes_nothing(clients: list[Clien
     from fdgsec.federation.wire import Wire
 
     def exchanged(recode: bool) -> str:
-        wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
+        wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
         engine = LocalEngine(members=clients, method=CCST(), seed=0, recode=recode)
-        RoundLoop(method=CCST(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
+        RoundLoop(method=CCST(), engine=engine, wire=wire, key=simulated_key(0), rounds=0).run(None)
         return wire.transcript.sha256
 
     assert exchanged(recode=True) == exchanged(recode=False)

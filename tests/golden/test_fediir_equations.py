@@ -12,6 +12,7 @@ from fdgsec.methods.fediir import FedIIR, InvariantLoss, head_gradient, mean_hea
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.round_loop import four_clients
 
 CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1"))
@@ -110,7 +111,7 @@ def test_the_server_averages_over_batches_or_clients_and_smooths_from_0(mean: st
             extra = {"batches": Scores(values=torch.tensor([batches]))} if mean == "batches" else {}
             shared[f"client:{i}"] = {"gradient": gradient, **extra}
 
-        handed, state = method.combine(shared, server=server, clock=CLOCK, rng=stream(0, "secret", "c"))
+        handed, state = method.combine(shared, server=server, clock=CLOCK, rng=simulated_stream(0, "c"))
 
         server = dict(state)
         average = sum(share * (part.weight.double() + number) for share, part in zip(shares, sent, strict=True))

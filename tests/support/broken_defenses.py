@@ -15,13 +15,13 @@ from fdgsec.federation.public_clip_bounds import Frame
 from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.clipping import Ball, Region
 from fdgsec.privacy.dp_sgd import PrivateTrainer
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 T = TypeVar("T")
 
 
-def same_again() -> torch.Generator:
-    return stream(0, "secret", "the same every time")
+def same_again() -> SecretStream:
+    return simulated_stream(0, "the same every time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def _loosened(region: Region) -> Region:
 class StylesWithOneNoise(PrivateStyles):
     """Draws its noise once and for all."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         return super().on_message(outgoing, same_again())
 
 
@@ -84,12 +84,12 @@ class StylesWithOneNoise(PrivateStyles):
 class StylesWithOneNoisePerRun(PrivateStyles):
     """Draws its noise in the first round and adds it in every one."""
 
-    kept: MutableMapping[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    kept: MutableMapping[str, SecretStream] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if outgoing.round == 0:
-            self.kept["seed"] = rng.initial_seed()
-        return super().on_message(outgoing, torch.Generator().manual_seed(self.kept["seed"]))
+            self.kept["stream"] = rng
+        return super().on_message(outgoing, self.kept["stream"].child("again"))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,7 +108,7 @@ class Lying(PrivateTrainer):
 class DPSGDWithATenthOfTheNoise(DPSGD):
     """Adds a tenth of the noise that it states."""
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         sound = super().trainer(client, method, clock, rng)
         return Lying(
             noise_multiplier=sound.noise_multiplier / 10, max_grad_norm=sound.max_grad_norm, secret=rng, noise_stated=10.0
@@ -119,7 +119,7 @@ class DPSGDWithATenthOfTheNoise(DPSGD):
 class DPSGDWithoutClip(DPSGD):
     """Clips a thousand times farther out than it states, with the noise that it states."""
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         sound = super().trainer(client, method, clock, rng)
         return Lying(
             noise_multiplier=sound.noise_multiplier / 1000, max_grad_norm=sound.max_grad_norm * 1000, secret=rng,
@@ -131,5 +131,5 @@ class DPSGDWithoutClip(DPSGD):
 class DPSGDWithOneNoise(DPSGD):
     """Draws its noise, and whom it samples, once and for all."""
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> PrivateTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         return super().trainer(client, method, clock, same_again())

@@ -26,7 +26,7 @@ from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.hostile import altered, first_is, forged
 from tests.support.toy_federation import Outcome, start
 
@@ -178,9 +178,9 @@ def driven(
     """Drive the rounds; failures are those that `on_failure` heard of."""
     heard: list[Failure] = []
     reports: list[RoundReport] = []
-    wire = wire or Wire(secret=lambda upload, number: stream(0, "secret", upload.sender, number))
+    wire = wire or Wire(secret=lambda upload, number: simulated_stream(0, upload.sender, number))
     driver = RoundLoop(
-        method=method, engine=engine, wire=wire, seed=0, rounds=rounds, quorum=quorum, participation=participation,
+        method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds, quorum=quorum, participation=participation,
         checked=checked, on_failure=heard.append, on_round=lambda report, made: reports.append(report),
     )  # fmt: skip
     final = driver.run((model or start()) if rounds else None)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from fdgsec.federation.artifacts import Artifact, ModelState
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Method
+from fdgsec.runtime.secret_streams import SecretStream
 
 T = TypeVar("T", bound=Artifact)
 Forgery = Callable[[Artifact], Artifact]
@@ -72,7 +72,7 @@ class Hostile:
     def check(self, method: Method) -> None:
         """Every method can be attacked."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         """Forge."""
         if outgoing.name != self.slot or outgoing.sender.name not in self.parties:
             return None

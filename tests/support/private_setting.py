@@ -13,13 +13,14 @@ from fdgsec.nn.training.training_loop import CrossEntropy, Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 PLAN = TrainingPlan(batch_size=8, epochs=1, learning_rate=0.1, crop=None, flip=0.0)
 WHOLE = replace(PLAN, batch_size=64, epochs=3)  # q = 1
 
 
-def secret(number: int = 0) -> torch.Generator:
-    return stream(number, "secret", "test")
+def secret(number: int = 0) -> SecretStream:
+    return simulated_stream(number, "test")
 
 
 def world() -> torch.Generator:

@@ -15,6 +15,7 @@ from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.nn.styles.encoders import Pixels
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.toy_federation import PixelStyles, images
 
 PLAIN = PooledStyles()
@@ -55,7 +56,7 @@ def outgoing(method: Method, *, count: int = 12, round: int = 0, rounds: int = 0
 
 
 def protected(defense: PrivateStyles, message: Outgoing, *, draw: int = 0) -> Protected:
-    found = defense.on_message(message, stream(0, "secret", "test", draw))
+    found = defense.on_message(message, simulated_stream(0, "test", draw))
     assert found is not None
     return found
 

@@ -22,6 +22,7 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 PLAN = TrainingPlan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None, flip=0.0)
 CLASSES = 7
@@ -78,7 +79,7 @@ def prepared(method: FedAvg, clients: Sequence[Client], *, number: int = 0) -> P
             client.name: method.share(client, model=model, state={}, clock=CLOCK, rng=drawn("share"))[0]
             for client in clients
         }
-        inboxes = dict(method.combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))[0])
+        inboxes = dict(method.combine(shared, server={}, clock=CLOCK, rng=simulated_stream(0, "combine"))[0])
     client, inbox = clients[0], inboxes.get("client:0", {})
     data, state = method.training_set(client, inbox=inbox, state={}, rng=drawn("data"))
 
@@ -138,9 +139,9 @@ def federated(method: Method, clients: Sequence[Client], *, rounds: int = 2, rec
         told = [metrics["loss"] for metrics in report.metrics.values() if "loss" in metrics]
         losses.append(sum(told) / max(len(told), 1))
 
-    wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number), keep=lambda message: True)
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number), keep=lambda message: True)
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
-    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, on_round=note)
+    driver = RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds, on_round=note)
     model = driver.run(start(method))
     assert model is not None
     return Federated(model=model.state.tensors(), transcript=wire.transcript, losses=losses, states=states.states)
@@ -155,7 +156,7 @@ def privately(method: FedAvg, clients: Sequence[Client]) -> tuple[dict[str, floa
     """Train client 0 for one step under DP-SGD without noise: its metrics, and what that cost."""
     made = prepared(method, clients)
     trainer = PrivateTrainer(
-        noise_multiplier=0.0, max_grad_norm=1.0, secret=stream(0, "secret", "noise"), method="the method", probes=2
+        noise_multiplier=0.0, max_grad_norm=1.0, secret=simulated_stream(0, "noise"), method="the method", probes=2
     )
     plan = replace(PLAN, batch_size=7, steps=1)
     return trainer(made.network(), made.data, made.objective(), plan, drawn("private")), trainer.uses

@@ -19,6 +19,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 CHANNELS = 32  # of tiny's first stage
 PLAN = TrainingPlan(batch_size=14, learning_rate=0.05, momentum=0.9, crop=None)
@@ -63,8 +64,8 @@ class Outcome:
 def run(method: Method, clients: Sequence[Client], *, rounds: int = 2, recode: bool = False) -> Outcome:
     states = MemoryStates()
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
-    wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
-    model = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start(method))
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
+    model = RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds).run(start(method))
     assert model is not None
     return Outcome(model=model, wire=wire, states=states.states)
 

@@ -18,6 +18,7 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.batches import Batch
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.05, crop=None, flip=0.0)
 CLOCK = Clock(round=0, rounds=1, participants=("client:0",))
@@ -58,10 +59,10 @@ def start() -> GlobalModel:
 
 def run(method: Method, *, recode: bool = False, rounds: int = 2, members: Sequence[Client] | None = None) -> Outcome:
     """Train `method` from a fixed start; with `recode` every message goes through bytes."""
-    wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
     states = MemoryStates()
     engine = LocalEngine(members=members or clients(), method=method, seed=0, states=states, recode=recode)
-    final = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    final = RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds).run(start())
     assert final is not None
     return Outcome(model=final.state.tensors(), transcript=wire.transcript, states=states.states)
 

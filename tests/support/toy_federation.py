@@ -30,6 +30,7 @@ from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_loop import predictions
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key, simulated_stream
 
 FULL_BATCH = TrainingPlan(batch_size=64, learning_rate=0.1, crop=None, flip=0.0)
 
@@ -51,7 +52,7 @@ class PixelStyles(FedAvg):
         return {"style": StyleStatistics(mean=pixels.mean(1), std=pixels.std(1))}, state
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         styles = [inbox["style"].tensors() for inbox in shared.values()]
         center = {name: torch.stack([style[name] for style in styles]).mean(0) for name in ("mean", "std")}
@@ -67,7 +68,7 @@ class PeerReviewed(FedAvg):
         return "before"
 
     def exhibits(
-        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: torch.Generator
+        self, updates: Mapping[str, Update], *, model: GlobalModel, server: State, rng: SecretStream
     ) -> Mapping[str, Inbox]:
         return {
             reviewer: {peer: update.artifacts["model"] for peer, update in updates.items() if peer != reviewer}
@@ -168,13 +169,13 @@ def run(
     lost: tuple[str, Step] | None = None,
 ) -> Outcome:
     engine = LocalEngine(members=clients, method=method, seed=seed, recode=recode)
-    wire = Wire(secret=lambda message, number: stream(seed, "secret", message.sender, number))
+    wire = Wire(secret=lambda message, number: simulated_stream(seed, message.sender, number))
     reports: list[RoundReport] = []
     driver = RoundLoop(
         method=method,
         engine=engine if lost is None else Unreliable(engine=engine, lost=lost[0], step=lost[1]),
         wire=wire,
-        seed=seed,
+        key=simulated_key(seed),
         rounds=rounds,
         participation=participation,
         on_round=lambda report, model: reports.append(report),

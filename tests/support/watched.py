@@ -15,6 +15,7 @@ from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.nn.networks.classifiers import Norm
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,7 +60,7 @@ def run(
     method: Method, clients: Sequence[Client], *, rounds: int = 2, recode: bool = False, participation: float = 1.0
 ) -> Watched:
     """Train from `start()` and keep every payload."""
-    wire = Wire(secret=lambda message, number: stream(0, "secret"), keep=lambda message: True)
+    wire = Wire(secret=lambda message, number: simulated_stream(0), keep=lambda message: True)
     reports: list[RoundReport] = []
     models: list[Mapping[str, Tensor]] = []
     states = MemoryStates()
@@ -70,7 +71,13 @@ def run(
 
     engine = LocalEngine(members=clients, method=method, seed=0, recode=recode, states=states)
     driver = RoundLoop(
-        method=method, engine=engine, wire=wire, seed=0, rounds=rounds, participation=participation, on_round=note
+        method=method,
+        engine=engine,
+        wire=wire,
+        key=simulated_key(0),
+        rounds=rounds,
+        participation=participation,
+        on_round=note,
     )
     final = driver.run(start(method=method))
     assert final is not None

@@ -13,6 +13,7 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.errors import DataError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,8 +53,8 @@ class Finished:
         for member in self.clients:
             rng = stream(seed, "world", "share", 0, member.name)
             shared[member.name], _ = self.method.share(member, model=None, state={}, clock=clock, rng=rng)
-        rng = stream(seed, "secret", "combine", 0)
-        return self.method.combine(shared, server={}, clock=clock, rng=rng)[0][client]
+        secret = simulated_stream(seed, "combine", 0)
+        return self.method.combine(shared, server={}, clock=clock, rng=secret)[0][client]
 
 
 def finished(run: Path, *, data_root: Path | None, progress: Progressive) -> Finished:

@@ -91,7 +91,7 @@ def audited(
     if guesses > len(canaries):
         raise UsageError(f"--guesses is {guesses}, more than the {len(canaries)} canaries; lower it.")
     assert guarantee.epsilon is not None
-    coins = torch.rand(len(canaries), generator=stream(seed, "secret", "audit coins", defense_stack.name, repeat)) < 0.5
+    coins = torch.rand(len(canaries), generator=stream(seed, "attack", "audit coins", defense_stack.name, repeat)) < 0.5
     run = canaries.observed(coins, replace(defense_stack, name=f"{defense_stack.name}/{repeat}/run"))
     beside = canaries.observed(
         torch.zeros_like(coins), replace(defense_stack, name=f"{defense_stack.name}/{repeat}/reference")
@@ -234,7 +234,7 @@ class MislabelledCanaries:
         if site.model is None:
             raise UsageError("mislabeled canaries need a network to train.")
         classes = len(data.class_names)
-        shift = torch.randint(1, classes, (len(data),), generator=stream(site.seed, "secret", "audit labels"))
+        shift = torch.randint(1, classes, (len(data),), generator=stream(site.seed, "attack", "audit labels"))
         given = TrainingSet(images=data.pixels(), labels=(data.labels + shift) % classes)
         model, plan = site.model.module(), plan_of(site)
         before = _losses(model, given)

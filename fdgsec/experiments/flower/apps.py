@@ -3,7 +3,7 @@
 import json
 import math
 import os
-import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fdgsec.data.catalog import load_dataset
 from fdgsec.experiments.flower.jobs import RUN, Job, Purpose, Status, save_trained, settings_read
-from fdgsec.experiments.run_config import RunConfig, defense_of
+from fdgsec.experiments.run_config import RunConfig, defense_of, defense_text
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import RoundSettings, run_rounds
 from fdgsec.experiments.setup.run_inputs import (
@@ -28,16 +28,17 @@ from fdgsec.experiments.setup.run_inputs import (
     with_validation,
 )
 from fdgsec.experiments.train import split_sources
+from fdgsec.federation.defense import Defense, mechanism_on
 from fdgsec.federation.engines.flower.codec import Introduction
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import StepLimits, noise_seed
+from fdgsec.federation.engines.flower.step_limits import StepLimits, key_in, noise_key
 from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
-from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import NoProgress
+from fdgsec.runtime.secret_streams import new_key
 from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
@@ -86,8 +87,11 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
         grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(),
         timeout=job.timeout, on_stage=lambda stage: _record_stage(status, stage),
     )  # fmt: skip
+    settings = RoundSettings.of(config)
+    if job.deployed:  # nodes know the run's seed
+        settings = replace(settings, key=new_key())
     trained = run_rounds(
-        method, engine, model_of(config, method, classes) if needed else None, RoundSettings.of(config),
+        method, engine, model_of(config, method, classes) if needed else None, settings,
         defense_stack=defense_stack, quorum=job.quorum, checked=True, 
         on_failure=lambda failure: status.add("failures", asdict(failure)),
     )  # fmt: skip
@@ -125,7 +129,7 @@ class NodeConfig:
     """The configuration of a node: its client number, the number of clients, its images and its state folder.
 
     `own_data` says that all images under `data_root` are this client's; otherwise it holds its part of the dataset.
-    `required` are defenses without which it joins no run. `secret` is the file with the seed of its noise, empty if
+    `required` are defenses without which it joins no run. `secret` is the file with the key of its noise, empty if
     the noise is drawn from the run's seed."""
 
     partition: int
@@ -165,13 +169,11 @@ def member_of(settings: str, context: Context) -> Member:
 @lru_cache(maxsize=16)
 def _member(settings: str, node: NodeConfig) -> Member:
     purpose, config = settings_read(settings)
-    lacking = [text for text in node.required if defense_of(text) not in config.defenses]
-    if lacking:
-        raise UsageError(f"client:{node.partition} takes part in no run without --defense {lacking[0]}.")
+    config = replace(config, defenses=own_first(node, config.defenses))
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
     if node.secret not in ("", "run"):
-        defense_stack = replace(defense_stack, seed=noise_seed(node.state, _secret_seed(Path(node.secret))))
+        defense_stack = replace(defense_stack, key=noise_key(node.state, key_in(Path(node.secret))))
     local, classes = _local_client(purpose, config, node)
     sizes = (
         (0, 0)
@@ -189,6 +191,25 @@ def _member(settings: str, node: NodeConfig) -> Member:
         client=local, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
         seed=config.seed, folder=node.state, step_limits=step_limits, introduction=introduction,
     )  # fmt: skip
+
+
+def own_first(node: NodeConfig, listed: Sequence[Defense]) -> tuple[Defense, ...]:
+    """The defenses that the node's owner requires, in the owner's order, then what else the server lists.
+
+    Raises UsageError where the server does not list a required one, so that it would not know what it receives, or
+    lists another mechanism beside them, which would release the records a second time or in place of the owner's."""
+    own = [defense_of(text) for text in node.required]
+    lacking = [text for text, defense in zip(node.required, own, strict=True) if defense not in listed]
+    if lacking:
+        raise UsageError(f"client:{node.partition} takes part in no run without --defense {lacking[0]}.")
+    added = [defense for defense in listed if defense not in own]
+    foreign = [defense for defense in added if own and mechanism_on(defense)]
+    if foreign:
+        raise UsageError(
+            f"client:{node.partition} takes part in no run with {defense_text(foreign[0])}, which its owner does not "
+            "require: beside the required defenses a server may only list post-processing."
+        )
+    return (*own, *added)
 
 
 def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tuple[Client, tuple[str, ...]]:
@@ -214,14 +235,3 @@ def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tupl
             f"{name} of {node.clients} is not among the {len(known)} clients of this run; join with --of {len(known)}."
         )
     return known[name], tuple(world.dataset.class_names)
-
-
-def _secret_seed(path: Path) -> int:
-    """The secret seed of a node's noise: 63 random bits, in a file that only its owner can read."""
-    if not path.exists():
-        write_atomic(path, f"{secrets.randbits(63)}\n")
-        path.chmod(0o600)
-    try:
-        return int(path.read_text())
-    except ValueError as error:
-        raise UsageError(f"{path} does not hold a seed; remove it to draw a new one.") from error

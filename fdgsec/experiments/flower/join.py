@@ -2,19 +2,19 @@
 
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key, write_private
+from fdgsec.federation.engines.flower.certificates import check_certificate, check_node_key
 from fdgsec.federation.engines.flower.commands import Node, Setting, shell_line
 from fdgsec.federation.engines.flower.connection import AbsentError, Connection, ask
 from fdgsec.federation.engines.flower.foreground_process import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.nodes_and_jobs import supernode
 from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, Running, free_port, telling_line
+from fdgsec.federation.engines.flower.step_limits import key_in
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 
@@ -26,9 +26,8 @@ PLAIN = (
 )
 UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
 """Error codes of Flower's server for an unknown node key."""
-SEED_BITS = 63
 RUN = "run"
-"""In place of a secret seed file: the node's noise is drawn from the run's seed, which the server knows."""
+"""In place of a file with a key: the node's noise is drawn from the run's seed, which the server knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,7 @@ class JoinSettings:
     """The options of `fdgsec join`. Raises UsageError for options that exclude each other.
 
     With `own_data`, all images under `data_root` are this client's; otherwise it is client `partition` of `clients`.
-    `required` are defenses without which the node joins no run. `secret` is the file with the seed of its noise, by
+    `required` are defenses without which the node joins no run. `secret` is the file with the key of its noise, by
     default a file in `state`; `reproducible` uses the run's seed instead. `patience` is how many seconds the server may
     take to start and to register this node's key."""
 
@@ -182,14 +181,9 @@ def _settings(joining: JoinSettings) -> dict[str, Setting]:
 
 
 def _secret(joining: JoinSettings) -> str:
-    """The file with the seed of the node's noise, or RUN if `reproducible`."""
+    """The file with the key of the node's noise, or RUN if `reproducible`."""
     if joining.reproducible:
         return RUN
-    path = joining.secret or joining.state / "secret.seed"
-    if not path.exists():
-        write_private(path, f"{secrets.randbits(SEED_BITS)}\n".encode())
-    try:
-        int(path.read_text())
-    except (OSError, ValueError):
-        raise UsageError(f"{path} holds no seed; expected one integer. Remove the file to draw a new one.") from None
+    path = joining.secret or joining.state / "secret.key"
+    key_in(path)
     return str(path.resolve())

@@ -16,6 +16,7 @@ from fdgsec.federation.method import GlobalModel, Method
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.registry import name_of, resolve
+from fdgsec.runtime.secret_streams import simulated_key
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +59,7 @@ def defense_stack_of(config: RunConfig, method: Method) -> DefenseStack:
     usual = build(resolve("defenses", "guards"), {}, where="guards")
     defense_stack = DefenseStack(
         defenses=config.defenses,
-        seed=config.seed,
+        key=simulated_key(config.seed),
         statistic_source=statistic_source_of(config, method),
         usual=usual,
     )

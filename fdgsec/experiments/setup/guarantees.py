@@ -6,14 +6,18 @@ from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Method
 from fdgsec.privacy.ledger import Ledger
 
+SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever knows the seed knows the noise"
+
 
 def guarantee_documents(
-    ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float
+    ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float, simulated: bool
 ) -> list[Mapping[str, object]]:
     """The run's guarantees with the cost of each part; empty without defenses."""
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
+    if simulated:
+        assumptions.append(SIMULATED)
     returns = method.trains_on_own_releases
     if returns:
         assumptions.append(

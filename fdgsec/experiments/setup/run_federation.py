@@ -4,8 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from fdgsec.experiments.run_config import Keep, RunConfig
 from fdgsec.experiments.setup.guarantees import guarantee_documents
 from fdgsec.federation.client_step import UNDEFENDED
@@ -16,7 +14,7 @@ from fdgsec.federation.method import Client, Engine, GlobalModel, Method, State
 from fdgsec.federation.round_loop import Failure, RoundLoop, RoundReport
 from fdgsec.federation.wire import Guard, Message, Transcript, Upload, Wire, keeps_artifacts
 from fdgsec.runtime.progress import NoProgress, Progressive, warn
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,15 +85,15 @@ class _Keeper:
 class RoundSettings:
     """The settings of the round loop: seed, rounds, participation, and the payloads that the transcript keeps.
 
-    `name` distinguishes the random streams of a simulated run from those of the run itself (""). The server draws from
-    `server_seed` where it is given. Guarantees are stated at `delta`; None states none."""
+    `name` distinguishes the random streams of a simulated run from those of the run itself (""). `key` is that of the
+    server's own draws; None: the simulated one of the seed. Guarantees are stated at `delta`; None states none."""
 
     seed: int
     rounds: int = 0
     participation: float = 1.0
     keep: Keep = "artifacts"
     name: str = ""
-    server_seed: int | None = None
+    key: bytes | None = field(default=None, repr=False)
     delta: float | None = None
 
     @classmethod
@@ -106,12 +104,16 @@ class RoundSettings:
             delta=config.delta,
         )  # fmt: skip
 
-    def secret(self, upload: Upload, number: int) -> torch.Generator:
+    @property
+    def server_key(self) -> bytes:
+        """The key of the server's own draws."""
+        return simulated_key(self.seed) if self.key is None else self.key
+
+    def secret(self, upload: Upload, number: int) -> SecretStream:
         """The random stream of policy `number` for one upload."""
         run = (self.name,) if self.name else ()
-        return stream(
-            self.seed, "secret", "policy", *run, upload.round, upload.stage, upload.sender, upload.receiver, number
-        )
+        names = (upload.round, upload.stage, upload.sender, upload.receiver, number)
+        return SecretStream(self.server_key, "policy", *run, *names)
 
     def keeps(self, message: Message) -> bool:
         """Whether the transcript keeps a payload: artifacts always, models of the last round or of all on request."""
@@ -151,12 +153,14 @@ def run_rounds(
     keeper = _Keeper(progress=progress or NoProgress())
     RoundLoop(
         method=method, engine=engine, wire=wire,
-        seed=settings.seed if settings.server_seed is None else settings.server_seed, rounds=settings.rounds,
+        key=settings.server_key, rounds=settings.rounds,
         participation=settings.participation, on_round=keeper, quorum=quorum, checked=checked, on_failure=on_failure,
     ).run(model)  # fmt: skip
     guarantees: Sequence[Mapping[str, object]] = ()
     if settings.delta is not None:
-        guarantees = guarantee_documents(wire.ledger, defense_stack, method, delta=settings.delta)
+        guarantees = guarantee_documents(
+            wire.ledger, defense_stack, method, delta=settings.delta, simulated=settings.key is None
+        )
     return FederationRun(
         transcript=wire.transcript, states=states or {}, model=keeper.model or model, curve=keeper.curve,
         kept_round=keeper.round, guarantees=guarantees,
@@ -191,18 +195,17 @@ def observe(
     defense_stack: DefenseStack = UNDEFENDED,
     guards: Sequence[Guard] = (),
     rounds: int = 0,
-    server_seed: int | None = None,
+    key: bytes | None = None,
     delta: float | None = None,
 ) -> FederationRun:
     """Simulate an exchange of artifacts among `members` in this process, with training only where `rounds` are given.
 
     The transcript also keeps the models of the last round. `model` is what methods need that share under the current
-    model (StableFDG), and what training starts from. For `name`, `server_seed` and `delta` see `RoundSettings`."""
+    model (StableFDG), and what training starts from. For `name`, `key` and `delta` see `RoundSettings`."""
     states = MemoryStates()
-    renamed = replace(defense_stack, seed=seed, name=name)
+    renamed = replace(defense_stack, key=simulated_key(seed), name=name)
     engine = LocalEngine(members=members, method=method, seed=seed, states=states, defense_stack=renamed)
     settings = RoundSettings(
-        seed=seed, rounds=rounds, keep="models=last" if rounds else "artifacts", name=name, server_seed=server_seed,
-        delta=delta,
+        seed=seed, rounds=rounds, keep="models=last" if rounds else "artifacts", name=name, key=key, delta=delta,
     )  # fmt: skip
     return run_rounds(method, engine, model, settings, defense_stack=defense_stack, guards=guards, states=states.states)

@@ -23,6 +23,7 @@ from fdgsec.federation.wire import SERVER, Guard
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import integer_seed, stream
+from fdgsec.runtime.secret_streams import simulated_key
 from fdgsec.threats.adversary import Adversary, View
 from fdgsec.threats.attack import Case, Truth
 
@@ -88,7 +89,7 @@ class Simulator:
         method = self.method.fitting(len(members))
         if rounds and method.reviews != "none":
             members = [with_validation(client, seed=seed) for client in members]
-        server_seed = self.seed if rounds and SERVER in self.adversary.parties else None
+        key = simulated_key(self.seed) if rounds and SERVER in self.adversary.parties else None
         observed = observe(
             method,
             members,
@@ -96,7 +97,7 @@ class Simulator:
             name="simulated",
             model=self.model,
             rounds=rounds,
-            server_seed=server_seed,
+            key=key,
             defense_stack=self.defense_stack,
         )
         return self._undone(View(messages=tuple(observed.transcript.messages())))
@@ -116,7 +117,7 @@ class Simulator:
             client=Client(name="client:1", data=images), method=self.method, model=self.model,
             statistic_source=self.defense_stack.statistic_source, clock=self._clock, state=state,
         )  # fmt: skip
-        defense_stack = replace(self.defense_stack, seed=integer_seed(rng), name="simulated")
+        defense_stack = replace(self.defense_stack, key=simulated_key(integer_seed(rng)), name="simulated")
         outgoing = Outgoing(round=0, stage="share", name=self.slots[artifact.kind], artifact=artifact, sender=sender)
         return defense_stack.undone(defense_stack.defended(outgoing))
 

@@ -12,7 +12,7 @@ from fdgsec.federation.wire import SERVER, Message, Upload, Wire
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_loop import CrossEntropy
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Case, Question, Truth
 
@@ -67,7 +67,9 @@ def _last_model_sent(simulator: Simulator) -> GlobalModel | None:
 def _view_of_step(simulator: Simulator, model: GlobalModel, data: DomainDataset, plan: TrainingPlan, name: str) -> View:
     """The adversary's view of a round in which the client called `name` takes the step."""
     clock = Clock(round=0, rounds=1, participants=(name,))
-    defense_stack = replace(simulator.defense_stack, seed=simulator.seed, name="single step " + "/".join(data.ids))
+    defense_stack = replace(
+        simulator.defense_stack, key=simulated_key(simulator.seed), name="single step " + "/".join(data.ids)
+    )
     client, trainer = defense_stack.with_trainer(Client(name=name, data=data), simulator.method, clock)
     network = model.module()
     client.trainer(network, TrainingSet.of(data), CrossEntropy(), plan, simulator.rng("single step fit", *data.ids))
@@ -76,7 +78,7 @@ def _view_of_step(simulator: Simulator, model: GlobalModel, data: DomainDataset,
     sender = defense_stack.sender(client, simulator.method, asked, {}, trainer)
     reply = defense_stack.sent("fit", Reply(artifacts={"model": update}), sender)
     wire = Wire(
-        secret=lambda _upload, number: stream(simulator.seed, "secret", "policy", "single step", *data.ids, number),
+        secret=lambda _upload, number: simulated_stream(simulator.seed, "policy", "single step", *data.ids, number),
         guards=simulator.guards, policies=simulator.defense_stack.policies, keep=lambda _message: True,
     )  # fmt: skip
     wire.send(Message(round=0, stage="model", sender=SERVER, receiver=name, artifact=model.state))

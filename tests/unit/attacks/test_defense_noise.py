@@ -156,7 +156,7 @@ def clients(knowledge: Knowledge, noise: Noise, *, count: int, size: int, seed: 
         candidates = replace(holding(knowledge, asked), domains=torch.zeros(2 * size, dtype=torch.int64))
         cases.append(
             Case(
-                question="resampled_clients", views=(upload(noise.on(release, stream(seed, "secret", number))),),
+                question="resampled_clients", views=(upload(noise.on(release, stream(seed, "attack", number))),),
                 victim="client:0", records=size, domain="planted 0", slice={"n_per_client": size}, candidates=candidates,
             )
         )  # fmt: skip
@@ -218,7 +218,7 @@ def test_rows_under_noise_are_found_by_who_whitens_the_noise():
     whole = world(400, channels=24, domains=1, rng=stream(5, "attack"))
     shown = holding(whole, torch.arange(200))
     mean, std = whole.statistics(shown).style(unbiased=True)
-    released = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
+    released = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "attack"))
     case = Case(
         question="as_if_released", views=(upload(released),), victim="client:0", slice={"domain": "planted"},
         candidates=shown,

@@ -209,7 +209,7 @@ def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     """The same bank with noise on its rows, and a client that knows of it."""
     bank = planted_control.cases[0].views[0].latest(StyleBank)
     assert bank is not None
-    sent = noise.on(ImageStyles(mean=bank.mean, std=bank.std), stream(0, "secret"))
+    sent = noise.on(ImageStyles(mean=bank.mean, std=bank.std), stream(0, "attack"))
     assert isinstance(sent, ImageStyles)
     case = received(planted_control.cases[0], replace(bank, mean=sent.mean, std=sent.std))
     return replace(planted_control, cases=[case], knowledge=replace(planted_control.knowledge, defended=noise))

@@ -40,7 +40,7 @@ def populations(
             if rows:
                 mean, std = found.style(unbiased=True)
                 artifact = ImageStyles(mean=mean.float(), std=std.float())
-            noisy = noise.on(artifact, stream(seed, "secret", half, place))
+            noisy = noise.on(artifact, stream(seed, "attack", half, place))
             cases.append(
                 Case(
                     question=question, views=(upload(noisy),), victim="client:0", records=SIZE, domain="planted 0",

@@ -59,7 +59,7 @@ def cases_of(
         shown = random_crops(inside, least=0.8, rng=rng) if extraction else inside
         mean, std = knowledge.statistics(shown).style(unbiased=True)
         released = ImageStyles(mean=mean.float(), std=std.float())
-        seen = released if noise is None else noise.on(released, stream(number, "secret"))
+        seen = released if noise is None else noise.on(released, stream(number, "attack"))
         place = torch.randperm(2 * SIZE, generator=rng)
         cases.append(
             Case(

@@ -164,7 +164,7 @@ def test_behind_noise_a_decoder_learns_from_rows_as_they_are_released(scale: flo
     attack, planted_control, _ = planted()
     noise = Noise(scale=scale)
     mean, std = planted_control.cases[0].released()
-    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
+    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "attack"))
     case = replace(planted_control.cases[0], views=(upload(sent),))
     alone, gains = replace(attack, losses=("mse",)), {}
     for name, defended in (("aware", noise), ("not", None)):

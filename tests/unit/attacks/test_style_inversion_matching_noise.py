@@ -21,7 +21,7 @@ def test_behind_noise_the_likely_style_is_aimed_at():
     attack, noise = OptimizationInversion(restarts=1, steps=60), Noise(scale=0.5)
     control = attack.positive_control(KNOWLEDGE, stream(0, "attack", "plant"))
     mean, std = control.cases[0].released()
-    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "secret"))
+    sent = noise.on(ImageStyles(mean=mean.float(), std=std.float()), stream(0, "attack"))
     case = replace(control.cases[0], views=(upload(sent),))
     gains = {}
     for name, defended in (("aware", noise), ("not", None)):

@@ -27,6 +27,7 @@ from fdgsec.privacy.ledger import Guarantee
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.toy_federation import PeerReviewed, PixelStyles, images, start
 
 PLAN = TrainingPlan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
@@ -68,12 +69,12 @@ def ran(
     defense_stack = DefenseStack(defenses=defenses)
     defense_stack.check(method)
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", "server", upload.round, upload.sender, number),
+        secret=lambda upload, number: simulated_stream(0, "server", upload.round, upload.sender, number),
         filters=defense_stack.filters, policies=defense_stack.policies, keep=lambda message: True,
     )  # fmt: skip
     reports: list[object] = []
     driver = RoundLoop(
-        method=method, engine=LocalEngine(members=members, method=method, seed=0, defense_stack=defense_stack), wire=wire, seed=0,
+        method=method, engine=LocalEngine(members=members, method=method, seed=0, defense_stack=defense_stack), wire=wire, key=simulated_key(0),
         rounds=rounds, participation=participation,
         on_round=lambda report, model: reports.append([dict(one) for one in report.metrics.values()]),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.toy_federation import images
 
 PLAN = TrainingPlan(steps=1, batch_size=4, crop=None, learning_rate=0.1)
@@ -32,9 +33,9 @@ def guarantees(method: FedAvg, *, norm: str = "group", rounds: int = 2) -> Seque
     members = [Client(name=f"client:{number}", data=images(8, f"c{number}")) for number in range(3)]
     defense_stack = DefenseStack(defenses=(DPFedAvg(epsilon=2.0),))
     defense_stack.check(method)
-    wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
+    wire = Wire(secret=lambda upload, number: simulated_stream(0, number), keep=lambda message: False)
     engine = LocalEngine(members=members, method=method, seed=0, defense_stack=defense_stack)
-    RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(begun)
+    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds).run(begun)
     return wire.ledger.guarantees(delta=1e-5)
 
 

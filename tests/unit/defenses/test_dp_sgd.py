@@ -32,6 +32,7 @@ from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import resolve
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key, simulated_stream
 from tests.support.private_setting import network
 from tests.support.round_loop import four_clients
 from tests.support.single_records import start
@@ -72,11 +73,13 @@ def promises(
     """What a run of RoundLoop and LocalEngine promises."""
     defense_stack = DefenseStack(defenses=defenses, name="test")
     defense_stack.check(method)
-    wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
+    wire = Wire(secret=lambda upload, number: simulated_stream(0, number), keep=lambda message: False)
     engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=defense_stack)
-    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds, participation=participation)
+    driver = RoundLoop(
+        method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds, participation=participation
+    )
     driver.run(start(method))
-    return guarantee_documents(wire.ledger, defense_stack, method, delta=1e-5)
+    return guarantee_documents(wire.ledger, defense_stack, method, delta=1e-5, simulated=True)
 
 
 def outgoing(
@@ -92,8 +95,8 @@ def outgoing(
     return replace(plain, **given)  # type: ignore[arg-type]
 
 
-def rng() -> torch.Generator:
-    return stream(0, "secret", "test")
+def rng() -> SecretStream:
+    return simulated_stream(0, "test")
 
 
 def model_state() -> ModelState:
@@ -191,7 +194,7 @@ def test_two_clients_and_two_rounds_draw_noise_of_their_own(clients: list[Client
 
     trainers = [defense_stack.with_trainer(client, method, clock)[1] for client in clients[:2] for clock in clocks]
 
-    drawn = [torch.rand(4, generator=t.secret).tolist() for t in trainers if isinstance(t, PrivateTrainer)]
+    drawn = [t.secret.uniform(4).tolist() for t in trainers if isinstance(t, PrivateTrainer)]
     assert len({tuple(values) for values in drawn}) == 4
 
 
@@ -231,7 +234,7 @@ def test_batch_norm_is_refused_and_group_norm_named(clients: list[Client]):
     wire = Wire(secret=lambda upload, number: rng(), keep=lambda message: False)
 
     with pytest.raises(UsageError, match=r"BatchNorm2d.*--norm group"):
-        RoundLoop(method=FedAvg(plan=PLAN), engine=engine, wire=wire, seed=0, rounds=1).run(model)
+        RoundLoop(method=FedAvg(plan=PLAN), engine=engine, wire=wire, key=simulated_key(0), rounds=1).run(model)
 
 
 def test_the_model_pays_and_other_networks_of_the_same_steps_are_free():
@@ -267,12 +270,12 @@ def test_what_noisy_steps_did_not_make_is_none_of_its_business(message: Outgoing
     assert DPSGD(epsilon=8.0).on_message(message, rng()) is None
 
 
-def test_a_defense_before_it_cannot_pay_for_the_model_in_place_of_its_steps(clients: list[Client]):
-    with pytest.raises(UsageError, match="put dp-sgd first"):
-        promises(FedAvg(plan=PLAN), clients[:1], DPFedAvg(), DPSGD(noise_multiplier=1.0), rounds=1)
+@pytest.mark.parametrize("turn", [1, -1], ids=["first", "last"])
+def test_no_other_mechanism_releases_the_model(clients: list[Client], turn: int):
+    both = (DPFedAvg(), DPSGD(noise_multiplier=1.0))[::turn]
 
-    run, *_ = promises(FedAvg(plan=PLAN), clients[:1], DPSGD(noise_multiplier=1.0), DPFedAvg(), rounds=1)
-    assert run["unit"] == "record"
+    with pytest.raises(UsageError, match="both mechanisms on what clients send"):
+        promises(FedAvg(plan=PLAN), clients[:1], *both, rounds=1)
 
 
 @pytest.mark.parametrize(

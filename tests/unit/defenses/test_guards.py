@@ -24,6 +24,7 @@ from fdgsec.nn.training.training_loop import predictions
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.hostile import Forgery, Hostile, altered, first_is, forged, scaled
 from tests.support.toy_federation import FULL_BATCH, PixelStyles, images, largest_gap, members, start
 
@@ -43,11 +44,11 @@ def ran(*defenses: Defense, usual: Defense | None = None, rounds: int = 1, clien
     method = PixelStyles(plan=FULL_BATCH)
     defense_stack = DefenseStack(defenses=defenses, usual=usual)
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", number), guards=defense_stack.guards, filters=defense_stack.filters,
+        secret=lambda upload, number: simulated_stream(0, number), guards=defense_stack.guards, filters=defense_stack.filters,
         keep=lambda message: True,
     )  # fmt: skip
     engine = LocalEngine(members=members(*(8,) * clients), method=method, seed=0, defense_stack=defense_stack)
-    model = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=rounds).run(start())
+    model = RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=rounds).run(start())
     assert model is not None
     return Ran(model=model, wire=wire)
 
@@ -60,7 +61,7 @@ def received(
         Upload(round=0, stage="update", sender=f"client:{number}", artifacts={slot: artifact})
         for number, artifact in enumerate(artifacts)
     ]
-    receipt = Receipt(uploads=uploads, model=model, rounds=1, rng=stream(0, "secret"), ledger=Ledger())
+    receipt = Receipt(uploads=uploads, model=model, rounds=1, rng=simulated_stream(0), ledger=Ledger())
     return [upload.artifacts[slot] for upload in guards.on_received(receipt)]
 
 
@@ -116,7 +117,7 @@ def test_a_message_over_the_size_limit_is_refused():
 def test_what_is_refused_before_it_is_used_is_not_written_down():
     defense_stack = DefenseStack(usual=Guards())
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret"), guards=defense_stack.guards, filters=defense_stack.filters
+        secret=lambda upload, number: simulated_stream(0), guards=defense_stack.guards, filters=defense_stack.filters
     )
     bad = forged(StyleStatistics, mean=torch.tensor([NAN]), std=torch.ones(1))
 
@@ -137,7 +138,7 @@ def test_what_is_refused_before_it_is_used_is_not_written_down():
     ],
 )
 def test_each_check_is_off_where_it_is_switched_off(guards: Guards, forge: Forgery, passes: bool):
-    wire = Wire(secret=lambda upload, number: stream(0, "secret"), guards=[guards.inspect], filters=[guards])
+    wire = Wire(secret=lambda upload, number: simulated_stream(0), guards=[guards.inspect], filters=[guards])
     uploads = [Upload(round=0, stage="share", sender="client:0", artifacts={"style": forge(styles(1.0)[0])})]
 
     if passes:

@@ -8,7 +8,7 @@ from fdgsec.federation.artifacts import StyleStatistics
 from fdgsec.federation.wire import Receipt, Upload
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.errors import ArtifactError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 
 STYLE = StyleStatistics(mean=torch.zeros(2), std=torch.ones(2))
 
@@ -26,7 +26,7 @@ def test_who_leaves_something_out_is_named(slots: list[set[str]], said: str):
         Upload(round=0, stage="share", sender=f"client:{number}", artifacts=dict.fromkeys(sorted(names), STYLE))
         for number, names in enumerate(slots)
     ]
-    receipt = Receipt(uploads=uploads, model=None, rounds=1, rng=stream(0, "secret"), ledger=Ledger())
+    receipt = Receipt(uploads=uploads, model=None, rounds=1, rng=simulated_stream(0), ledger=Ledger())
 
     with pytest.raises(ArtifactError, match=said):
         Guards().on_received(receipt)

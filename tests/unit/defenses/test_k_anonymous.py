@@ -13,16 +13,18 @@ from fdgsec.federation.method import SHARED_ROWS, Client
 from fdgsec.methods.ccst import CCST
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from tests.support.outgoings import outgoing
 
 
-def rng(seed: int = 0) -> torch.Generator:
-    return stream(seed, "secret", "test")
+def rng(seed: int = 0) -> SecretStream:
+    return simulated_stream(seed, "test")
 
 
 def rows(count: int) -> ImageStyles:
-    return ImageStyles(mean=torch.randn(count, 6, generator=rng(7)), std=torch.rand(count, 6, generator=rng(8)))
+    return ImageStyles(
+        mean=torch.randn(count, 6, generator=rng(7).generator()), std=torch.rand(count, 6, generator=rng(8).generator())
+    )
 
 
 def sent(defense: KAnonymous, artifact: Artifact, **known: object) -> dict[str, Tensor]:
@@ -62,7 +64,7 @@ def test_every_row_is_replaced_by_the_mean_of_its_group_in_its_own_place(groups:
 
 
 def test_groups_of_nearest_rows_are_mdav():
-    points = torch.randn(17, 3, generator=rng(5), dtype=torch.float64)
+    points = torch.randn(17, 3, generator=rng(5).generator(), dtype=torch.float64)
     points = (points - points.mean(0)) / points.std(0, correction=0)
     left, expected = list(range(17)), [set[int]()]
     while len(left) >= 2 * 4:  # a slow transcription: the farthest from the center, with its nearest
@@ -99,7 +101,7 @@ def test_a_pooled_style_leaves_as_it_is_where_enough_images_are_behind_it():
 
 
 def test_spectra_of_single_images_are_grouped_and_a_mean_spectrum_is_not():
-    values = torch.rand(6, 3, 4, 3, generator=rng())
+    values = torch.rand(6, 3, 4, 3, generator=rng().generator())
     spectra = Amplitudes(values=values, owner=torch.zeros(6, dtype=torch.int64))
     mean = Amplitudes(values=values[:1], owner=torch.zeros(1, dtype=torch.int64))
 

@@ -28,6 +28,7 @@ from fdgsec.privacy.accounting import Use, epsilon
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.round_loop import four_clients
 from tests.support.single_records import drawn, start
 
@@ -50,7 +51,7 @@ def review(values: Tensor, *, method: Method = METHOD, rounds: int = 1, **client
 
 
 def protected(defense: PrivateScores, message: Outgoing, draw: int = 0) -> Protected:
-    found = defense.on_message(message, stream(0, "secret", "test", draw))
+    found = defense.on_message(message, simulated_stream(0, "test", draw))
     assert found is not None
     return found
 
@@ -176,7 +177,7 @@ def test_methods_without_scores_or_without_a_bound_are_refused(method: Method, s
 def test_what_is_no_review_is_none_of_its_business(stage: str):
     message = replace(review(torch.ones(2)), stage=stage)
 
-    assert PrivateScores().on_message(message, drawn("any")) is None
+    assert PrivateScores().on_message(message, simulated_stream(0, "any")) is None
 
 
 def test_a_judge_without_validation_images_is_refused():
@@ -192,12 +193,12 @@ def test_options_out_of_range_are_refused(options: Mapping[str, object]):
 
 def test_alone_it_promises_scores_and_names_models(clients: list[Client]):
     defense_stack = DefenseStack(defenses=(PrivateScores(epsilon=2.0),), name="test")
-    wire = Wire(secret=lambda upload, number: stream(0, "secret", number), keep=lambda message: False)
+    wire = Wire(secret=lambda upload, number: simulated_stream(0, number), keep=lambda message: False)
     engine = LocalEngine(members=clients, method=METHOD, seed=0, defense_stack=defense_stack)
 
-    RoundLoop(method=METHOD, engine=engine, wire=wire, seed=0, rounds=3).run(start(METHOD))
+    RoundLoop(method=METHOD, engine=engine, wire=wire, key=simulated_key(0), rounds=3).run(start(METHOD))
 
-    run, scores = guarantee_documents(wire.ledger, defense_stack, METHOD, delta=1e-5)
+    run, scores = guarantee_documents(wire.ledger, defense_stack, METHOD, delta=1e-5, simulated=True)
     assert run["epsilon"] is None
     assert run["uncovered"] == ["update/model", "update/generator", "update/perturbed", "update/numbers"]
     assert (scores["part"], scores["relation"]) == ("scores only", "replace-one")

@@ -19,7 +19,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.private_styles_setting import cost, largest_change, outgoing, protected
 from tests.support.toy_federation import PixelStyles
 
@@ -131,7 +131,7 @@ def grouped_and_clipped(message: Outgoing, *, first_row: float) -> torch.Tensor:
     values = rows_of(message.artifact)
     values[0, 0] = first_row
     mixed = KAnonymous(k=5).on_message(
-        replace(message, artifact=with_rows(message.artifact, values)), stream(0, "secret", "groups")
+        replace(message, artifact=with_rows(message.artifact, values)), simulated_stream(0, "groups")
     )
     assert mixed is not None
     return region.inside(rows_of(mixed.artifact))
@@ -198,8 +198,8 @@ def test_models_and_numbers_are_none_of_its_business():
     message = outgoing(OVERALL)
     numbers = replace(message, stage="update", name=NUMBERS, artifact=Scores(values=torch.ones(2)))
 
-    assert PrivateStyles().on_message(numbers, torch.Generator()) is None
-    assert PrivateStyles().on_message(replace(message, stage="update"), torch.Generator()) is None
+    assert PrivateStyles().on_message(numbers, simulated_stream(0)) is None
+    assert PrivateStyles().on_message(replace(message, stage="update"), simulated_stream(0)) is None
 
 
 def test_fiscs_clustered_style_is_refused_per_record_and_not_per_client():
@@ -284,4 +284,4 @@ def test_rows_of_other_kinds_are_refused():
 def test_the_kind_of_message_is_looked_at_before_the_data():
     message: Outgoing = replace(outgoing(OVERALL), artifact=Scores(values=vector(1)))
 
-    assert PrivateStyles().on_message(message, torch.Generator()) is None
+    assert PrivateStyles().on_message(message, simulated_stream(0)) is None

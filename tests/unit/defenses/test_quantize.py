@@ -15,12 +15,12 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
 )
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from tests.support.outgoings import outgoing
 
 
-def rng(seed: int = 0) -> torch.Generator:
-    return stream(seed, "secret", "test")
+def rng(seed: int = 0) -> SecretStream:
+    return simulated_stream(seed, "test")
 
 
 def sent(defense: Quantize, artifact: Artifact, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -32,7 +32,10 @@ def sent(defense: Quantize, artifact: Artifact, seed: int = 0) -> dict[str, torc
 
 
 def rows() -> ImageStyles:
-    return ImageStyles(mean=4 * torch.rand(50, 40, generator=rng(7)) - 2, std=2 * torch.rand(50, 40, generator=rng(8)))
+    return ImageStyles(
+        mean=4 * torch.rand(50, 40, generator=rng(7).generator()) - 2,
+        std=2 * torch.rand(50, 40, generator=rng(8).generator()),
+    )
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])

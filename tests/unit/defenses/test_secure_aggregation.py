@@ -28,8 +28,8 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UnseenError, UsageError
-from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
+from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.threats.adversary import ADVERSARIES
 from tests.support.round_loop import CLIENTS, ROUNDS, Outcome, federated, four_clients
 
@@ -49,7 +49,7 @@ def upload(number: int, artifacts: Mapping[str, Artifact], weight: float = 1.0) 
 
 
 def summed(uploads: Sequence[Upload], least: int = 2) -> Upload:
-    (total,) = SecureAggregation(least=least).policy().on_collected(uploads, stream(0, "secret"))
+    (total,) = SecureAggregation(least=least).policy().on_collected(uploads, simulated_stream(0))
     return total
 
 

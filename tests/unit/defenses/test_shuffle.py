@@ -13,8 +13,8 @@ from fdgsec.federation.wire import Upload, number_of
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
+from fdgsec.runtime.secret_streams import simulated_stream
 from fdgsec.threats.adversary import ADVERSARIES
 from tests.support.round_loop import CLIENTS, federated, four_clients
 
@@ -68,7 +68,7 @@ def test_the_parts_of_an_upload_stay_together():
         for n in range(20)
     ]  # fmt: skip
 
-    found = Shuffle().policy().on_collected(uploads, stream(0, "secret"))
+    found = Shuffle().policy().on_collected(uploads, simulated_stream(0))
 
     came = [int(u.artifacts["model"].tensors()["w"]) for u in found]
     assert came == [int(u.artifacts[NUMBERS].tensors()["values"]) for u in found]
@@ -81,7 +81,7 @@ def test_spectra_do_not_name_their_sender():
     spectra = Amplitudes(values=torch.ones(2, 1, 1, 1), owner=torch.tensor([3, 3]))
     upload = Upload(round=0, stage="share", sender="client:3", artifacts={"styles": spectra})
 
-    (found,) = Shuffle().policy().on_collected([upload], stream(0, "secret"))
+    (found,) = Shuffle().policy().on_collected([upload], simulated_stream(0))
 
     assert found.artifacts["styles"].tensors()["owner"].tolist() == [-2, -2]
     assert number_of("anonymous:0") == -2

@@ -20,7 +20,7 @@ def roles() -> Roles:
 
 
 @pytest.fixture(scope="module")
-def challenger_of(roles: Roles) -> Challenger:
+def challenger(roles: Roles) -> Challenger:
     clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
     return Challenger(
         method=FISC(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"], encoder="mini",

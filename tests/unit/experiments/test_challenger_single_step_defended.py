@@ -12,6 +12,7 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack, Outgoing, Protected
 from fdgsec.federation.method import Method
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.threats.attack import Question
 from tests.unit.experiments.test_challenger_single_step import challenger_of
 
@@ -25,7 +26,7 @@ class Silencing:
     def check(self, method: Method) -> None:
         """Works with every method."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if not isinstance(outgoing.artifact, ModelState):
             return None
         zeros = {name: torch.zeros_like(value) for name, value in outgoing.artifact.state.items()}

@@ -17,7 +17,7 @@ from fdgsec.nn.training.training_loop import epochs
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key, simulated_stream
 from tests.support.toy_federation import images, start
 
 USE = Use(mechanism="gaussian", noise=2.0, sensitivity={"zero-out": 1.0})
@@ -31,11 +31,15 @@ class Shifting:
     uses: tuple[Use, ...] | None = None
     assumptions: Sequence[str] = ("tested alone",)
 
+    @property
+    def mechanism_on(self) -> frozenset[str]:
+        return frozenset() if self.uses is None else frozenset({f"update/{self.slot}"})
+
     def check(self, method: Method) -> None:
         if self.slot == "nowhere":
             raise UsageError("shifting needs a slot.")
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if outgoing.name != self.slot:
             return None
         artifact = outgoing.artifact
@@ -49,10 +53,10 @@ class Shifting:
 class Noisy(Shifting):
     """Adds noise."""
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if outgoing.name != self.slot:
             return None
-        drawn = {name: torch.randn(value.shape, generator=rng) for name, value in outgoing.artifact.tensors().items()}
+        drawn = {name: rng.normal(*value.shape).float() for name, value in outgoing.artifact.tensors().items()}
         return Protected(artifact=ModelState(state=drawn), uses=self.uses)
 
 
@@ -69,10 +73,10 @@ class SilentTrainer:
 class NoProgress(Shifting):
     """Puts another training loop in place."""
 
-    def trainer(self, client: Client, method: Method, clock: Clock, rng: torch.Generator) -> SilentTrainer:
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> SilentTrainer:
         return SilentTrainer()
 
-    def on_message(self, outgoing: Outgoing, rng: torch.Generator) -> Protected | None:
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if outgoing.name == NUMBERS:
             return Protected(artifact=outgoing.artifact, uses=())
         return Protected(artifact=outgoing.artifact, uses=outgoing.sender.trained)
@@ -81,10 +85,10 @@ class NoProgress(Shifting):
 def federated(defenses: Sequence[Defense], *, seed: int = 0, name: str = "run") -> tuple[RoundLoop, Wire]:
     method = FedAvg(plan=TrainingPlan(steps=1, batch_size=4, crop=None))
     clients = [Client(name=f"client:{number}", data=images(8, f"c{number}")) for number in range(2)]
-    defense_stack = DefenseStack(defenses=defenses, seed=seed, name=name)
-    wire = Wire(secret=lambda message, number: stream(0, "secret"), keep=lambda message: True)
+    defense_stack = DefenseStack(defenses=defenses, key=simulated_key(seed), name=name)
+    wire = Wire(secret=lambda message, number: simulated_stream(0), keep=lambda message: True)
     engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=defense_stack)
-    return RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=1), wire
+    return RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=1), wire
 
 
 def sent(defenses: Sequence[Defense], slot: str, *, seed: int = 0, name: str = "run") -> list[torch.Tensor]:
@@ -179,7 +183,7 @@ def test_a_defense_may_train_in_a_clients_place_and_the_model_then_carries_the_c
 
 
 def test_two_training_defenses_are_refused():
-    with pytest.raises(UsageError, match="not two"):
+    with pytest.raises(UsageError, match="both mechanisms on what clients send"):
         DefenseStack(defenses=[NoProgress(), NoProgress()]).check(FedAvg())
 
 

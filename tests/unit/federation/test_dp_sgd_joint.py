@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from fdgsec.federation.dp_sgd_joint import Gradients, joint_step, single_records, trained
 from fdgsec.nn.training.batches import Batch
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 
-def drawn(name: str = "joint") -> torch.Generator:
-    return stream(0, "secret", name)
+def drawn(name: str = "joint") -> SecretStream:
+    return simulated_stream(0, name)
 
 
 def optimizers(*sizes: int) -> list[torch.optim.Optimizer]:
@@ -26,12 +26,12 @@ def moved(found: list[torch.optim.Optimizer]) -> list[Tensor]:
 
 def records(count: int, *sizes: int, scale: float = 1.0) -> list[Gradients]:
     draws = drawn("records")
-    return [[[scale * torch.randn(size, generator=draws)] for size in sizes] for _ in range(count)]
+    return [[[scale * draws.normal(size).float()] for size in sizes] for _ in range(count)]
 
 
 def step(found: list[torch.optim.Optimizer], given: list[Gradients], **options: float) -> None:
     """A step with bound 1 and expected size 1 and without noise, unless told otherwise."""
-    joint_step(found, given, rng=drawn(), **{"bound": 1.0, "expected": 1.0, "noise": 0.0, **options})
+    joint_step(found, given, secret=drawn(), **{"bound": 1.0, "expected": 1.0, "noise": 0.0, **options})
 
 
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_size():
@@ -89,7 +89,7 @@ def test_the_noise_is_the_secret_generators():
     step(again, [], noise=1.0)
 
     assert torch.equal(moved(found)[0], moved(again)[0])
-    assert torch.equal(-moved(found)[0], torch.zeros(8) - torch.randn(8, generator=drawn()))
+    assert torch.equal(-moved(found)[0], torch.zeros(8) - drawn().normal(8).float())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -19,6 +19,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))
 
@@ -40,9 +41,9 @@ def start() -> GlobalModel:
 
 def ccst_run(clients: list[Client], states: StateStore, *, recode: bool = False) -> str:
     method = CCST(k=2, plan=TrainingPlan(batch_size=8))
-    wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number))
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number))
     engine = LocalEngine(members=clients, method=method, seed=0, states=states, recode=recode)
-    RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start())
+    RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=2).run(start())
     return wire.transcript.sha256
 
 

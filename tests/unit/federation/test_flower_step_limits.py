@@ -15,7 +15,7 @@ from fdgsec.experiments.run_config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.engines.flower.codec import packed_introduction, packed_request, read_introduction, read_reply
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits, noise_seed, run_secret
+from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits, key_in, noise_key, run_secret
 from fdgsec.federation.engines.state import NEVER, StateMark
 from fdgsec.federation.method import Clock, Step, StepRequest
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
@@ -123,11 +123,29 @@ def test_a_states_name_says_nothing_of_its_content(tmp_path: Path):
 def test_no_two_runs_share_noise_and_one_run_keeps_its_own(tmp_path: Path):
     one, two = tmp_path / "run-1", tmp_path / "run-2"
 
-    seeds = [noise_seed(one, 5), noise_seed(two, 5), noise_seed(one, 6)]
+    here, there = key_in(tmp_path / "a.key"), key_in(tmp_path / "b.key")
+    keys = [noise_key(one, here), noise_key(two, here), noise_key(one, there)]
 
-    assert len(set(seeds)) == 3
-    assert noise_seed(one, 5) == seeds[0]
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert len(set(keys)) == 3
+    assert noise_key(one, here) == keys[0]
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize("content", ["", "12345", "xy" * 32, "00" * 31])
+def test_a_file_without_a_key_is_refused_and_never_replaced(tmp_path: Path, content: str):
+    (tmp_path / "mine.key").write_text(content)
+
+    with pytest.raises(UsageError, match="holds no key of 32 bytes in hexadecimal"):
+        key_in(tmp_path / "mine.key")
+    assert (tmp_path / "mine.key").read_text() == content
+
+
+def test_a_key_that_others_can_read_is_refused(tmp_path: Path):
+    key_in(tmp_path / "mine.key")
+    (tmp_path / "mine.key").chmod(0o640)
+
+    with pytest.raises(UsageError, match="chmod 600"):
+        key_in(tmp_path / "mine.key")
 
 
 def test_a_runs_secret_is_the_nodes_alone_and_drawn_once(tmp_path: Path):

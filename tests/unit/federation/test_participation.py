@@ -1,7 +1,6 @@
 """Who takes part in a round, what is refused, and what happens to a client that fails."""
 
 import pytest
-import torch
 
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Client, Step
@@ -9,7 +8,7 @@ from fdgsec.federation.round_loop import ClientFailedError, RoundLoop
 from fdgsec.federation.wire import Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.toy_federation import Outcome, PixelStyles, images, members, run
 
 
@@ -23,7 +22,7 @@ def test_participants_are_drawn_anew_each_round_from_the_secret_stream_of_the_se
     outcome = run(FedAvg(), clients, rounds=3, participation=0.3, seed=5)
 
     for number in range(3):
-        order = torch.randperm(10, generator=stream(5, "secret", "participants", number))[:3]
+        order = simulated_stream(5, "participants", number).permutation(10)[:3]
         assert participants(outcome, number) == [f"client:{i}" for i in sorted(order.tolist())]
     assert len({tuple(participants(outcome, number)) for number in range(3)}) > 1
 
@@ -41,8 +40,8 @@ def test_the_same_seed_draws_the_same_participants_whatever_the_method():
 def test_a_share_of_a_hundred_clients_is_rounded_down_but_never_to_nobody(share: float, expected: int):
     clients = [Client(name=f"client:{i}", data=images(2, "c0")) for i in range(100)]
     engine = LocalEngine(members=clients, method=FedAvg(), seed=0)
-    wire = Wire(secret=lambda message, number: stream(0, "secret"))
-    driver = RoundLoop(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1, participation=share)
+    wire = Wire(secret=lambda message, number: simulated_stream(0))
+    driver = RoundLoop(method=FedAvg(), engine=engine, wire=wire, key=simulated_key(0), rounds=1, participation=share)
 
     assert len(driver._participants(list(engine.clients()), 0)) == expected
 
@@ -54,13 +53,13 @@ def test_rounds_and_participation_out_of_range_are_refused(rounds: int, share: f
 
 
 def test_a_federation_without_clients_or_without_a_model_is_refused():
-    wire = Wire(secret=lambda message, number: stream(0, "secret"))
+    wire = Wire(secret=lambda message, number: simulated_stream(0))
     engine = LocalEngine(members=members(2), method=FedAvg(), seed=0)
 
     with pytest.raises(UsageError, match="at least one client"):
         run(FedAvg(), [])
     with pytest.raises(UsageError, match="needs a model"):
-        RoundLoop(method=FedAvg(), engine=engine, wire=wire, seed=0, rounds=1).run(None)
+        RoundLoop(method=FedAvg(), engine=engine, wire=wire, key=simulated_key(0), rounds=1).run(None)
 
 
 @pytest.mark.parametrize(

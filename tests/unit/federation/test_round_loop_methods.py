@@ -25,6 +25,7 @@ from fdgsec.methods.feddg import FedDG
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import METHODS, resolve
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.round_loop import four_clients
 
 PLAN = {"batch_size": 8, "learning_rate": 0.01}
@@ -59,11 +60,13 @@ def trained(
     plan = Blueprint(backbone="tiny", classes=7, norm="group" if norm == "group" else "batch", remodel=method.remodel)
     model = GlobalModel(blueprint=plan, state=ModelState(state=detached(plan.network(stream(0, "world", "start")))))
     wire = Wire(
-        secret=lambda upload, number: stream(0, "secret", upload.round, upload.stage, number), guards=stack.guards,
+        secret=lambda upload, number: simulated_stream(0, upload.round, upload.stage, number), guards=stack.guards,
         policies=stack.policies, filters=stack.filters,
     )  # fmt: skip
     engine = LocalEngine(members=clients, method=method, seed=0, defense_stack=stack, tolerant=quorum < 1)
-    driver = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2, checked=checked, quorum=quorum)
+    driver = RoundLoop(
+        method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=2, checked=checked, quorum=quorum
+    )
     driver.run(model)
     return wire.transcript.sha256, len(driver.failures)
 

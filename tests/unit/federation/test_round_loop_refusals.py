@@ -16,7 +16,7 @@ from fdgsec.federation.participation import ClientFailedError
 from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import ArtifactError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from tests.support.faults import FAULTS, Altering, Faulty, Run, driven, local, silent
 from tests.support.hostile import altered, first_is
 from tests.support.toy_federation import FULL_BATCH, PixelStyles, largest_gap, members, run
@@ -52,14 +52,14 @@ class Counting:
 class Passing:
     """A policy that leaves uploads as they are."""
 
-    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
+    def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
         return uploads
 
 
 def wired(*, guards: bool = False, policies: bool = False, counting: Counting | None = None) -> Wire:
     defense_stack = DefenseStack(usual=Guards()) if guards else DefenseStack()
     return Wire(
-        secret=lambda upload, number: stream(0, "secret"), guards=defense_stack.guards, keep=lambda message: True,
+        secret=lambda upload, number: simulated_stream(0), guards=defense_stack.guards, keep=lambda message: True,
         policies=[Passing()] if policies else [], filters=defense_stack.filters if counting is None else [counting],
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ from fdgsec.nn.training.training_loop import CrossEntropy, Objective
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from tests.support.round_loop import federated, four_clients
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.01)
@@ -62,7 +63,7 @@ class Announcing(FedAvg):
         return {"bank": number}, {"announced": torch.tensor(client.number)}
 
     def combine(
-        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: torch.Generator
+        self, shared: Mapping[str, Inbox], *, server: State, clock: Clock, rng: SecretStream
     ) -> tuple[Mapping[str, Inbox], State]:
         assert set(server) <= {"total"}
         total = torch.stack([inbox["bank"].tensors()["values"] for inbox in shared.values()]).sum(0)
@@ -161,7 +162,7 @@ def test_the_server_keeps_the_memory_of_both_apart():
     clock = Clock(round=0, rounds=1, participants=("client:2", "client:4"))
     shared = {name: {"local.bank": Scores(values=torch.tensor([3.0]))} for name in clock.participants}
 
-    handed, server = method.combine(shared, server={}, clock=clock, rng=stream(0, "secret", "t"))
+    handed, server = method.combine(shared, server={}, clock=clock, rng=simulated_stream(0, "t"))
     judged = {name: Scores(values=torch.tensor([1.0, 2.0])) for name in clock.participants}
     after = method.weigh(judged, server=server, clock=clock)
 

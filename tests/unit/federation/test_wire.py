@@ -9,7 +9,7 @@ import torch
 from fdgsec.federation.artifacts import Artifact, ModelState, StyleBank, StyleStatistics
 from fdgsec.federation.wire import Message, Transcript, Upload, Wire, number_of
 from fdgsec.runtime.errors import ArtifactError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 from fdgsec.threats.adversary import ADVERSARIES
 
 
@@ -22,7 +22,7 @@ def message(sender: str, receiver: str, artifact: Artifact) -> Message:
 
 
 def wire(**settings: object) -> Wire:
-    return Wire(secret=lambda m, n: stream(0, "secret", m.sender, n), **settings)  # type: ignore[arg-type]
+    return Wire(secret=lambda m, n: simulated_stream(0, m.sender, n), **settings)  # type: ignore[arg-type]
 
 
 def exchanged() -> Transcript:
@@ -117,8 +117,8 @@ def uploads() -> list[Upload]:
 class Last:
     """A policy that lets only the last upload through, under another name."""
 
-    def on_collected(self, uploads: Sequence[Upload], rng: torch.Generator) -> Sequence[Upload]:
-        drawn = StyleStatistics(mean=torch.rand(2, generator=rng), std=torch.ones(2))
+    def on_collected(self, uploads: Sequence[Upload], rng: SecretStream) -> Sequence[Upload]:
+        drawn = StyleStatistics(mean=rng.uniform(2).float(), std=torch.ones(2))
         return [replace(uploads[-1], sender="clients", artifacts={**uploads[-1].artifacts, "coins": drawn})]
 
 

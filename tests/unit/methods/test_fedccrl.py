@@ -23,6 +23,7 @@ from fdgsec.nn.styles.feature_styles import instance_statistics
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import ArtifactError, UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.three_clients import CLOCK, PLAN, Outcome, clients, pooled_rounds, run
 
 
@@ -120,10 +121,10 @@ def test_training_with_an_empty_pool_is_refused_and_says_what_to_do(members: int
 
 
 def test_one_client_alone_can_exchange_without_training():
-    wire = Wire(secret=lambda message, number: stream(0, "secret"))
+    wire = Wire(secret=lambda message, number: simulated_stream(0))
     engine = LocalEngine(members=clients()[:1], method=FedCCRL(), seed=0)
 
-    RoundLoop(method=FedCCRL(), engine=engine, wire=wire, seed=0, rounds=0).run(None)
+    RoundLoop(method=FedCCRL(), engine=engine, wire=wire, key=simulated_key(0), rounds=0).run(None)
 
     assert [(row.stage, row.bytes) for row in wire.transcript.rows] == [("share", 24), ("combine", 0)]
 
@@ -140,7 +141,7 @@ def test_foreign_artifacts_are_refused():
     style: Inbox = {"statistics": StyleStatistics(mean=torch.zeros(3), std=torch.ones(3))}
 
     with pytest.raises(TypeError, match="should hold ImageStyles in 'statistics'; it holds StyleStatistics"):
-        FedCCRL().combine({"client:0": style}, server={}, clock=CLOCK, rng=stream(0, "secret"))
+        FedCCRL().combine({"client:0": style}, server={}, clock=CLOCK, rng=simulated_stream(0))
     with pytest.raises(TypeError, match="should hold StyleBank in 'pool'; it holds StyleStatistics"):
         FedCCRL().received_pool(clients()[0], {"pool": style["statistics"]}, stream(0, "world", "t"))
 

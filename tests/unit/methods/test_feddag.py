@@ -21,6 +21,7 @@ from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.round_loop import four_clients
 from tests.support.watched import Watched, equal, run, start
 
@@ -230,10 +231,10 @@ def test_without_sharpness_awareness_no_model_reaches_a_peer(clients: list[Clien
 
 
 def test_zero_rounds_hand_out_the_generator_and_nothing_else(clients: list[Client]):
-    wire = Wire(secret=lambda message, number: stream(0, "secret"))
+    wire = Wire(secret=lambda message, number: simulated_stream(0))
     engine = LocalEngine(members=clients, method=METHOD, seed=0)
 
-    RoundLoop(method=METHOD, engine=engine, wire=wire, seed=0, rounds=0).run(None)
+    RoundLoop(method=METHOD, engine=engine, wire=wire, key=simulated_key(0), rounds=0).run(None)
 
     assert [(row.stage, row.kind) for row in wire.transcript.rows] == [("combine", "GeneratorState")] * 3
 

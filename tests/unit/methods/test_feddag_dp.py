@@ -22,7 +22,7 @@ from fdgsec.nn.training.precision import Precision
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.runtime.errors import UsageError
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.round_loop import four_clients
 from tests.support.single_records import drawn, federated, same, start
 
@@ -34,7 +34,7 @@ CLOCK = Clock(round=0, rounds=2, participants=("client:0", "client:1", "client:2
 
 def private(bound: float = 1.0, multiplier: float = 0.0, name: str = "noise") -> PrivateTrainer:
     return PrivateTrainer(
-        max_grad_norm=bound, noise_multiplier=multiplier, secret=stream(0, "secret", name), method="feddag-dp"
+        max_grad_norm=bound, noise_multiplier=multiplier, secret=simulated_stream(0, name), method="feddag-dp"
     )
 
 

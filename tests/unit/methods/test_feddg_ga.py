@@ -14,6 +14,7 @@ from fdgsec.methods.fedprox import FedProx
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.round_loop import federated, four_clients
 
 PLAN = TrainingPlan(batch_size=8, learning_rate=0.05)
@@ -33,7 +34,7 @@ def network_of(name: str) -> GlobalModel:
 
 def started(method: FedDGGA) -> dict[str, torch.Tensor]:
     handed, server = method.combine(
-        {name: {} for name in NAMES}, server={}, clock=EVERYBODY, rng=stream(0, "secret", "c")
+        {name: {} for name in NAMES}, server={}, clock=EVERYBODY, rng=simulated_stream(0, "c")
     )
     assert handed == {}
     return dict(server)

@@ -10,7 +10,7 @@ from fdgsec.federation.wire import Transcript, Wire
 from fdgsec.methods.fedavg import averaged
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from tests.support.fisc_cases import NAMES, STILL, small_shapes, start, three_clients
 
 
@@ -21,9 +21,9 @@ def clients() -> list[Client]:
 
 def run(method: FISC, clients: list[Client], *, recode: bool = False) -> tuple[GlobalModel, Transcript]:
     """Two rounds through the driver, every payload kept."""
-    wire = Wire(secret=lambda message, number: stream(0, "secret", message.sender, number), keep=lambda message: True)
+    wire = Wire(secret=lambda message, number: simulated_stream(0, message.sender, number), keep=lambda message: True)
     engine = LocalEngine(members=clients, method=method, seed=0, recode=recode)
-    trained = RoundLoop(method=method, engine=engine, wire=wire, seed=0, rounds=2).run(start(method))
+    trained = RoundLoop(method=method, engine=engine, wire=wire, key=simulated_key(0), rounds=2).run(start(method))
     assert trained is not None
     return trained, wire.transcript
 

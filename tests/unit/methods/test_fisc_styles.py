@@ -21,6 +21,7 @@ from fdgsec.nn.styles.image_styles import statistics as image_statistics
 from fdgsec.nn.training.batches import epoch_of_batches
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.fisc_cases import CLOCK, STILL, numbers, rng, shared, small_shapes, three_clients
 from tests.support.slow_finch import two_blobs
 
@@ -160,7 +161,7 @@ def test_the_server_hands_everybody_the_interpolation_style_of_all(method: FISC)
     means, stds, _ = two_blobs(1)
     sent = uploads(means, stds)
 
-    handed, _ = method.combine(sent, server={}, clock=CLOCK, rng=rng())
+    handed, _ = method.combine(sent, server={}, clock=CLOCK, rng=simulated_stream(0))
 
     expected = interpolation_style(means, stds, partition=method.server_partition, median=method.median)
     assert list(handed) == list(sent)
@@ -178,7 +179,7 @@ def test_without_global_clustering_everybody_gets_the_plain_average():
     means, stds, _ = two_blobs(1)
     sent = uploads(means, stds)
 
-    handed, _ = FISC(global_clustering=False).combine(sent, server={}, clock=CLOCK, rng=rng())
+    handed, _ = FISC(global_clustering=False).combine(sent, server={}, clock=CLOCK, rng=simulated_stream(0))
 
     torch.testing.assert_close(numbers_of(handed["client:0"]), torch.cat([means.mean(0), stds.mean(0)]))
 

@@ -16,6 +16,7 @@ from fdgsec.methods.stablefdg import NEGATIVE_STDS, StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.stablefdg_setting import (
     CHANNELS,
     CLOCK,
@@ -45,7 +46,7 @@ def shared(method: StableFDG, client: Client) -> StyleDistribution:
 def combined(method: StableFDG, sent: Sequence[StyleDistribution]) -> list[list[float]]:
     """For each participant, the first value of everything that it received."""
     uploads = {f"client:{i}": {"distribution": artifact} for i, artifact in enumerate(sent)}
-    inboxes, server = method.combine(uploads, server={}, clock=CLOCK, rng=drawn("combine"))
+    inboxes, server = method.combine(uploads, server={}, clock=CLOCK, rng=simulated_stream(0, "combine"))
     assert server == {}
     return [[float(a.tensors()["mean"][0]) for a in inboxes.get(f"client:{i}", {}).values()] for i in range(len(sent))]
 

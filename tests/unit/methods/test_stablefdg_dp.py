@@ -15,6 +15,7 @@ from fdgsec.methods.stablefdg_dp import CENTER, PerRecordLearning, StableFDGDP
 from fdgsec.nn.styles.feature_styles import StyleLaws, instance_statistics
 from fdgsec.privacy.record_independence import BatchCouplingError
 from fdgsec.runtime.errors import ArtifactError, UsageError
+from fdgsec.runtime.secret_streams import simulated_stream
 from tests.support.single_records import (
     CLOCK,
     PLAN,
@@ -138,8 +139,10 @@ def test_what_comes_back_is_what_the_server_holds_not_what_the_client_meant_to_s
     noisy: dict[str, StyleDistribution] = {f"client:{i}": phi(float(i), spread=0.5) for i in range(3)}
     shared: Mapping[str, Inbox] = {name: {"distribution": sent} for name, sent in noisy.items()}
 
-    inboxes, _ = METHOD.combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))
-    without, _ = replace(METHOD, center="received").combine(shared, server={}, clock=CLOCK, rng=drawn("combine"))
+    inboxes, _ = METHOD.combine(shared, server={}, clock=CLOCK, rng=simulated_stream(0, "combine"))
+    without, _ = replace(METHOD, center="received").combine(
+        shared, server={}, clock=CLOCK, rng=simulated_stream(0, "combine")
+    )
 
     assert all(inboxes[name][CENTER] is sent for name, sent in noisy.items())
     assert all(inboxes[name]["distribution.0"] is not noisy[name] for name in noisy)
@@ -147,7 +150,9 @@ def test_what_comes_back_is_what_the_server_holds_not_what_the_client_meant_to_s
 
 
 def test_a_participant_alone_explores_about_its_own_center_and_shifts_nothing(clients: list[Client]):
-    inboxes, _ = METHOD.combine({"client:0": {"distribution": phi(1.0)}}, server={}, clock=CLOCK, rng=drawn("combine"))
+    inboxes, _ = METHOD.combine(
+        {"client:0": {"distribution": phi(1.0)}}, server={}, clock=CLOCK, rng=simulated_stream(0, "combine")
+    )
 
     made = METHOD.objective(
         clients[0], model=start(METHOD), inbox=inboxes["client:0"], state={}, clock=CLOCK, rng=drawn("fit")

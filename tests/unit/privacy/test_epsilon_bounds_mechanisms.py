@@ -91,7 +91,7 @@ def _one_run(release: Release, norm: float, secret: torch.Generator, *, minus_re
 def test_a_sound_release_is_above_its_claim_in_at_most_six_of_forty_repeats(audit: Audit, epsilon: float):
     release = Release(epsilon=epsilon)
 
-    results = [audit(release, CLIP, stream(repeat, "secret", "sound", str(epsilon))) for repeat in range(REPEATS)]
+    results = [audit(release, CLIP, stream(repeat, "attack", "sound", str(epsilon))) for repeat in range(REPEATS)]
 
     assert sum(one.exceeded for one in results) <= 6
     assert not exceeds(results, alpha=0.003)
@@ -100,7 +100,7 @@ def test_a_sound_release_is_above_its_claim_in_at_most_six_of_forty_repeats(audi
 @pytest.mark.parametrize("epsilon", [2.0, 4.0, 8.0])
 def test_many_runs_prove_more_than_half_of_a_sound_releases_epsilon(epsilon: float):
     results = [
-        audit_by_runs(Release(epsilon=epsilon), CLIP, stream(repeat, "secret", "tight")) for repeat in range(REPEATS)
+        audit_by_runs(Release(epsilon=epsilon), CLIP, stream(repeat, "attack", "tight")) for repeat in range(REPEATS)
     ]
 
     assert sorted(one.lower_bound for one in results)[REPEATS // 2] > epsilon / 2
@@ -112,7 +112,7 @@ def test_many_runs_catch_a_broken_release_at_every_claim(fault: str, epsilon: fl
     broken, norm = BROKEN[fault]
     release = replace(broken, epsilon=epsilon)
 
-    results = [audit_by_runs(release, norm, stream(repeat, "secret", fault)) for repeat in range(REPEATS)]
+    results = [audit_by_runs(release, norm, stream(repeat, "attack", fault)) for repeat in range(REPEATS)]
 
     assert sum(one.exceeded for one in results) >= 0.95 * REPEATS
     assert exceeds(results)
@@ -125,7 +125,7 @@ def test_one_run_catches_a_broken_release_at_claims_under_its_ceiling(fault: str
     release = replace(broken, epsilon=epsilon)
     audit = audit_by_a_pair if release.reuses_noise else audit_by_one_run
 
-    results = [audit(release, norm, stream(repeat, "secret", fault)) for repeat in range(REPEATS)]
+    results = [audit(release, norm, stream(repeat, "attack", fault)) for repeat in range(REPEATS)]
 
     assert sum(one.exceeded for one in results) >= 0.95 * REPEATS
     assert exceeds(results)

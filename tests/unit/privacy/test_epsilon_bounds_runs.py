@@ -23,7 +23,7 @@ DELTA = 1e-5
 
 
 def separated(runs: int, mu: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    rng = stream(seed, "secret", "audit")
+    rng = stream(seed, "attack", "audit")
     noise = torch.randn(2, runs, generator=rng, dtype=torch.float64)
     return noise[0], noise[1] + mu
 

@@ -86,7 +86,6 @@ def test_what_does_not_compose_is_refused_before_a_round_is_trained(styles: str)
         (DPSGD(epsilon=8.0), PrivateStyles()),
         (PrivateStyles(neighbors="zero-out"), DPSGD(epsilon=8.0)),
         (PrivateStyles(unit="client"), DPFedAvg()),
-        (DPSGD(epsilon=8.0), DPFedAvg()),  # behind dp-sgd it acts on what has been paid for
         (DPSGD(epsilon=math.inf), CLIENT_STYLES),  # clips, and promises nothing
         (DPSGD(noise_multiplier=0.0), CLIENT_STYLES),
         (DPSGD(epsilon=8.0), PrivateStyles(unit="client", epsilon=math.inf)),
@@ -103,9 +102,20 @@ def test_scores_compose_with_records_and_not_with_clients():
         check_composable([made(DPFedAvg()), made(PrivateScores())])
 
 
-def test_dp_sgd_behind_what_pays_for_models_is_refused_before_training_too():
-    assert "dp-sgd must count its steps" in refusal(DPFedAvg(), DPSGD(epsilon=8.0))
-    assert "put dp-sgd first" in refusal(DPFedAvg(), DPSGD(epsilon=8.0))
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (PrivateStyles(epsilon=0.5), PrivateStyles(epsilon=math.inf, clip=1e9)),
+        (PrivateStyles(epsilon=math.inf, clip=1e9), PrivateStyles(epsilon=0.5)),
+        (PrivateStyles(), PrivateStyles()),
+        (DPSGD(epsilon=8.0), DPFedAvg()),
+        (DPFedAvg(), DPSGD(epsilon=8.0)),
+    ],
+    ids=["the second would release the raw style", "the first would", "the same", "dp-sgd first", "dp-sgd last"],
+)
+def test_two_mechanisms_on_the_same_messages_are_refused(one: Defense, other: Defense):
+    with pytest.raises(UsageError, match=r"both mechanisms on what clients send .* Leave one out\."):
+        DefenseStack(defenses=(one, other)).check(CCST())
 
 
 def use(promise: PlannedGuarantee) -> Use:

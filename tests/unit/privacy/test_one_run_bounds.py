@@ -78,7 +78,7 @@ def test_half_of_the_guesses_call_the_highest_in_and_half_the_lowest_out():
 
 
 def test_an_audit_puts_its_ceiling_beside_a_saturated_bound():
-    included = torch.rand(1024, generator=stream(0, "secret")) < 0.5
+    included = torch.rand(1024, generator=stream(0, "attack")) < 0.5
 
     found = audit_one_run(included.to(torch.float64), included, guesses=102, claimed_epsilon=4.0, delta=1e-5)
 

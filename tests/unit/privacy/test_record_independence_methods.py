@@ -29,7 +29,7 @@ def clients() -> list[Client]:
 def check(method: FedAvg, clients: list[Client], *, seed: int = 0) -> None:
     made = prepared(method, clients)
     name = type(method).__name__.lower()
-    check_independence(made.objective(), made.network(), made.batch(), stream(seed, "secret", "check"), method=name)
+    check_independence(made.objective(), made.network(), made.batch(), stream(seed, "attack", "check"), method=name)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

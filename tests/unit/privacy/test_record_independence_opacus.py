@@ -45,4 +45,4 @@ def test_a_coupled_loss_passes_opacus_and_does_not_pass_here():
     assert errors == []
     assert not torch.equal(twin.head.weight, model.head.weight)  # it stepped, none the wiser
     with pytest.raises(BatchCouplingError):
-        check_independence(Centered(), model, given, stream(0, "secret", "check"), method="mine")
+        check_independence(Centered(), model, given, stream(0, "attack", "check"), method="mine")

@@ -8,12 +8,14 @@ import contextlib
 import hmac
 import os
 import secrets
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from fdgsec.federation.engines.state import NEVER, StateMark
 from fdgsec.federation.method import Clock, Method, Step
-from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.errors import FdgsecError, UsageError
+from fdgsec.runtime.secret_streams import KEY_BYTES, new_key
 
 SECRET = "run.secret"
 
@@ -68,22 +70,36 @@ class StepLimits:
 
 
 def run_secret(folder: Path) -> bytes:
-    """Give the node's secret for the run with files in `folder`: 32 bytes, drawn the first time.
+    """The node's secret for the run with files in `folder`."""
+    return key_in(folder / SECRET)
 
-    Where several processes start at once, the first one to link its draw sets it for all."""
-    path = folder / SECRET
+
+def key_in(path: Path) -> bytes:
+    """The 32 bytes that a file of the node's owner has in hexadecimal, drawn the first time.
+
+    Where several processes start at once, the first one to link its draw sets it for all. Raises UsageError for a file
+    with anything else, or one that others can read."""
     if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f"{SECRET}.{secrets.token_hex(8)}"
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+            file.write(new_key().hex())
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
         draft.unlink()
-    return bytes.fromhex(path.read_text())
+    try:
+        key, mode = bytes.fromhex(path.read_text()), stat.S_IMODE(path.stat().st_mode)
+    except (OSError, ValueError):
+        key, mode = b"", 0
+    if len(key) != KEY_BYTES:
+        raise UsageError(f"{path} holds no key of {KEY_BYTES} bytes in hexadecimal; remove it to draw a new one.")
+    if mode & 0o077:
+        raise UsageError(f"others can read {path}; run: chmod 600 {path}")
+    return key
 
 
-def noise_seed(folder: Path, secret: int) -> int:
-    """Derive the seed of a client's noise from the node's own `secret` and the run's, so that no runs share noise."""
-    digest = hmac.new(run_secret(folder), str(secret).encode(), "sha256").digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+def noise_key(folder: Path, key: bytes) -> bytes:
+    """Derive the key of a client's noise from the node's own `key` and the run's secret, so that no runs share noise.
+
+    It is as hard to guess as the harder of the two."""
+    return hmac.new(run_secret(folder), key, "sha256").digest()
