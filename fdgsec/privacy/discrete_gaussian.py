@@ -10,10 +10,10 @@ uniform integers alone; here all numbers are integers below 2^63, so nothing is 
 * g is the power of two with 2^24 <= sd / g < 2^25, so that the sum is exact in float64;
 * rounding moves two neighbors apart by at most g sqrt(d) for d coordinates. s is raised by as much as keeps s g over
   the new distance at sd over the old one, and by one more;
-* on the grid, the noise has every Renyi guarantee of a Gaussian of s g (the paper's Theorem 4 in each coordinate; a
-  product of them composes). For an (epsilon, delta) that is read off the Gaussian's exact curve: for s >= 2^24 the
-  probabilities differ from those of a Gaussian rounded to the grid, which post-processes the real mechanism, by a
-  factor of at most 1 + 2^-46 within 12 sd, and the step in s is larger than that."""
+* for s >= 2^24 the noise cannot be told from a Gaussian of variance s^2 - 1/12 that is rounded to the grid, which
+  post-processes the real mechanism: within 12 s the probabilities differ by a factor of at most 1 + 7 / s^4.
+
+docs/defenses/noise.md has the statement and the proof."""
 
 import math
 from collections.abc import Callable

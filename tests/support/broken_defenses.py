@@ -1,8 +1,8 @@
 """Defenses with the faults that an audit must find: they promise what the sound ones promise, and do not keep it."""
 
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
-from typing import TypeVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class StylesWithOneNoise(PrivateStyles):
 class StylesWithOneNoisePerRun(PrivateStyles):
     """Draws its noise in the first round and adds it in every one."""
 
-    kept: MutableMapping[str, SecretStream] = field(default_factory=dict, init=False, compare=False, repr=False)
+    kept: ClassVar[dict[str, SecretStream]] = {}
 
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         if outgoing.round == 0:

@@ -245,7 +245,7 @@ def _check_same_transcript(elsewhere: Transcript, here: Transcript) -> Transcrip
         first = next((f"{a.stage} of {a.sender} in round {a.round}" for a, b in pairs if a != b), "its length")
         raise EngineMismatchError(
             f"the federation's transcript differs from that of this process (first difference: {first}); causes are "
-            "another machine or version, other images, or nodes with a secret seed. Run `fdgsec train` there, then "
+            "another machine or version, other images, or nodes with keys of their own. Run `fdgsec train` there, then "
             "`fdgsec attack --run DIR`."
         )
     return elsewhere

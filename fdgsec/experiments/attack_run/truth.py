@@ -2,7 +2,7 @@
 
 The transcript does not contain this client state. It is reproduced by repeating the share step with the run's settings
 and random streams. It is used only if the repeated release equals the recorded one byte for byte; another machine,
-another library version or noise from a secret seed leaves the truth unknown."""
+another library version or noise from a node's own key leaves the truth unknown."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.attack import Attack, Question, ReadsModels
 
 UNKNOWN = (
-    "cannot be reproduced here byte for byte (another machine, library or version, or noise from a secret seed), so "
+    "cannot be reproduced here byte for byte (another machine, library or version, or noise from its own key), so "
     "the images that it contains are unknown"
 )
 ELSEWHERE = "clients held their own images elsewhere and shared no release to reproduce, so their images are unknown"

@@ -241,7 +241,7 @@ def behind(planted_control: PositiveControl, noise: Noise) -> PositiveControl:
     def seen_view(number: int, run: int, view: View) -> View:
         sent = view.latest(ImageStyles)
         assert sent is not None
-        child_rng = stream(0, "attack", number, run)
+        child_rng = stream(0, "world", "noise", number, run)
         return replace(view, messages=(replace(view.messages[0], artifact=noise.on(sent, child_rng)),))
 
     cases = [

@@ -159,14 +159,14 @@ def test_join_prints_flower_s_own_command_with_the_node_s_settings(
     assert command[command.index("--auth-supernode-private-key") + 1] == str(tmp_path / "node")
     state = tmp_path / "fdgsec-node-1"
     assert parse_config_args([command[command.index("--node-config") + 1]]) == {
-        "partition-id": 1, "num-partitions": 3, "state": str(state), "secret": str(state / "secret.seed"),
+        "partition-id": 1, "num-partitions": 3, "state": str(state), "secret": str(state / "secret.key"),
         "data-root": str(tmp_path), "require-defenses": '["style-noise:p=0.1,scale=0.05"]',
     }  # fmt: skip
     assert all(note.startswith("# ") for note in notes)
 
 
 def test_a_node_s_secret_is_drawn_once_and_readable_by_its_owner_alone(capsys: Capture, tmp_path: Path):
-    seed = tmp_path / "fdgsec-node-1" / "secret.seed"
+    seed = tmp_path / "fdgsec-node-1" / "secret.key"
     printed(capsys, *NODE, "--insecure", "--print")
     drawn = seed.read_text()
 
@@ -174,9 +174,9 @@ def test_a_node_s_secret_is_drawn_once_and_readable_by_its_owner_alone(capsys: C
     printed(capsys, *NODE, "--insecure", "--print", "--state", "other")
 
     assert seed.read_text() == drawn
-    assert 0 <= int(drawn) < 2**63
+    assert len(bytes.fromhex(drawn)) == 32
     assert seed.stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / "other" / "secret.seed").read_text() != drawn
+    assert (tmp_path / "other" / "secret.key").read_text() != drawn
 
 
 def test_a_reproducible_node_has_no_secret(capsys: Capture, tmp_path: Path):
@@ -184,7 +184,7 @@ def test_a_reproducible_node_has_no_secret(capsys: Capture, tmp_path: Path):
 
     command = words_of(line)[1]
     assert parse_config_args([command[-1]])["secret"] == "run"
-    assert not (tmp_path / "fdgsec-node-1" / "secret.seed").exists()
+    assert not (tmp_path / "fdgsec-node-1" / "secret.key").exists()
 
 
 def test_new_key_prints_the_public_key_and_ends(capsys: Capture, tmp_path: Path):
@@ -209,7 +209,7 @@ def test_new_key_prints_the_public_key_and_ends(capsys: Capture, tmp_path: Path)
         (("--insecure", "--own-data"), "--own-data needs --data-root"),
         (("--insecure", "--require-defense", "style-nose:p=1"), "style-noise"),
         (("--insecure", "--secret", "x", "--reproducible"), "exclude each other"),
-        (("--insecure", "--secret", "ca.crt"), "holds no seed"),
+        (("--insecure", "--secret", "ca.crt"), "holds no key"),
     ],
 )
 def test_join_refuses_wrong_input_in_one_line(arguments: tuple[str, ...], words: str, capsys: Capture, tmp_path: Path):

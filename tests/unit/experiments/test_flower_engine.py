@@ -12,17 +12,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
-from fdgsec.experiments.run_config import RunConfig, resolve_settings
+from fdgsec.experiments.run_config import RunConfig, defense_of, resolve_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
 from fdgsec.experiments.setup.run_inputs import load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
 from fdgsec.federation.engines.flower.grid import assemble
+from fdgsec.federation.engines.flower.step_limits import key_in, noise_key
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.wire import Transcript
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
+from fdgsec.runtime.secret_streams import new_key
 from tests.support.paper_grid import Fault, PaperGrid, error_reply
 
 
@@ -140,6 +142,61 @@ def test_a_node_takes_part_in_nothing_that_lacks_the_defense_its_owner_demands(t
 
     with pytest.raises(ClientFailedError, match="takes part in no run without --defense private-styles:epsilon=4"):
         apps._run_job(job, grid.grid, tmp_path, Status(folder=tmp_path))
+
+
+OWNER = apps.NodeConfig(partition=0, clients=3, data_root=None, state=Path("s"), required=("private-styles:epsilon=1",))
+
+
+@pytest.mark.parametrize(
+    "added",
+    ["private-styles:epsilon=inf,clip=1e9", "private-styles:epsilon=2", "dp-fedavg"],
+    ids=["raw", "again", "other"],
+)
+def test_a_server_adds_no_mechanism_to_what_an_owner_requires(added: str):
+    listed = [defense_of("private-styles:epsilon=1"), defense_of(added)]
+
+    for order in (listed, listed[::-1]):
+        with pytest.raises(UsageError, match=r"takes part in no run with .* a server may only list post-processing"):
+            apps.own_first(OWNER, order)
+
+
+def test_an_owners_defenses_act_before_those_that_a_server_adds():
+    noise, private = defense_of("style-noise:p=0.1,scale=0.5"), defense_of("private-styles:epsilon=1")
+
+    assert apps.own_first(OWNER, [noise, private]) == (private, noise)
+
+
+def test_no_key_is_in_a_message_or_in_a_file_but_its_own(tmp_path: Path):
+    """Neither a node's key, nor its run's secret, nor the key of its noise, raw or in hexadecimal, nor the server's."""
+    config = settings("ccst", rounds=1, defenses=("private-styles:epsilon=4,delta=1e-5",), keep="models=all")
+    replies: list[Message] = []
+    grid = PaperGrid.of(
+        tmp_path / "nodes", 3, node_config={"secret": str(tmp_path / "own" / "secret.key")},
+        fault=lambda reply, _: replies.append(reply) or reply,
+    )  # fmt: skip
+    drawn: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(apps, "new_key", lambda: drawn.append(new_key()) or drawn[-1])
+        job = Job(config=config, purpose="train", clients=3, deployed=True, wait=1.0)
+        apps._run_job(job, grid.grid, tmp_path / "job", Status(folder=tmp_path / "job"))
+
+    own = key_in(tmp_path / "own" / "secret.key")
+    runs = {path: bytes.fromhex(path.read_text()) for path in (tmp_path / "nodes").rglob("run.secret")}
+    noise = [noise_key(path.parent, own) for path in runs]
+    keys = [own, *runs.values(), *noise, *drawn]
+    assert (len(runs), len(drawn)) == (3, 1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path not in runs and path.name != "secret.key"]
+    assert any(path.suffix == ".safetensors" or path.name.endswith(".json") for path in files)
+    sent = [content_bytes(message) for message in (*grid.messages, *replies)]
+    assert len(sent) >= 12
+    for content in (*(path.read_bytes() for path in files), *sent):
+        assert not any(key in content or key.hex().encode() in content for key in keys)
+
+
+def content_bytes(message: Message) -> bytes:
+    """Everything that a message carries."""
+    arrays = b"".join(array.data for record in message.content.array_records.values() for array in record.values())
+    return arrays + repr({name: dict(record) for name, record in message.content.config_records.items()}).encode()
 
 
 def test_policies_of_the_wire_are_refused_where_the_server_would_see_every_upload(tmp_path: Path):
