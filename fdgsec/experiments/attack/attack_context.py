@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fdgsec.data.roles import Roles
+from fdgsec.experiments.attack.release_check import foreign_releases
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
@@ -34,6 +35,7 @@ class AttackContext:
     adversary: Adversary
     knowledge: Knowledge
     facts: TargetFacts
+    foreign: Mapping[str, str]
     judge: Judge
     progress: Progressive
 
@@ -84,8 +86,13 @@ def attack_context_of(
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
         pooled=attacked.shares_means, rounds=config.rounds,
     )  # fmt: skip
+    foreign = foreign_releases(
+        method, clients[0].data, model=model, statistics=knowledge.statistics,
+        released_statistic=style_view.released_statistic,
+    )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(
         config=config, world=world, roles=roles, challenger=challenger, adversary=adversary, knowledge=knowledge,
-        facts=facts, judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]), progress=progress,
+        facts=facts, foreign=foreign, progress=progress,
+        judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
     )  # fmt: skip

@@ -55,7 +55,9 @@ class SimulatedQuestions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackSetting:
-    """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge."""
+    """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
+
+    `foreign` has the kinds of releases that are not what attacks take them for, with the reasons."""
 
     target: str
     seed: int
@@ -64,6 +66,7 @@ class AttackSetting:
     facts: TargetFacts
     judge: Judge
     questions: Questions
+    foreign: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -74,7 +77,7 @@ class AttackSetting:
         return cls(
             target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
-            questions=questions or SimulatedQuestions(attack_context=attack_context),
+            questions=questions or SimulatedQuestions(attack_context=attack_context), foreign=attack_context.foreign,
         )  # fmt: skip
 
 
@@ -146,6 +149,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     started, requests = time.monotonic(), list[Question]()
     try:
         reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
+        reason = reason or next((setting.foreign[kind] for kind in sorted(attack.reads & set(setting.foreign))), "")
         requests = [] if reason else list(attack.plan(setting.facts))
     except UsageError as error:
         reason = str(error)

@@ -1,0 +1,86 @@
+"""Whether a target releases what attacks read its releases as: the run's statistic of images, on images that are known.
+
+Attacks on styles take a pooled release for the mean of a per-image statistic, and a row for the statistic of one image
+(`Knowledge.released_statistic` of `Knowledge.statistics`). Where the target sends anything else (another scale,
+medians, another encoder), they find nothing however much it leaks. Therefore the target's own `share` is run on images
+of a client, undefended, and compared with that statistic before an attack is believed."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method
+from fdgsec.federation.released_statistics import ReleasedStatistic
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.runtime.errors import FdgsecError
+from fdgsec.runtime.random_streams import stream
+
+IMAGES = 24
+AGREEMENT = 0.005
+"""Largest relative L2 distance between a release and the statistic: HW against HW - 1 on small feature maps."""
+POOLED = (StyleStatistics, StyleDistribution)
+ROWS = (ImageStyles, Amplitudes)
+
+
+def foreign_releases(
+    method: Method,
+    images: DomainDataset,
+    *,
+    model: GlobalModel | None,
+    statistics: Callable[[DomainDataset], Moments],
+    released_statistic: ReleasedStatistic,
+) -> Mapping[str, str]:
+    """The kinds of style releases that are not what attacks take them for, each with the reason.
+
+    `images` are some of one client's. Only rows of styles are compared for a method that does not claim to share means:
+    attacks on its other releases learn from simulated releases of the method itself."""
+    if method.shares == "never" or not method.asks_for_shares:
+        return {}
+    some = images.subset(torch.arange(min(IMAGES, len(images))))
+    clock = Clock(round=0, rounds=1, participants=("client:0",))
+    whole = method.releasing_all() or method
+    rng = stream(0, "world", "release check")
+    sent, state = whole.share(Client(name="client:0", data=some), model=model, state={}, clock=clock, rng=rng)
+    records = released_statistic.records(statistics(some))
+    found: dict[str, str] = {}
+    for slot, artifact in sent.items():
+        if not (method.shares_means or isinstance(artifact, ImageStyles)):
+            continue
+        if isinstance(artifact, POOLED + ROWS):
+            shown = None if isinstance(artifact, POOLED) else state.get(SHARED_ROWS)
+            reason = _reason(slot, artifact, released_statistic, records, shown)
+            if reason:
+                found[artifact.kind] = found["StyleBank"] = reason
+    return found
+
+
+def _reason(
+    slot: str, artifact: Artifact, released_statistic: ReleasedStatistic, records: Tensor, shown: Tensor | None
+) -> str:
+    name = type(released_statistic).__name__
+    try:
+        theirs = released_statistic.release(artifact, images=len(records))
+    except FdgsecError as error:
+        return f"not applicable: the release {slot!r} is not {name}: {error}"
+    if isinstance(artifact, ROWS):
+        if shown is None and len(theirs) > 1:
+            return (
+                f"not applicable: the release {slot!r} has rows and does not say of which images; the method's `share` "
+                f"must keep their positions as state[{SHARED_ROWS!r}]"
+            )
+        ours = records.mean(0, keepdim=True) if shown is None else records[shown]
+    else:
+        ours = records.mean(0, keepdim=True)
+    if ours.shape != theirs.shape:
+        shapes = f"it is {tuple(theirs.shape)}, not {tuple(ours.shape)}"
+        return f"not applicable: the release {slot!r} is not {name} of its images: {shapes}"
+    distance = float((ours - theirs).norm() / ours.norm().clamp_min(1e-300))
+    if distance <= AGREEMENT:
+        return ""
+    return (
+        f"not applicable: the release {slot!r} is not {name} of its images: on {len(records)} known images it is "
+        f"{distance:.2g} of its length away from it"
+    )
