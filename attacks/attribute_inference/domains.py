@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.control import planted_domains
-from fdgsec.attacks.statistics.defense_noise import COPIES, defense_noise_of_mean, noisy_rows
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, COPIES, defense_noise_of_mean, noisy_rows
 from fdgsec.federation.artifacts import Amplitudes, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
@@ -78,6 +78,7 @@ class DomainInference:
     name: ClassVar[str] = "domain-inference"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank", "StyleStatistics", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     per_class: int = 60
     clients: int = 10
     records: int = 40

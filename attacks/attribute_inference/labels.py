@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.control import planted_classes
-from fdgsec.attacks.statistics.defense_noise import noisy_rows
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, noisy_rows
 from fdgsec.data.domains import DomainDataset
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -128,6 +128,7 @@ class LabelInference:
     name: ClassVar[str] = "label-inference"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "class names"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     per_class: int = 60
     folds: int = 5
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from fdgsec.attacks.attribute_inference.control import planted_clients
 from fdgsec.attacks.attribute_inference.mixture_shares import project_to_simplex, shares_from_gradient
 from fdgsec.attacks.attribute_inference.shadow_clients import ShadowClients, Style
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset, shares_of
 from fdgsec.federation.artifacts import HeadGradient, ImageStyles, Prototypes
 from fdgsec.runtime.errors import UsageError
@@ -57,6 +58,7 @@ class PropertyInference:
     name: ClassVar[str] = "property-inference"
     reads: ClassVar[frozenset[str]] = STYLES | {"Prototypes", "HeadGradient"}
     needs: ClassVar[frozenset[str]] = frozenset({"class names"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     clients: int = 30
     sizes: tuple[int, ...] = (40, 130)
     concentration: float = 0.3

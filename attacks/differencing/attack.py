@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.differencing.control import planted_additions
-from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.released_statistics import StyleDistributions
 from fdgsec.nn.styles.channel_statistics import linear_statistic
@@ -46,6 +46,7 @@ class Differencing:
     name: ClassVar[str] = "differencing"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "client sizes", "auxiliary"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     records: int | None = None
     clients: int = 50
     size: int = 40

@@ -35,6 +35,7 @@ from fdgsec.attacks.generator_leakage.generator_membership import (
     Objective,
     membership_by_change,
 )
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,
@@ -72,6 +73,7 @@ class GeneratorLeakage:
     name: ClassVar[str] = "generator-leakage"
     reads: ClassVar[frozenset[str]] = frozenset({"GeneratorState"})
     needs: ClassVar[frozenset[str]] = frozenset()
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED_ON_MODELS
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
     candidates: int | None = None
     references: int = 16

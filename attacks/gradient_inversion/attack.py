@@ -32,6 +32,7 @@ from fdgsec.attacks.gradient_inversion.gradient_matching import (
     match_gradient,
 )
 from fdgsec.attacks.gradient_inversion.single_step_updates import ObservedStep, observed_step
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset, downsample, shares_of
 from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.measurement import Measurement
@@ -69,6 +70,7 @@ class GradientInversion:
     name: ClassVar[str] = "gradient-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
     needs: ClassVar[frozenset[str]] = frozenset({"transform"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED - {"shuffle", "dp-sgd", "dp-fedavg"}
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
     PROFILES: ClassVar[Mapping[str, Profile]] = {
         "quick": Profile(steps=200, records=(1, 4), count=2),

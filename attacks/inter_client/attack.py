@@ -18,6 +18,7 @@ import torch
 
 from fdgsec.attacks.inter_client.control import planted_clients
 from fdgsec.attacks.inter_client.curious_client import CuriousClient, decoding_encoder
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
@@ -35,6 +36,7 @@ class InterClient:
     name: ClassVar[str] = "inter-client"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleBank", "InterpolationStyle"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "class names"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     gallery: int = 1000
     per_class: int = 60
     images: int = 200

@@ -23,6 +23,7 @@ from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
     style_vector,
 )
 from fdgsec.attacks.interpolation_leakage.control import planted_cohorts
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.runtime.errors import UsageError
@@ -48,6 +49,7 @@ class InterpolationLeakage:
     reads: ClassVar[frozenset[str]] = frozenset({"InterpolationStyle"})
     also_reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     clients: int = 20
     records: int = 25
     federations: int = 20

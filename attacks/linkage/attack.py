@@ -36,6 +36,7 @@ from fdgsec.attacks.linkage.control import planted_pairs
 from fdgsec.attacks.linkage.linking_space import LinkingSpace, linking_space
 from fdgsec.attacks.linkage.noise_linkage import add_noise, between_client_sd
 from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases, paired_releases
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.federation.artifacts import Artifact, ImageStyles, released_numbers
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -57,6 +58,7 @@ class Linkage:
     name: ClassVar[str] = "linkage"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     clients: int = 30
     schemes: tuple[str, ...] = ("iid", "dirichlet", "domain")
     sessions: tuple[str, ...] = ("iid", "domain")

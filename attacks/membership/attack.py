@@ -34,7 +34,7 @@ from fdgsec.attacks.membership.pooled_styles import (
     shadow_populations,
     size_of,
 )
-from fdgsec.attacks.statistics.defense_noise import release_of_mean
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, release_of_mean
 from fdgsec.attacks.statistics.domain_populations import auxiliary_images, pooled_release
 from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardized_score
 from fdgsec.metrics.measurement import Measurement
@@ -62,6 +62,7 @@ class Membership:
     name: ClassVar[str] = "membership"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 50
     statistic: Literal["standardized", "likelihood-ratio"] = "likelihood-ratio"

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
     Reference,
@@ -54,6 +55,7 @@ class ModelMembership:
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
     needs: ClassVar[frozenset[str]] = frozenset()
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED_ON_MODELS
     keeps: ClassVar[Literal["models=last", "models=all"]] = "models=last"
     candidates: int = 200
     references: int | None = None

@@ -23,6 +23,7 @@ from fdgsec.federation.forged_artifacts import Flaw, Flawed, Heavy, Honest, Judg
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError, unknown_name
+from fdgsec.runtime.registry import DEFENSES
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Harmed
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
@@ -58,6 +59,7 @@ class Poisoning:
     name: ClassVar[str] = "poisoning"
     reads: ClassVar[frozenset[str]] = frozenset(FORGED)
     needs: ClassVar[frozenset[str]] = frozenset({"own data"})
+    accounts_for: ClassVar[frozenset[str]] = frozenset(DEFENSES)
     seeds: int = 5
     rounds: int | None = None
     images: int | None = None

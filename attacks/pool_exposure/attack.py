@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fdgsec.attacks.pool_exposure.control import planted_pools
 from fdgsec.attacks.pool_exposure.row_order import lag_correlation, neighbor_distances
-from fdgsec.attacks.statistics.defense_noise import RowMetric, row_metric
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowMetric, row_metric
 from fdgsec.data.domains import DomainDataset
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.networks.classifiers import IMAGENET_MEAN, IMAGENET_STD
@@ -55,6 +55,7 @@ class PoolExposure:
     name: ClassVar[str] = "pool-exposure"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     sizes: tuple[int, ...] = (40, 130)
     clients: int | None = None
     rounds: tuple[int, ...] | None = None

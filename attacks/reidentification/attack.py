@@ -21,7 +21,7 @@ from torch.nn.functional import interpolate
 
 from fdgsec.attacks.reidentification.control import planted_lookups
 from fdgsec.attacks.reidentification.lookup_features import RowFeatures, SpectrumRows, StyleRows, spectra_of
-from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_rows
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defense_noise_of_rows
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.runtime.errors import UsageError
@@ -57,6 +57,7 @@ class Reidentification:
     name: ClassVar[str] = "reidentification"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     gallery: int = 1000
     per_class: int = 0
     rows: int = 2000

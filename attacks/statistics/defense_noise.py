@@ -21,6 +21,17 @@ from fdgsec.federation.released_statistics import MeanSpectra
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
 
+ACCOUNTED = frozenset(
+    {
+        "style-noise", "private-styles", "k-anonymous", "quantize",
+        "shuffle", "guards", "dp-sgd", "dp-fedavg", "private-scores",
+    }
+)  # fmt: skip
+"""The defenses that attacks on styles take into account: four whose effect this module estimates, and five that do not
+change styles."""
+ACCOUNTED_ON_MODELS = ACCOUNTED - {"shuffle"}
+"""The defenses that attacks with reference federations take into account, which train under the same defenses."""
+
 DRAWS = 200
 """Passes of means through the defense. All victims of a size share one shift estimate, whose error (1/200 of the
 noise's variance) must stay small relative to that of the mean over some tens of victims."""

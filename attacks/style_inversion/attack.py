@@ -26,6 +26,7 @@ from typing import ClassVar, Literal
 
 import torch
 
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.style_inversion.control import planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
 from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
@@ -70,6 +71,7 @@ class StyleInversion:
     name: ClassVar[str] = "style-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank", "InterpolationStyle", *POOLED})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     PROFILES: ClassVar[Mapping[str, Profile]] = {
         "quick": Profile(
             losses=("mse", "perceptual_mini"), baseline=False, per_class=15, records=40, distributions=20,

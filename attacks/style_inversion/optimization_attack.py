@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defense_noise_of_styles
 from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, parts
@@ -67,6 +67,7 @@ class OptimizationInversion:
     name: ClassVar[str] = "optimization-inversion"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleStatistics"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder"})
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     PROFILES: ClassVar[Mapping[str, Profile]] = {
         "quick": Profile(restarts=3, steps=60, side=48, rows=32, images=14, records=8),
         "full": Profile(restarts=8, steps=300, side=0, rows=128, images=35, records=24),

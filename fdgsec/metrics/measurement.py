@@ -19,9 +19,10 @@ BOUNDED = (
 class Measurement:
     """One number with its interval and its chance level: the same statistic without the victim's artifact.
 
-    `value`, `low`, `high` and `chance` are None only together with `unavailable`, the reason. `chance_kind` "none" is
-    for descriptive rows, which never enter a verdict. Raises ValueError for a number that is not finite or an interval
-    that does not contain its value."""
+    `not_adapted_to` names the defenses that the attack does not take into account: without a leak, such a row is no
+    evidence. `value`, `low`, `high` and `chance` are None only together with `unavailable`, the reason. `chance_kind`
+    "none" is for descriptive rows, which never enter a verdict. Raises ValueError for a number that is not finite or an
+    interval that does not contain its value."""
 
     name: str
     value: float | None
@@ -35,6 +36,7 @@ class Measurement:
     method: str = ""
     slice: Slice = field(default_factory=dict)
     unavailable: str | None = None
+    not_adapted_to: str = ""
 
     def __post_init__(self) -> None:
         numbers = (self.value, self.low, self.high, self.chance)
@@ -54,23 +56,38 @@ class Measurement:
                 raise ValueError(f"{self.name} = {self.value} lies outside its interval [{self.low}, {self.high}].")
 
     @property
-    def verdict(self) -> Literal["leaks", "no leak shown", "descriptive", "unavailable"]:
-        """Tell whether the interval excludes chance in the direction of a leak."""
+    def verdict(self) -> str:
+        """Tell whether the interval excludes chance in the direction of a leak.
+
+        "leaks", "no leak shown", "descriptive", "unavailable", or that the attack was not adapted to a defense."""
         if self.value is None:
             return "unavailable"
         if self.chance_kind == "none" or self.chance is None or self.low is None or self.high is None:
             return "descriptive"
         if self.higher_is == "leak":
-            return "leaks" if self.low > self.chance else "no leak shown"
+            return "leaks" if self.low > self.chance else self._no_leak
         if self.higher_is == "safe":
-            return "leaks" if self.high < self.chance else "no leak shown"
+            return "leaks" if self.high < self.chance else self._no_leak
         return "descriptive"
+
+    @property
+    def _no_leak(self) -> str:
+        if self.not_adapted_to:
+            return f"attack not adapted to {self.not_adapted_to}: no evidence of protection"
+        return "no leak shown"
+
+    @property
+    def judged(self) -> bool:
+        """Whether the verdict is about a leak."""
+        return self.verdict not in ("descriptive", "unavailable")
 
     def document(self) -> dict[str, object]:
         """Give the row as in the report."""
         document = asdict(self) | {"slice": dict(self.slice), "verdict": self.verdict}
         if self.unavailable is None:
             del document["unavailable"]
+        if not self.not_adapted_to:
+            del document["not_adapted_to"]
         return document
 
 

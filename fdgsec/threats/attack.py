@@ -203,6 +203,15 @@ class ReadsMore(Protocol):
 
 
 @runtime_checkable
+class AccountsForDefenses(Protocol):
+    """An attack that takes the effect of some defenses into account, by name; by default an attack does of none.
+
+    Where it finds no leak behind another one, its rows read "attack not adapted" and are no evidence of protection."""
+
+    accounts_for: ClassVar[frozenset[str]]
+
+
+@runtime_checkable
 class Incomplete(Protocol):
     """An attack some of whose variants may be impossible for lack of weights or data: it says which, and why."""
 

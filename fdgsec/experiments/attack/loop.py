@@ -15,9 +15,9 @@ from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, UnseenError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
-from fdgsec.runtime.registry import names, resolve
+from fdgsec.runtime.registry import name_of, names, resolve
 from fdgsec.threats.adversary import Adversary, Knowledge
-from fdgsec.threats.attack import Answers, Attack, Case, Incomplete, Question, TargetFacts, Truth
+from fdgsec.threats.attack import AccountsForDefenses, Answers, Attack, Case, Incomplete, Question, TargetFacts, Truth
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.judge import Judge
@@ -57,7 +57,8 @@ class SimulatedQuestions:
 class AttackSetting:
     """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
 
-    `foreign` has the kinds of releases that are not what attacks take them for, with the reasons."""
+    `foreign` has the kinds of releases that are not what attacks take them for, with the reasons; `defenses` are the
+    names of the run's."""
 
     target: str
     seed: int
@@ -67,6 +68,7 @@ class AttackSetting:
     judge: Judge
     questions: Questions
     foreign: Mapping[str, str] = field(default_factory=dict)
+    defenses: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -78,6 +80,7 @@ class AttackSetting:
             target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
             questions=questions or SimulatedQuestions(attack_context=attack_context), foreign=attack_context.foreign,
+            defenses=[name_of("defenses", defense) for defense in config.defenses],
         )  # fmt: skip
 
 
@@ -130,6 +133,11 @@ def with_negative_controls(outcomes: Sequence[Outcome]) -> list[AttackResult]:
         replace(outcome.result, negative=negative_controls(outcome.nulls, comparisons=comparisons))
         for outcome in outcomes
     ]
+
+
+def accounted_for(attack: Attack) -> frozenset[str]:
+    """The names of the defenses whose effect an attack takes into account."""
+    return attack.accounts_for if isinstance(attack, AccountsForDefenses) else frozenset()
 
 
 def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary: Adversary) -> str:
@@ -197,7 +205,9 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
         setting.seed,
     )
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
-    measurements = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
+    ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
+    measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
+    measurements = [replace(row, not_adapted_to=ignored) for row in measured]
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)
     figures = figures_of(answers, cases, truths)

@@ -27,7 +27,7 @@ def _row(measurement: Measurement) -> dict[str, object]:
         "n": measurement.n,
         "method": measurement.method,
         "verdict": measurement.verdict,
-        "css": CSS[measurement.verdict],
+        "css": CSS.get(measurement.verdict, "muted"),
     }
 
 
@@ -37,7 +37,7 @@ def _control(side: str, control: Control) -> dict[str, object]:
 
 def strongest(result: AttackResult) -> Measurement | None:
     """The row whose interval lies farthest beyond chance, in units of the room between chance and certainty."""
-    judged = [row for row in result.measurements if row.verdict in ("leaks", "no leak shown")]
+    judged = [row for row in result.measurements if row.judged]
     return max(judged, key=_margin, default=None)
 
 
@@ -53,7 +53,7 @@ def _margin(row: Measurement) -> tuple[bool, float]:
 def _verdict(result: AttackResult) -> dict[str, object]:
     row = strongest(result)
     controls = [*result.positive, *result.negative]
-    judged = [row for row in result.measurements if row.verdict in ("leaks", "no leak shown")]
+    judged = [row for row in result.measurements if row.judged]
     leaking = sum(row.verdict == "leaks" for row in judged)
     return {
         "attack": result.name,

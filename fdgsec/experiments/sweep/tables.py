@@ -67,7 +67,7 @@ def strongest(rows: Sequence[Row]) -> Row | None:
     """The row whose interval lies farthest beyond chance, in units of the room between chance and certainty.
 
     Of equals the first: what an attack lists first is what it holds to be strongest."""
-    judged = [row for row in rows if row["verdict"] in ("leaks", "no leak shown") and row["name"] in BOUNDED]
+    judged = [row for row in rows if row["verdict"] not in ("descriptive", "unavailable") and row["name"] in BOUNDED]
     return max(judged, key=lambda row: (row["low"] - row["chance"]) / max(1 - row["chance"], 1e-9), default=None)
 
 

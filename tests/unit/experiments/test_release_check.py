@@ -1,16 +1,20 @@
 """An attack whose assumption does not hold for a target is not applicable: it never gives an all-clear."""
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
 import torch
 
 import fdgsec
-from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
-from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.artifacts import ImageStyles, StyleStatistics, renumbered
+from fdgsec.federation.defense import Outgoing, Protected
+from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fisc import FISC
 from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.runtime.secret_streams import SecretStream
 
 READING = ("reidentification", "membership", "differencing", "linkage", "domain-inference", "pool-exposure")
 
@@ -69,6 +73,45 @@ def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: 
         assert found.status == "skipped", found.name
         assert (found.reason or "").startswith("not applicable: ") or "asks nothing" in (found.reason or "")
     assert any(reason in (found.reason or "") for found in applied)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipsRows:
+    """A defense that no attack was told of: it clips every number of a row."""
+
+    most: float = 0.1
+    assumptions: Sequence[str] = ("none",)
+
+    def check(self, method: Method) -> None:
+        """Works with all."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        if not isinstance(outgoing.artifact, ImageStyles):
+            return None
+        return Protected(artifact=renumbered(outgoing.artifact, lambda name, value: value.clamp(max=self.most)))
+
+
+def test_no_leak_behind_a_defense_that_an_attack_ignores_is_no_evidence_of_protection(own_cache: object):
+    report = fdgsec.attack(
+        CCST(style="single", encoder="pixels"), attacks=("reidentification", "membership"), per_domain=60,
+        image_size=32, defenses=[ClipsRows(most=0.0)],
+    )  # fmt: skip
+
+    rows = [row for found in report.attacks for row in found.measurements if row.judged]
+    assert rows
+    said = "attack not adapted to ClipsRows: no evidence of protection"
+    assert {row.verdict for row in rows} <= {"leaks", said}
+    assert any(row.verdict == said for row in rows)
+    assert any(json.dumps(row.document()).count("not adapted") for row in rows)
+
+
+def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: object):
+    report = fdgsec.attack(
+        CCST(style="single", encoder="pixels"), attacks=("reidentification",), per_domain=60, image_size=32,
+        defenses=["style-noise:p=0.1,scale=500"],
+    )  # fmt: skip
+
+    assert {row.verdict for row in report.attacks[0].measurements if row.judged} <= {"leaks", "no leak shown"}
 
 
 @pytest.mark.parametrize(
