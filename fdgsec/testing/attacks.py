@@ -46,18 +46,24 @@ def check_attack(
         before = [_print(case) for case in cases]
         answers = _run(attack, cases, setting)
     expect(before == [_print(case) for case in cases], "cases are left as they were", "views or candidates changed")
-    _check_answers(attack, answers, cases, truths, setting)
+    judged = _check_answers(attack, answers, cases, truths, setting)
     _check_same_answers(attack, cases, answers, setting)
     with nothing_kept(attack):
-        _check_controls(attack, cases, truths, setting)
+        _check_controls(attack, cases, truths, setting, judged=judged)
 
 
-def _check_controls(attack: Attack, cases: Cases, truths: Sequence[Truth], setting: AttackSetting) -> None:
-    """Check that the negative control finds nothing and the positive control reaches its goal."""
+def _check_controls(
+    attack: Attack, cases: Cases, truths: Sequence[Truth], setting: AttackSetting, *, judged: bool
+) -> None:
+    """Check that the negative control finds nothing and the positive control reaches its goal.
+
+    Where nothing is `judged`, there is nothing that a negative control could find."""
     judge, knowledge = setting.judge, setting.knowledge
     null = attack.negative_control(cases, knowledge, stream(0, "attack", attack.name, "shuffled"))
     rows = judge.null(null, cases, truths, stream(0, "world", "null", attack.name))
-    _passed("the negative control finds nothing", negative_controls(rows, comparisons=len(rows)))
+    negative = negative_controls(rows, comparisons=len(rows))
+    if judged or negative:
+        _passed("the negative control finds nothing", negative)
     undefended = replace(knowledge, defended=None)  # the positive control is undefended
     control = attack.positive_control(undefended, stream(0, "attack", attack.name, "plant"))
     control_answers = attack.run(control.cases, control.knowledge, stream(0, "attack", attack.name, "planted"))
@@ -139,7 +145,8 @@ def _run(attack: Attack, cases: Cases, setting: AttackSetting) -> Answers:
 
 def _check_answers(
     attack: Attack, answers: Answers, cases: Cases, truths: Sequence[Truth], setting: AttackSetting
-) -> None:
+) -> bool:
+    """Check that the judge can measure the answers; tell whether a row of them says that something leaks or not."""
     promise = "answers are typed and have a rule"
     missing = attack.missing(cases, setting.knowledge) if isinstance(attack, Incomplete) and not answers else []
     reasons = dict.fromkeys(row.unavailable for row in missing if row.unavailable)
@@ -153,6 +160,7 @@ def _check_answers(
         expect(False, promise, f"the judge cannot measure them: {error}")
         raise
     expect(bool(rows), promise, "the judge made no measurement of them")
+    return any(row.judged for row in rows)
 
 
 def _check_same_answers(attack: Attack, cases: Cases, answers: Answers, setting: AttackSetting) -> None:

@@ -72,9 +72,10 @@ def halves(simulator: Simulator, question: Question) -> Cases:
 def _halves_of(simulator: Simulator, question: Question, domains: list[int]) -> Cases:
     """Draw the clients of one population from disjoint images; sessions release all of a client's, twice.
 
-    If clients were drawn independently, the first half of one would share images with the second halves of others but
-    never with its own, and its true partner would be farther away than chance. The halves have new names, so that even
-    an adversary that knows the domain of every client does not know theirs."""
+    If clients were drawn independently, the first half of one would share images with the second halves of others
+    but never with its own, and its true partner would be farther away than chance. No cases where the images do not
+    suffice. The halves have new names, so that even an adversary that knows the domain of every client does not
+    know theirs."""
     pools = [simulator.others(domain) for domain in domains]
     per_pool = -(-question.count // len(pools))
     records = question.records or max(1, int(0.7 * min(len(pool) for pool in pools)) // (2 * per_pool))
@@ -85,6 +86,8 @@ def _halves_of(simulator: Simulator, question: Question, domains: list[int]) -> 
         which = number % len(pools)
         rng = simulator.rng("halves", question.scheme, *domains, number)
         remaining = left[which].nonzero().flatten()
+        if len(remaining) < 2 * records:
+            return []
         pool = pools[which].subset(remaining)
         draw = skewed if question.scheme == "dirichlet" else uniform
         chosen = draw(pool, 2 * records, rng)

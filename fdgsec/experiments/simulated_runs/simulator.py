@@ -147,7 +147,8 @@ class Simulator:
         asked = {name for images in data for name in images.ids} - self._held
         if not asked:
             return
-        foreign = asked - self.known_images()
+        known = self.known_images()
+        foreign = {name for name in asked if name.partition("#")[0] not in known}  # "ID#mirrored" is made of ID
         if foreign:
             raise UsageError(
                 f"an attack simulates on images that its adversary holds; {len(foreign)} of these are not."
@@ -166,6 +167,8 @@ class Simulator:
             held.append(self.roles.auxiliary)
         if "own data" in knows:
             held.append(self.clients[0].data)
+        if "unseen" in knows and self.unseen is not None:
+            held.append(self.unseen)
         return frozenset(name for images in held for name in images.ids)
 
     def without_unknowns(self, case: Case) -> Case:
