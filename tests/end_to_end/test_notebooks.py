@@ -18,9 +18,8 @@ def test_a_notebook_is_its_script_without_output(script: Path):
     assert not [cell for cell in notebook.cells if cell.get("outputs")]
 
 
-@pytest.mark.parametrize(
-    "script", [SCRIPTS[0], *(pytest.param(script, marks=pytest.mark.slow) for script in SCRIPTS[1:])], ids=lambda path: path.stem
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # what the kernel's own libraries warn about is not ours
 def test_a_notebook_runs_on_shapes(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
