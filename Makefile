@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/weights),)
 export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
 endif
 
-.PHONY: attack test slow lint types docs notebooks clean
+.PHONY: attack test slow lint types mypy pyright docs notebooks clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,8 +35,12 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/installed
+types: mypy pyright
+
+mypy: $(VENV)/installed
 	$(BIN)/mypy
+
+pyright: $(VENV)/installed
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 notebooks: $(VENV)/installed
