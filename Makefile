@@ -29,7 +29,7 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n auto --dist worksteal -m slow
+	$(BIN)/python -m pytest -n auto -m slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
