@@ -55,7 +55,7 @@ def comparable(report: AttackReport) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+@pytest.mark.parametrize("target", ["ccst-overall", pytest.param("ccst-single", marks=pytest.mark.slow)])
 def test_a_fresh_run_and_a_cached_one_report_the_same(target: str, runs: Runs):
     first, cached, _ = runs(target)
     again = attacked(target, None, fresh=True)

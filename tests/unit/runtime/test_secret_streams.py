@@ -43,6 +43,7 @@ def test_no_two_lists_of_names_are_one_stream(one: tuple[str | int, ...], other:
     assert SecretStream(KEY, *one).random_bytes(8) != SecretStream(KEY, *other).random_bytes(8)
 
 
+@pytest.mark.slow
 def test_a_million_named_streams_are_distinct():
     blocks = {SecretStream(KEY, "defense", number // 1000, number % 1000).random_bytes(16) for number in range(10**6)}
 
