@@ -96,7 +96,9 @@ class PrivateStyles:
             raise UsageError(
                 f"private-styles needs epsilon above 0 and delta in (0, 1); got {self.epsilon} and {self.delta}."
             )
-        if (isinstance(self.clip, float) and not self.clip > 0) or not 0 < self.quantile <= 1:
+        if (
+            self.clip != "auto" and not (isinstance(self.clip, int | float) and self.clip > 0)
+        ) or not 0 < self.quantile <= 1:
             raise UsageError(
                 f"private-styles needs clip above 0 (or auto) and quantile in (0, 1]; got {self.clip} and "
                 f"{self.quantile}."

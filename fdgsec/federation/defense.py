@@ -325,6 +325,11 @@ class DefenseStack:
             protected = defense.on_message(given, rng)
             if protected is None:
                 continue
+            if mechanism and acted:  # one record may be in every number of what the earlier defense made
+                raise UsageError(
+                    f"{name_of('defenses', defense)} bounds what one record changes in {outgoing.name!r}, and another "
+                    "defense changed that before; put it first."
+                )
             if protected.uses is not None and not mechanism:
                 raise UsageError(
                     f"{name_of('defenses', defense)} states a cost, and is post-processing in the {outgoing.stage} "

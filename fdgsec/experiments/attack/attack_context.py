@@ -11,7 +11,7 @@ from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.defense import DefenseStack
-from fdgsec.federation.method import Client, GlobalModel, Method
+from fdgsec.federation.method import Client, Clock, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
@@ -87,7 +87,8 @@ def attack_context_of(
         pooled=attacked.shares_means, rounds=config.rounds,
     )  # fmt: skip
     foreign = foreign_releases(
-        method, clients[0].data, model=model, statistics=knowledge.statistics,
+        method, clients[0], model=model, statistics=knowledge.statistics,
+        clock=Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients)),
         released_statistic=style_view.released_statistic,
     )  # fmt: skip
     perceptual = (PerceptualEncoder(encoder_named("mini")),)

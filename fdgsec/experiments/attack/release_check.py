@@ -7,7 +7,6 @@ of a client, undefended, and compared with that statistic before an attack is be
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
@@ -18,7 +17,6 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.random_streams import stream
 
-IMAGES = 24
 AGREEMENT = 0.005
 """Largest relative L2 distance between a release and the statistic: HW against HW - 1 on small feature maps."""
 POOLED = (StyleStatistics, StyleDistribution)
@@ -27,25 +25,29 @@ ROWS = (ImageStyles, Amplitudes)
 
 def foreign_releases(
     method: Method,
-    images: DomainDataset,
+    client: Client,
     *,
+    clock: Clock,
     model: GlobalModel | None,
     statistics: Callable[[DomainDataset], Moments],
     released_statistic: ReleasedStatistic,
 ) -> Mapping[str, str]:
     """The kinds of style releases that are not what attacks take them for, each with the reason.
 
-    `images` are some of one client's. Only rows of styles are compared for a method that does not claim to share means:
-    attacks on its other releases learn from simulated releases of the method itself."""
+    `client` and `clock` are those of the run: what is sent may depend on both. Only rows of styles are compared
+    for a method that does not claim to share means: attacks on its other releases learn from simulated releases
+    of the method itself."""
     if method.shares == "never" or not method.asks_for_shares:
         return {}
-    some = images.subset(torch.arange(min(IMAGES, len(images))))
-    clock = Clock(round=0, rounds=1, participants=("client:0",))
-    whole = method.releasing_all() or method
     rng = stream(0, "world", "release check")
-    sent, state = whole.share(Client(name="client:0", data=some), model=model, state={}, clock=clock, rng=rng)
-    records = released_statistic.records(statistics(some))
+    sent, state = method.share(client, model=model, state={}, clock=clock, rng=rng)
+    records = released_statistic.records(statistics(client.data))
     found: dict[str, str] = {}
+    kinds = {artifact.kind for artifact in sent.values()}
+    for release in method.releases:
+        if release.stage == "share" and release.kind in POOLED + ROWS and release.kind.kind not in kinds:
+            reason = f"not applicable: {client.name} did not send the release {release.slot!r}, which could be compared"
+            found[release.kind.kind] = found["StyleBank"] = reason
     for slot, artifact in sent.items():
         if not (method.shares_means or isinstance(artifact, ImageStyles)):
             continue

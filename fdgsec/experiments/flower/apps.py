@@ -32,7 +32,7 @@ from fdgsec.federation.defense import Defense, mechanism_on
 from fdgsec.federation.engines.flower.codec import Introduction
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import StepLimits, key_in, noise_key
+from fdgsec.federation.engines.flower.step_limits import StepLimits, key_in, noise_key, pin_settings
 from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
@@ -168,6 +168,7 @@ def member_of(settings: str, context: Context) -> Member:
 
 @lru_cache(maxsize=16)
 def _member(settings: str, node: NodeConfig) -> Member:
+    pin_settings(node.state, settings)
     purpose, config = settings_read(settings)
     config = replace(config, defenses=own_first(node, config.defenses))
     method = method_of(config)

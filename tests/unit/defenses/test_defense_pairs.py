@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 
 from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.experiments.setup.defenses import statistic_source_of
-from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Sender, mechanism_on
+from fdgsec.federation.artifacts import Artifact, ImageStyles
+from fdgsec.federation.defense import Defense, DefenseStack, Outgoing, Protected, Sender, mechanism_on
 from fdgsec.federation.method import Clock, Method, Reply
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
@@ -22,6 +23,7 @@ from fdgsec.privacy.accounting import Use
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import DEFENSES, name_of
+from fdgsec.runtime.secret_streams import SecretStream
 from fdgsec.testing.small_federation import four_clients, start_of
 
 TEXTS = (
@@ -104,6 +106,33 @@ def test_what_leaves_under_a_pair_is_refused_or_costs_what_its_mechanism_costs(k
 def test_what_is_computed_from_records_is_refused_behind_what_it_would_discard(first: str, later: str):
     with pytest.raises(UsageError, match="computes its release anew from the client's records"):
         sent(SENDING["pooled styles"], defense_of(first), defense_of(later))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemplar:
+    """Honest post-processing that spreads one record over all rows: every row becomes the one with the largest mean."""
+
+    assumptions: Sequence[str] = ("none",)
+
+    def check(self, method: Method) -> None:
+        """Works with all."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        rows = outgoing.artifact
+        if not isinstance(rows, ImageStyles):
+            return None
+        best = int(rows.mean.sum(1).argmax())
+        return Protected(artifact=ImageStyles(mean=rows.mean[best].expand_as(rows.mean).clone(), std=rows.std))
+
+
+def test_a_mechanism_counts_no_records_that_another_defense_spread():
+    rows = SENDING["rows"]
+
+    with pytest.raises(
+        UsageError, match="bounds what one record changes in 'styles', and another defense changed that"
+    ):
+        sent(rows, Exemplar(), defense_of("private-styles:epsilon=1"))
+    assert sent(rows, defense_of("private-styles:epsilon=1"), Exemplar())[1].uses["styles"]
 
 
 @pytest.mark.parametrize("order", [1, -1])

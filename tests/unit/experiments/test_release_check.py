@@ -55,14 +55,41 @@ class Medians(CCST):
         return {"style": StyleStatistics(mean=mean.median(0).values.float(), std=std.median(0).values.float())}, state
 
 
+@dataclass(frozen=True, kw_only=True)
+class Summed(CCST):
+    """A client's part of the average of all clients, which the clock's participants scale."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style, parts = sent["style"].tensors(), len(clock.participants)
+        return {"style": StyleStatistics(mean=style["mean"] / parts, std=style["std"] / parts)}, state
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromTwentyFive(CCST):
+    """Colors in 0..255 of clients with enough images, and nothing of others."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style = sent["style"].tensors()
+        scaled = StyleStatistics(mean=style["mean"] * 255, std=style["std"] * 255)
+        return ({} if len(client.data) < 25 else {"style": scaled}), state
+
+
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
         (ScaledRows(style="single", encoder="pixels"), "the release 'styles' is not PooledStyles of its images"),
         (RowsOfUnknownOrigin(style="single", encoder="pixels"), "state['shared_rows']"),
         (Medians(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
+        (Summed(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
+        (FromTwentyFive(encoder="pixels"), "the release 'style' is not PooledStyles of its images"),
     ],
-    ids=["scaled rows", "rows of unknown origin", "medians"],
+    ids=["scaled rows", "rows of unknown origin", "medians", "parts of a sum", "from 25 images"],
 )
 def test_a_release_that_is_not_what_attacks_take_it_for_gets_no_verdict(method: CCST, reason: str, own_cache: object):
     report = fdgsec.attack(method, attacks=READING, per_domain=60, image_size=32)

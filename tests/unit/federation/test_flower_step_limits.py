@@ -15,7 +15,14 @@ from fdgsec.experiments.run_config import RunConfig, resolve_settings
 from fdgsec.experiments.setup.run_inputs import method_of
 from fdgsec.federation.engines.flower.codec import packed_introduction, packed_request, read_introduction, read_reply
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits, key_in, noise_key, run_secret
+from fdgsec.federation.engines.flower.step_limits import (
+    RefusedError,
+    StepLimits,
+    key_in,
+    noise_key,
+    pin_settings,
+    run_secret,
+)
 from fdgsec.federation.engines.state import NEVER, StateMark
 from fdgsec.federation.method import Clock, Step, StepRequest
 from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
@@ -138,6 +145,16 @@ def test_a_file_without_a_key_is_refused_and_never_replaced(tmp_path: Path, cont
     with pytest.raises(UsageError, match="holds no key of 32 bytes in hexadecimal"):
         key_in(tmp_path / "mine.key")
     assert (tmp_path / "mine.key").read_text() == content
+
+
+def test_a_run_keeps_the_settings_of_its_first_message(tmp_path: Path):
+    """A server that announced one more round each time would get noise for fewer than there are."""
+    pin_settings(tmp_path / "run-1", "rounds = 1")
+    pin_settings(tmp_path / "run-1", "rounds = 1")
+    pin_settings(tmp_path / "run-2", "rounds = 2")
+
+    with pytest.raises(RefusedError, match="other settings than this run began with"):
+        pin_settings(tmp_path / "run-1", "rounds = 2")
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path):

@@ -5,6 +5,7 @@ and so their difference without any. One that announced more rounds, or more par
 more than was accounted for. Therefore the node counts steps itself, in files, and does not rely on messages."""
 
 import contextlib
+import hashlib
 import hmac
 import os
 import secrets
@@ -18,6 +19,7 @@ from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.secret_streams import KEY_BYTES, new_key
 
 SECRET = "run.secret"
+SETTINGS = "settings.sha256"
 
 
 class RefusedError(FdgsecError):
@@ -69,6 +71,17 @@ class StepLimits:
         return StateMark(version=mark.version, sha256=name)
 
 
+def pin_settings(folder: Path, settings: str) -> None:
+    """Hold a run to the settings of its first message: rounds, method and defenses are what noise is calibrated for.
+
+    Raises RefusedError for any others."""
+    path, told = folder / SETTINGS, hashlib.sha256(settings.encode()).hexdigest()
+    if not path.exists():
+        _link_once(path, told)
+    if path.read_text() != told:
+        raise RefusedError("the server sent other settings than this run began with.")
+
+
 def run_secret(folder: Path) -> bytes:
     """The node's secret for the run with files in `folder`."""
     return key_in(folder / SECRET)
@@ -80,13 +93,7 @@ def key_in(path: Path) -> bytes:
     Where several processes start at once, the first one to link its draw sets it for all. Raises UsageError for a file
     with anything else, or one that others can read."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-            file.write(new_key().hex())
-        with contextlib.suppress(FileExistsError):
-            os.link(draft, path)
-        draft.unlink()
+        _link_once(path, new_key().hex())
     try:
         key, mode = bytes.fromhex(path.read_text()), stat.S_IMODE(path.stat().st_mode)
     except (OSError, ValueError):
@@ -96,6 +103,17 @@ def key_in(path: Path) -> bytes:
     if mode & 0o077:
         raise UsageError(f"others can read {path}; run: chmod 600 {path}")
     return key
+
+
+def _link_once(path: Path, content: str) -> None:
+    """Create `path` with `content`, readable by its owner alone, unless another process does so first."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(content)
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
 
 
 def noise_key(folder: Path, key: bytes) -> bytes:
