@@ -30,10 +30,10 @@ def document(out: Path) -> dict[str, object]:
     "defenses",
     [
         ("private-styles:epsilon=8", "quantize:bits=12,low=-8,high=8"),
-        ("style-noise:p=0,scale=0.01", "private-styles:epsilon=8"),
+        ("private-styles:epsilon=8", "style-noise:p=0,scale=0.01"),
         ("guards", "private-styles:epsilon=8"),
     ],
-    ids=["rounded afterwards", "noise before", "guards"],
+    ids=["rounded afterwards", "more noise", "guards"],
 )
 def test_a_promise_is_audited_with_what_acts_before_and_behind_it(defenses: tuple[str, ...], tmp_path: Path):
     code = audit(tmp_path, "ccst-single", *defenses)
