@@ -307,6 +307,8 @@ class DefenseStack:
         weight, metrics = reply.weight, reply.metrics
         if NUMBERS in artifacts:
             weight, metrics = reply.read_numbers(artifacts.pop(NUMBERS))
+        if step == "share" and _hides_size(costs):  # a policy weights what clients share by their sizes
+            weight = 1.0
         return Reply(artifacts=artifacts, weight=weight, metrics=metrics, uses=costs)
 
     def defended(self, outgoing: Outgoing) -> Artifact:
@@ -361,6 +363,12 @@ def _check_mechanisms(one: Defense, other: Defense) -> None:
                 f"({max(place, elsewhere, key=len)}): the second would discard the noise of the first, and the stated "
                 "epsilon would be wrong. Leave one out."
             )
+
+
+def _hides_size(costs: Mapping[str, Uses]) -> bool:
+    """Tell whether a guarantee is about neighbors with different numbers of images."""
+    uses = [use for cost in costs.values() for use in cost or ()]
+    return any(use.unit == "client" or "add-remove" in use.sensitivity for use in uses)
 
 
 def blank(images: DomainDataset) -> DomainDataset:

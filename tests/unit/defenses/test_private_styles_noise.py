@@ -14,7 +14,7 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Artifact, StyleDistribution
 from fdgsec.federation.defense import DefenseStack, Outgoing
 from fdgsec.federation.engines.local import LocalEngine
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, Method, Reply, State
 from fdgsec.federation.public_clip_bounds import Reference, client_region, pooled_frame, row_region, rows_of
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.federation.round_loop import RoundLoop
@@ -240,3 +240,20 @@ def test_the_lens_of_the_setting_reads_what_ccst_sends():
     t = network_input(message.sender.client.data, None).records(message.sender.client.data).mean(0)
 
     torch.testing.assert_close(PooledStyles().release(message.artifact)[0], t, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("defense", "weight"),
+    [
+        (PrivateStyles(), 40.0),
+        (PrivateStyles(neighbors="add-remove"), 1.0),
+        (PrivateStyles(unit="client"), 1.0),
+    ],
+)
+def test_a_share_whose_guarantee_hides_the_number_of_images_is_not_weighted_by_it(
+    defense: PrivateStyles, weight: float
+):
+    message = outgoing(OVERALL, count=40)
+    reply = Reply(artifacts={message.name: message.artifact}, weight=40.0)
+
+    assert DefenseStack(defenses=[defense]).sent("share", reply, message.sender).weight == weight
