@@ -142,21 +142,19 @@ class DPFedAvg:
         received = sender.model.state.state
         names = self._parameters(sender.model, outgoing.artifact.state)
         noise = self.noise(sender)
-        changes = clipped(
-            {name: outgoing.artifact.state[name].double() - received[name].double() for name in names}, self.clip
-        )
+        changes = self._clipped_change(outgoing.artifact.state, received, names)
         share = 1.0 if self.weight_cap is None else min(len(sender.client.data) / self.weight_cap, 1.0)
         state = {name: received[name] for name in outgoing.artifact.state}
         shared = {name: share * change for name, change in changes.items()}
-        for name, change in noisy_together(shared, noise, distance=self.clip, rng=rng).items():
-            state[name] = (received[name].double() + change).to(received[name].dtype)
-        return Protected(artifact=ModelState(state=state), uses=self._uses(noise))
+        noisy = noisy_together(shared, noise, distance=self.clip, rng=rng)
+        return Protected(artifact=ModelState(state=state | _moved(received, noisy)), uses=self._uses(noise))
 
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
         """With a trusted server, replace every client's model by the noisy mean; record in the ledger what sums cost.
 
-        Any aggregate that the method computes from the models is then computed from their noisy mean, so its weights
-        need no bound."""
+        The server clips every change itself: a client's float32 model may lie beyond S by rounding, or on purpose. Any
+        aggregate that the method computes from the models is then computed from their noisy mean, so its weights need
+        no bound."""
         uploads = receipt.uploads
         first = uploads[0]
         if self.trust == "local" or first.stage != "update" or SLOT not in first.artifacts:
@@ -180,14 +178,12 @@ class DPFedAvg:
         )
         senders, models = [one.sender for one in receipt.uploads], [one.artifacts[SLOT] for one in receipt.uploads]
         Slot(name=SLOT, senders=senders, artifacts=models, model=model.state).compare()
-        states = [one.tensors() for one in models]
-        mean = dict(states[0])
-        totals = {
-            name: torch.stack([state[name].double() for state in states]).mean(0)
-            for name in self._parameters(model, mean)
-        }
-        noisy = noisy_together(totals, noise / clients, distance=self.clip / clients, rng=receipt.rng)
-        return ModelState(state=mean | {name: value.to(mean[name].dtype) for name, value in noisy.items()})
+        received, sent = model.state.state, models[0].tensors()
+        names = self._parameters(model, sent)
+        changes = [self._clipped_change(one.tensors(), received, names) for one in models]
+        means = {name: torch.stack([change[name] for change in changes]).mean(0) for name in names}
+        noisy = noisy_together(means, noise / clients, distance=self.clip / clients, rng=receipt.rng)
+        return ModelState(state={name: received[name] for name in sent} | _moved(received, noisy))
 
     def multiplier(self, rounds: int) -> float:
         """z: the standard deviation of the noise on the sum divided by S, the same in each of `rounds` rounds."""
@@ -202,6 +198,12 @@ class DPFedAvg:
             return 0.0
         own = self.multiplier(sender.clock.rounds) * self.clip
         return own / math.sqrt(len(sender.clock.participants)) if self.trust == "distributed" else own
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """What a client's model changed of the received one, in float64, shortened to S."""
+        return clipped({name: state[name].double() - received[name].double() for name in names}, self.clip)
 
     def _uses(self, noise: float) -> tuple[Use, ...] | None:
         """The privacy cost of one message to its client, against a reader of that message alone."""
@@ -230,6 +232,11 @@ class DPFedAvg:
                 "averages over them; use --norm group, or dp-fedavg:buffers=received to send the received ones back."
             )
         return [name for name in sent if name in parameters and sent[name].is_floating_point()]
+
+
+def _moved(received: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The received parameters plus `changes`, in their dtype."""
+    return {name: (received[name].double() + change).to(received[name].dtype) for name, change in changes.items()}
 
 
 def clipped(changes: Mapping[str, Tensor], bound: float) -> dict[str, Tensor]:

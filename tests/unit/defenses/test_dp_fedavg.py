@@ -19,11 +19,11 @@ from fdgsec.federation.defense import Defense, DefenseStack
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop
-from fdgsec.federation.wire import Wire
+from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.privacy.ledger import Guarantee
+from fdgsec.privacy.ledger import Guarantee, Ledger
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -222,6 +222,24 @@ def test_a_trusted_server_promises_nothing_against_itself_and_the_ledger_names_a
     assert run.uncovered == ("update/model",)
     assert against.part == "run against clients, outsiders and readers of the model (not the server)"
     assert against.epsilon == pytest.approx(2, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [1.0, 1e30])
+def test_a_trusted_server_bounds_what_each_client_changes_itself(value: float):
+    model, ledger, defense = grouped(), Ledger(), DPFedAvg(noise_multiplier=0, clip=0.5, trust="server")
+    sent = [model.state, ModelState(state={name: held + value for name, held in model.state.state.items()})]
+    for number in range(2):
+        ledger.write(f"client:{number}", round=0, stage="update", kinds={"model": "ModelState"}, uses={})
+    uploads = [
+        Upload(round=0, stage="update", sender=f"client:{number}", artifacts={"model": one})
+        for number, one in enumerate(sent)
+    ]
+    receipt = Receipt(uploads=uploads, model=model, rounds=1, rng=simulated_stream(0, "server"), ledger=ledger)
+
+    (mean, _) = (upload.artifacts["model"] for upload in defense.on_received(receipt))
+
+    change = float((flat(mean) - flat(model.state)).norm())
+    assert change == pytest.approx(0.5 / 2, abs=1e-5)  # float32 of the sent mean
 
 
 def test_the_servers_noise_comes_before_anything_that_would_change_the_sum():
