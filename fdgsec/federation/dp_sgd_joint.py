@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fdgsec.federation.method import Clock
 from fdgsec.nn.training.batches import Batch, TrainingSet, batch_of
-from fdgsec.nn.training.per_sample_gradients import clipped_sum
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError, clipped_sum
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.dp_sgd import PrivateTrainer, check_trainable, noisy, uses_of
@@ -74,9 +74,14 @@ def joint_training(
 
     `gradients` is called with one record at a time, a batch of one; `after` is called after each step. Samples (which
     may be empty), augmentations and noise come from the trainer's secret stream. Raises UsageError for an empty set,
-    and PrivateTrainingError for networks that cannot be trained so."""
+    and PrivateTrainingError for networks that cannot be trained so, or records of several versions."""
     if not len(data):
         raise UsageError("a client has no training images; every client needs at least one.")
+    if data.owners is not None:
+        raise PrivateTrainingError(
+            "joint steps draw and clip every image alone, but these records have several versions; train on one of "
+            "each."
+        )
     for network in networks:
         check_trainable(network, plan, [])
     bound = trainer.max_grad_norm

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fdgsec.federation.dp_sgd_joint import Gradients, joint_step, single_records, trained
-from fdgsec.nn.training.batches import Batch
+from fdgsec.federation.dp_sgd_joint import Gradients, joint_step, joint_training, single_records, trained
+from fdgsec.nn.training.batches import Batch, TrainingSet
+from fdgsec.nn.training.per_sample_gradients import PrivateTrainingError
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 
@@ -148,3 +151,18 @@ def test_a_batch_is_cut_into_single_records():
 def test_values_out_of_range_are_refused(options: dict[str, float]):
     with pytest.raises(ValueError, match="bound and expected must be above 0"):
         step(optimizers(2), [], **options)
+
+
+def test_records_of_several_versions_are_refused_because_each_version_would_be_clipped_alone():
+    network = nn.Linear(3, 2)
+    data = TrainingSet(
+        images=torch.zeros(4, 3, 4, 4, dtype=torch.uint8), labels=torch.zeros(4, dtype=torch.int64),
+        owners=torch.tensor([0, 0, 1, 1]),
+    )  # fmt: skip
+
+    with pytest.raises(PrivateTrainingError, match="several versions"):
+        joint_training(
+            PrivateTrainer(noise_multiplier=1.0, max_grad_norm=1.0, secret=drawn()), [network],
+            [torch.optim.SGD(network.parameters(), lr=1.0)], data, lambda batch: [], TrainingPlan(steps=1, crop=None),
+            device=torch.device("cpu"), layout=torch.contiguous_format, after=lambda: None,
+        )  # fmt: skip
