@@ -14,6 +14,7 @@ from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.text import HEADLINES, controls_of, described, headline, interval, number, promises
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
+from fdgsec.privacy.ledger import review_mark
 from fdgsec.runtime.errors import UsageError
 
 Rows = Sequence[Sequence[str]]
@@ -175,7 +176,7 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     for line in (
         f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
         (f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} "
-        f"({found['relation']}), over {', '.join(found['covers'])}"),
+        f"({found['relation']}), over {', '.join(found['covers'])}{review_mark(found)}"),
         (f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}"
         f"{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}"),
         f"canary: {found['canary']}",

@@ -13,6 +13,11 @@ from fdgsec.runtime.errors import UsageError
 
 Stage = Literal["share", "update", "review"]
 
+VETTED: frozenset[str] = frozenset()
+"""The bundled mechanisms that a second reader has checked: docs/defenses/NAME.md names the reader and the date.
+
+Every other mechanism, bundled or of a plug-in, is marked as unvetted wherever its epsilon is stated."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGuarantee:

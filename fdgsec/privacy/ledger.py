@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fdgsec.privacy.accounting import AdjacencyError, Relation, Unit, Use, epsilon
+from fdgsec.runtime.registry import DEFENSES
 
 Uses = tuple[Use, ...] | None
 RELATIONS: tuple[Relation, ...] = ("replace-one", "add-remove", "zero-out")
@@ -44,7 +45,8 @@ class Guarantee:
     """The guarantee for everything that one run released, or for a part of it.
 
     `epsilon` is None without a guarantee; then `uncovered` names the unprotected releases. `covers` lists the composed
-    releases ("update/model"); `part` is "run", or the part of it."""
+    releases ("update/model"); `part` is "run", or the part of it. `by` names the mechanisms behind it; it is `vetted`
+    where a second reader has checked each of them (docs/defenses.md)."""
 
     part: str
     epsilon: float | None
@@ -55,30 +57,46 @@ class Guarantee:
     assumptions: tuple[str, ...]
     covers: tuple[str, ...]
     uncovered: tuple[str, ...]
+    by: tuple[str, ...] = ()
+    vetted: bool = False
 
     def document(self) -> dict[str, object]:
         """Give the guarantee as in the report."""
         return {
             "part": self.part, "epsilon": _plain(self.epsilon), "delta": self.delta, "unit": self.unit,
             "relation": self.relation, "mechanism": self.mechanism, "assumptions": list(self.assumptions),
-            "covers": list(self.covers), "uncovered": list(self.uncovered),
+            "covers": list(self.covers), "uncovered": list(self.uncovered), "by": list(self.by), "vetted": self.vetted,
         }  # fmt: skip
 
     def line(self) -> str:
-        """One line: "run: epsilon 3.98 at delta 1e-05 per record (zero-out), over share/style, update/model"."""
+        """One line: "run: epsilon 3.98 at delta 1e-05 per record (zero-out), over update/model (unvetted: ...)"."""
         return guarantee_line(self.document())
 
 
 def guarantee_line(guarantee: Mapping[str, object]) -> str:
-    """Format a guarantee's document in one line: the epsilon, or the unprotected releases."""
+    """Format a guarantee's document in one line: the epsilon, or the unprotected releases.
+
+    An epsilon is marked unless a second reader has checked its mechanisms, with the pages that state them."""
     uncovered, covers = (list(map(str, _listed(guarantee[key]))) for key in ("uncovered", "covers"))
     if guarantee["epsilon"] is None:
         return f"{guarantee['part']}: none, unprotected: {', '.join(uncovered) or 'everything'}"
     value = float(str(guarantee["epsilon"]))
     return (
         f"{guarantee['part']}: epsilon {value:.4g} at delta {guarantee['delta']} per {guarantee['unit']} "
-        f"({guarantee['relation']}), over {', '.join(covers)}"
+        f"({guarantee['relation']}), over {', '.join(covers)}{review_mark(guarantee)}"
     )
+
+
+def review_mark(guarantee: Mapping[str, object]) -> str:
+    """Give " (unvetted: PAGE, ...)" for the document of a guarantee that is not vetted, else nothing.
+
+    Mechanisms of plug-ins stand there by name. Documents of runs before this mark count as unvetted."""
+    if guarantee.get("vetted"):
+        return ""
+    pages = [
+        f"docs/defenses/{name}.md" if name in DEFENSES else name for name in map(str, _listed(guarantee.get("by")))
+    ]
+    return f" (unvetted: {', '.join(pages)})" if pages else " (unvetted)"
 
 
 def _listed(value: object) -> Sequence[object]:

@@ -86,7 +86,9 @@ def test_the_lines_of_the_command_say_so(tmp_path: Path, capsys: pytest.CaptureF
 
     lines = capsys.readouterr().out.splitlines()
     assert code == 0
-    assert any(line.startswith("guarantee, model only: epsilon ") and "over update/model" in line for line in lines)
+    said = next(line for line in lines if line.startswith("guarantee, model only: epsilon "))
+    assert said.endswith("over update/model, update/numbers (unvetted: docs/defenses/dp-sgd.md)")
+    assert said.removeprefix("guarantee, ") in (tmp_path / "run" / "report.html").read_text()
     assert "guarantee, run: none, unprotected: share/style" in lines
 
 

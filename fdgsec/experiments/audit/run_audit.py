@@ -20,6 +20,7 @@ from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, 
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
+from fdgsec.experiments.setup.guarantees import attributed
 from fdgsec.experiments.setup.run_inputs import (
     attacked_method,
     clients_of,
@@ -292,7 +293,7 @@ def _claimed(
     found = ledger.guarantees(delta=delta, assumptions=assumptions)[0]
     if found.epsilon is None or math.isinf(found.epsilon):
         raise _no_guarantee(config)
-    return found
+    return attributed(found, site.defense_stack.defenses)
 
 
 def _no_guarantee(config: RunConfig) -> UsageError:
@@ -312,7 +313,8 @@ def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) 
         "rounds": config.rounds, "seed": config.seed, "defense": defenses[place], "defenses": defenses,
         "claimed_epsilon": middle.claimed_epsilon, "delta": middle.delta, "unit": middle.unit,
         "relation": guarantee.relation, "mechanism": guarantee.mechanism, "covers": list(guarantee.covers),
-        "assumptions": list(guarantee.assumptions), "lower_bound": middle.lower_bound, "ceiling": middle.ceiling,
+        "by": list(guarantee.by), "vetted": guarantee.vetted, "assumptions": list(guarantee.assumptions),
+        "lower_bound": middle.lower_bound, "ceiling": middle.ceiling,
         "confidence": middle.confidence, "repeats": middle.repeats, "auditor": middle.auditor, "runs": found.runs,
         "canary": found.canary, "bounds": [one.lower_bound for one in found.results],
         "above": sum(one.exceeded for one in found.results), "exceeded": exceeds(found.results, alpha), "note": NOTE,

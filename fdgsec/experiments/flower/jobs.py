@@ -176,7 +176,7 @@ class FlowerFederation:
         progress.update("federation on Flower", 1, 1)
         trained = load_trained(folder / RUN, blueprint_of(config, method, len(classes_of(status))))
         shutil.rmtree(folder, ignore_errors=True)
-        return replace(trained, federation=status)
+        return replace(trained, federation={**status, "guarantees": [dict(each) for each in trained.guarantees]})
 
 
 def classes_of(status: Mapping[str, Any]) -> tuple[str, ...]:

@@ -1,11 +1,18 @@
 """The guarantees of a run, from its ledger, as reports list them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.defense import Defense, DefenseStack, mechanism_on
 from fdgsec.federation.method import Method
-from fdgsec.privacy.ledger import Ledger
+from fdgsec.privacy.guarantees import VETTED
+from fdgsec.privacy.ledger import Guarantee, Ledger
+from fdgsec.runtime.registry import name_of
 
+CHOSEN = (
+    "options (clip, noise, learning rate, steps, rounds) are chosen without looking at private images; a choice by "
+    "results on them is not accounted for"
+)
 SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever knows the seed knows the noise"
 
 
@@ -16,6 +23,7 @@ def guarantee_documents(
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
+    assumptions.append(CHOSEN)
     if simulated:
         assumptions.append(SIMULATED)
     returns = method.trains_on_own_releases
@@ -25,4 +33,11 @@ def guarantee_documents(
             "than that"
         )
     found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=returns or bool(defense_stack.policies))
-    return [guarantee.document() for guarantee in found]
+    return [attributed(guarantee, defense_stack.defenses).document() for guarantee in found]
+
+
+def attributed(guarantee: Guarantee, defenses: Sequence[Defense]) -> Guarantee:
+    """Name the mechanisms behind a guarantee, and say whether a second reader has checked all of them."""
+    covered = {place for slot in guarantee.covers for place in (slot, slot.partition("/")[0])}
+    names = [name_of("defenses", one) for one in defenses if covered & mechanism_on(one)]
+    return replace(guarantee, by=tuple(names), vetted=bool(names) and VETTED.issuperset(names))

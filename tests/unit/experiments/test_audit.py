@@ -144,11 +144,12 @@ def test_the_document_and_the_terminal_say_what_a_bound_is_and_is_not(
     expected = [1, "ccst-overall", 1e-6, "record", "replace-one", 0.95, 3, "gaussian", 40, ["share/style"]]
     assert [found[key] for key in plain] == expected
     assert found["defense"] == printed["defense"]
+    assert (found["by"], found["vetted"]) == (["private-styles"], False)
     bounds = found["bounds"]
     assert isinstance(bounds, list)
     assert found["lower_bound"] == sorted(bounds)[1]
     words = " ".join(told.split())
-    assert "lower bound: epsilon" in words
+    assert "over share/style (unvetted: docs/defenses/private-styles.md) lower bound: epsilon" in words
     assert f"ceiling {float(str(found['ceiling'])):.3f}" in words
     assert "no proof that the claim holds" in words
     assert "privacy loss" not in words + json.dumps(found)

@@ -119,6 +119,7 @@ def test_defenses_act_at_the_node_and_cost_the_run_what_they_cost_here(tmp_path:
     assert remote.transcript.sha256 == local.transcript.sha256
     assert remote.guarantees == json.loads(json.dumps(local.guarantees))
     assert remote.guarantees
+    assert (remote.federation or {})["guarantees"] == remote.guarantees
 
 
 def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
@@ -11,13 +12,15 @@ from fdgsec.defenses.dp_fedavg import DPFedAvg
 from fdgsec.defenses.dp_sgd import DPSGD
 from fdgsec.defenses.private_scores import PrivateScores
 from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.defenses.quantize import Quantize
+from fdgsec.experiments.setup.guarantees import attributed
 from fdgsec.federation.defense import Defense, DefenseStack, PlansGuarantee
 from fdgsec.federation.method import Method
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.privacy.accounting import AdjacencyError, Use
 from fdgsec.privacy.guarantees import PlannedGuarantee, check_composable
-from fdgsec.privacy.ledger import Ledger
+from fdgsec.privacy.ledger import Guarantee, Ledger, guarantee_line
 from fdgsec.runtime.errors import UsageError
 
 CLIENT_STYLES, COUNTED_STYLES = PrivateStyles(unit="client"), PrivateStyles(neighbors="add-remove")
@@ -137,3 +140,55 @@ def test_the_check_refuses_just_what_the_ledger_cannot_compose(one: PlannedGuara
         ledger.write("client:0", round=0, stage=promise.stage, kinds={"a": "kind"}, uses={"a": (use(promise),)})
 
     assert refused(lambda: check_composable([one, other])) == refused(lambda: ledger.guarantees(delta=1e-5))
+
+
+def stated(*defenses: Defense, covers: tuple[str, ...]) -> Guarantee:
+    ledger = Ledger()
+    for slot in covers:
+        stage, _, name = slot.partition("/")
+        use = Use(mechanism="gaussian", noise=2.0, sensitivity={"zero-out": 1.0})
+        ledger.write("client:0", round=0, stage=stage, kinds={name: "Any"}, uses={name: (use,)})
+    return attributed(ledger.guarantees(delta=1e-5)[0], defenses)
+
+
+def test_an_epsilon_carries_the_pages_of_the_mechanisms_that_nobody_else_has_checked():
+    found = stated(PrivateStyles(), DPSGD(epsilon=1.0), Quantize(), covers=("share/style", "update/model"))
+
+    assert found.document()["vetted"] is False
+    assert found.document()["by"] == ["private-styles", "dp-sgd"]
+    assert found.line().endswith(" (unvetted: docs/defenses/private-styles.md, docs/defenses/dp-sgd.md)")
+
+
+def test_a_mechanism_that_did_not_act_is_not_named():
+    assert stated(PrivateStyles(), DPSGD(epsilon=1.0), covers=("update/model",)).by == ("dp-sgd",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnStyles(PrivateStyles):
+    """A mechanism of somebody else."""
+
+
+def test_somebody_elses_mechanism_is_unvetted_by_name():
+    assert stated(OwnStyles(), covers=("share/style",)).line().endswith("over share/style (unvetted: OwnStyles)")
+
+
+def test_only_a_review_of_every_mechanism_takes_the_mark_away(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fdgsec.experiments.setup.guarantees.VETTED", frozenset({"private-styles"}))
+
+    one = stated(PrivateStyles(), covers=("share/style",))
+    two = stated(PrivateStyles(), DPSGD(epsilon=1.0), covers=("share/style", "update/model"))
+
+    assert one.vetted
+    assert one.line().endswith("over share/style")
+    assert not two.vetted
+
+
+def test_what_a_ledger_states_by_itself_and_what_older_runs_stored_is_unvetted():
+    ledger = Ledger()
+    use = Use(mechanism="gaussian", noise=2.0, sensitivity={"zero-out": 1.0})
+    ledger.write("client:0", round=0, stage="share", kinds={"style": "Any"}, uses={"style": (use,)})
+    document = ledger.guarantees(delta=1e-5)[0].document()
+    older = {key: value for key, value in document.items() if key not in ("by", "vetted")}
+
+    assert guarantee_line(document).endswith("over share/style (unvetted)")
+    assert guarantee_line(older).endswith("over share/style (unvetted)")
