@@ -42,7 +42,8 @@ _TRUST = {
     ),
     "distributed": (
         "a single message has 1/sqrt(N) of the sum's standard deviation: only the sum reaches the multiplier, "
-        "against a party that sees nothing but the sum (secure aggregation), where all N participants add their share"
+        "against a party that sees nothing but the sum (secure aggregation), where all N participants add their share; "
+        "a participant knows its own share of the noise, and the epsilon against it is larger"
     ),
     "server": (
         "clients send clipped models without noise, the server is trusted to add it to their sum: the guarantee holds "
@@ -152,38 +153,49 @@ class DPFedAvg:
     def on_received(self, receipt: Receipt) -> Sequence[Upload]:
         """With a trusted server, replace every client's model by the noisy mean; record in the ledger what sums cost.
 
-        The server clips every change itself: a client's float32 model may lie beyond S by rounding, or on purpose. Any
-        aggregate that the method computes from the models is then computed from their noisy mean, so its weights need
-        no bound."""
+        The server clips every change itself: a client's float32 model may lie beyond S by rounding, or on purpose. Of
+        a sum it adds the rounding to S. Any aggregate that the method computes from the models is then computed from
+        their noisy mean, so its weights need no bound."""
         uploads = receipt.uploads
         first = uploads[0]
         if self.trust == "local" or first.stage != "update" or SLOT not in first.artifacts:
             return uploads
-        noise = self.multiplier(receipt.rounds) * self.clip
+        bound = self.clip
+        if self.trust == "server" and first.sender == CLIENTS:
+            bound += self._rounding_of_sum(receipt)
+        noise = self.multiplier(receipt.rounds) * bound
         if self.trust == "server" or first.sender == CLIENTS:
-            uses = (Use(mechanism="gaussian", noise=noise, sensitivity=self._sensitivities(), unit="client"),)
+            uses = (Use(mechanism="gaussian", noise=noise, sensitivity=self._sensitivities(bound), unit="client"),)
             receipt.ledger.restate(first.round, stage=first.stage, slot=SLOT, uses=uses, against=_AGAINST[self.trust])
         if self.trust == "distributed":
             return uploads
-        if receipt.model is None:
-            raise UsageError("dp-fedavg:trust=server needs the model that clients received.")
-        mean = self._noisy_mean(receipt, receipt.model, noise)
+        mean = self._noisy_mean(receipt, noise, bound=bound)
         return [replace(upload, artifacts={**upload.artifacts, SLOT: mean}) for upload in uploads]
 
-    def _noisy_mean(self, receipt: Receipt, model: GlobalModel, noise: float) -> ModelState:
-        first = receipt.uploads[0]
-        clients = sum(
-            (entry.round, entry.stage, entry.slot) == (first.round, first.stage, SLOT)
-            for entry in receipt.ledger.entries
-        )
+    def _noisy_mean(self, receipt: Receipt, noise: float, *, bound: float) -> ModelState:
+        model, clients = _model_of(receipt), _clients_of(receipt)
         senders, models = [one.sender for one in receipt.uploads], [one.artifacts[SLOT] for one in receipt.uploads]
         Slot(name=SLOT, senders=senders, artifacts=models, model=model.state).compare()
         received, sent = model.state.state, models[0].tensors()
         names = self._parameters(model, sent)
         changes = [self._clipped_change(one.tensors(), received, names) for one in models]
         means = {name: torch.stack([change[name] for change in changes]).mean(0) for name in names}
-        noisy = noisy_together(means, noise / clients, distance=self.clip / clients, rng=receipt.rng)
+        noisy = noisy_together(means, noise / clients, distance=bound / clients, rng=receipt.rng)
         return ModelState(state={name: received[name] for name in sent} | _moved(received, noisy))
+
+    def _rounding_of_sum(self, receipt: Receipt) -> float:
+        """How much further than S one of N clients moves N times their mean, where messages and mean are rounded.
+
+        Rounding to a parameter's dtype moves two neighbors apart by at most the step between numbers of its size: once
+        in the client's message, and N times in N times the mean."""
+        model = _model_of(receipt)
+        received = model.state.state
+        largest = [
+            received[name].abs() + self.clip
+            for name in self._parameters(model, receipt.uploads[0].artifacts[SLOT].tensors())
+        ]
+        steps = [(torch.nextafter(top, torch.full_like(top, math.inf)) - top).double() for top in largest]
+        return (_clients_of(receipt) + 1) * math.sqrt(math.fsum(float(step.square().sum()) for step in steps))
 
     def multiplier(self, rounds: int) -> float:
         """z: the standard deviation of the noise on the sum divided by S, the same in each of `rounds` rounds."""
@@ -211,13 +223,13 @@ class DPFedAvg:
             return None
         return (Use(mechanism="gaussian", noise=noise, sensitivity=self._sensitivities(), unit="client"),)
 
-    def _sensitivities(self) -> Mapping[Relation, float]:
-        """The sensitivity under `neighbors`, and under the relations that it implies.
+    def _sensitivities(self, bound: float | None = None) -> Mapping[Relation, float]:
+        """The sensitivity under `neighbors`, and under the relations that it implies, where a client moves at most
+        `bound` (None: S).
 
         Add-remove is not among them: participation is visible, so that a client cannot join or leave unnoticed."""
-        if self.neighbors == "zero-out":
-            return {"zero-out": self.clip}
-        return {"zero-out": self.clip, "replace-one": 2 * self.clip}
+        bound = self.clip if bound is None else bound
+        return {"zero-out": bound} if self.neighbors == "zero-out" else {"zero-out": bound, "replace-one": 2 * bound}
 
     def _parameters(self, model: GlobalModel, sent: Mapping[str, Tensor]) -> list[str]:
         """The entries that are noised. Raises UsageError for buffers where they are refused, or foreign entries."""
@@ -232,6 +244,20 @@ class DPFedAvg:
                 "averages over them; use --norm group, or dp-fedavg:buffers=received to send the received ones back."
             )
         return [name for name in sent if name in parameters and sent[name].is_floating_point()]
+
+
+def _model_of(receipt: Receipt) -> GlobalModel:
+    if receipt.model is None:
+        raise UsageError("dp-fedavg:trust=server needs the model that clients received.")
+    return receipt.model
+
+
+def _clients_of(receipt: Receipt) -> int:
+    """The number of clients that sent a model in this round, also where only their sum arrived."""
+    first = receipt.uploads[0]
+    return sum(
+        (entry.round, entry.stage, entry.slot) == (first.round, first.stage, SLOT) for entry in receipt.ledger.entries
+    )
 
 
 def _moved(received: Mapping[str, Tensor], changes: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -242,6 +242,40 @@ def test_a_trusted_server_bounds_what_each_client_changes_itself(value: float):
     assert change == pytest.approx(0.5 / 2, abs=1e-5)  # float32 of the sent mean
 
 
+def test_the_rounding_of_a_sum_to_float32_is_in_the_sensitivity_of_the_noise_that_is_added_to_it():
+    start = grouped()
+    model = replace(start, state=ModelState(state={name: value + 1e4 for name, value in start.state.state.items()}))
+    defense, ledger = DPFedAvg(clip=1.0, trust="server"), Ledger()
+    rng = stream(0, "world", "changes")
+    drawn = {name: torch.randn(value.shape, generator=rng).double() for name, value in model.state.state.items()}
+    change = clipped(drawn, 1.0)
+
+    def summed(*changes: float) -> Upload:
+        states = [
+            {name: (value.double() + by * change[name]).float() for name, value in model.state.state.items()}
+            for by in changes
+        ]
+        uploads = [
+            Upload(round=0, stage="update", sender=f"client:{number}", artifacts={"model": ModelState(state=state)})
+            for number, state in enumerate(states)
+        ]
+        (total,) = SecureAggregation().policy().on_collected(uploads, simulated_stream(0))
+        return total
+
+    for number in range(2):
+        ledger.write(f"client:{number}", round=0, stage="update", kinds={"model": "ModelState"}, uses={})
+    learned, nothing = summed(1.0, 0.7), summed(0.0, 0.7)
+    receipt = Receipt(uploads=[learned], model=model, rounds=1, rng=simulated_stream(0, "server"), ledger=ledger)
+    defense.on_received(receipt)
+
+    uses = ledger.restated[-1].uses
+    assert uses is not None
+    (use,) = uses
+    moved = 2 * float((flat(learned.artifacts["model"]) - flat(nothing.artifacts["model"])).norm())
+    assert 1.001 < moved <= use.sensitivity["zero-out"]
+    assert use.noise == pytest.approx(defense.multiplier(1) * use.sensitivity["zero-out"])
+
+
 def test_the_servers_noise_comes_before_anything_that_would_change_the_sum():
     defense_stack = DefenseStack(defenses=[Guards(center="median"), DPFedAvg(trust="server")])
 
