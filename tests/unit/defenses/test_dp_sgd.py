@@ -135,6 +135,7 @@ def test_noise_is_for_all_rounds_whoever_takes_part_and_the_ledger_counts_who_di
     assert float(str(every["epsilon"])) == pytest.approx(8.0, rel=1e-3)
     assert min(abs(float(str(some["epsilon"])) - cost) for cost in (once, 8.0)) < 1e-3  # whoever took part most often
     assert any("as if every client took part in all rounds" in str(text) for text in _texts(some))
+    assert any("a choice by results on them is not accounted for" in str(text) for text in _texts(some))
 
 
 def _one_round(client: Client, *, rounds: int) -> Use:
