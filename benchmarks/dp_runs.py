@@ -94,7 +94,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     return {
         **asdict(cell),
         "accuracy": accuracy_document(final, world.unseen(), by_domain(strangers)),
-        "guarantees": guarantee_documents(wire.ledger, defense_stack, method, delta=protocol.delta),
+        "guarantees": guarantee_documents(wire.ledger, defense_stack, method, delta=protocol.delta, simulated=True),
         "defenses": list(map(defense_text, config.defenses)),
         "cpu_seconds_per_step": sum(engine.seconds) / max(steps, 1),
         "steps_per_round": steps / max(len(engine.steps), 1),
