@@ -42,7 +42,7 @@ class Quantize:
     @property
     def assumptions(self) -> Sequence[str]:
         """What it does not guarantee."""
-        return ("quantize: no (epsilon, delta): rounding hides digits, not records",)
+        return (f"quantize: no (epsilon, delta): {self.rounding} rounding of what is sent hides digits, not records",)
 
     def check(self, method: Method) -> None:
         """Works with every method; those that share no style are unchanged."""

@@ -25,7 +25,7 @@ Sum = Callable[[Sequence[Artifact], Tensor], Artifact]
 
 @dataclass(frozen=True, kw_only=True)
 class SecureAggregation:
-    """Show the server the sum of all clients' uploads in place of each; no (epsilon, delta).
+    """Show the server the ideal sum of all clients' uploads in place of each; no (epsilon, delta), no masks.
 
     `least` is the minimum number of clients in a sum: with fewer nothing is sent. Weights and numbers of images are
     summed as well, so that those of a single client are not public."""
@@ -43,8 +43,8 @@ class SecureAggregation:
         """The assumptions of the simulated protocol, and what it does not guarantee."""
         return (
             (
-                "secure-aggregation: masks are not simulated: clients follow the protocol, and do not collude with the "
-                "server"
+                "secure-aggregation: an ideal sum, without masks, their finite field and its rounding, or recovery of "
+                "clients that drop out: all follow the protocol, and none colludes with the server"
             ),
             "secure-aggregation: no (epsilon, delta) of its own: the sum itself is exact",
         )

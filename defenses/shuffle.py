@@ -27,8 +27,8 @@ class Shuffle:
     def assumptions(self) -> Sequence[str]:
         """The assumptions about the shuffler, and what it does not guarantee."""
         return (
-            "shuffle: a shuffler that neither reads uploads nor colludes with the server stands between",
-            "shuffle: no (epsilon, delta): what an upload says of its client links it without a name",
+            "shuffle: an ideal shuffler, that neither reads uploads nor colludes with the server, stands between",
+            "shuffle: no (epsilon, delta), no amplification: what an upload says of its client links it without a name",
         )
 
     def check(self, method: Method) -> None:
