@@ -22,7 +22,7 @@ from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
     influence,
     style_vector,
 )
-from fdgsec.attacks.interpolation_leakage.control import planted_cohorts
+from fdgsec.attacks.interpolation_leakage.control import POOL, planted_cohorts
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
@@ -56,6 +56,14 @@ class InterpolationLeakage:
     simulations: int = 1500
     kept: int = 250
     schemes: tuple[str, ...] = SCHEMES
+
+    def __post_init__(self) -> None:
+        largest = max(2 * self.clients, POOL)  # its positive control must be traced too
+        if self.clients < 2 or not 2 * largest <= self.kept <= self.simulations:
+            raise UsageError(
+                f"interpolation-leakage takes 2 clients or more, and keeps two simulations for each client of a pool, "
+                f"here {2 * largest}; got clients={self.clients}, kept={self.kept} of simulations={self.simulations}."
+            )
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run itself, and for federations of half of a pool each; five times as many in the full

@@ -9,6 +9,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.answers import Membership, Prediction, Ranking
@@ -206,3 +207,9 @@ def small() -> Knowledge:
         return View(messages=tuple(found))
 
     return replace(planted_control.knowledge, simulate=narrow)
+
+
+@pytest.mark.parametrize("given", [{"kept": 30}, {"simulations": 100}, {"clients": 1}, {"clients": 200}])
+def test_options_that_cannot_trace_a_pool_are_refused_before_anything_runs(given: dict[str, int]):
+    with pytest.raises(UsageError, match="keeps two simulations for each client of a pool"):
+        InterpolationLeakage(**given)
