@@ -1,6 +1,6 @@
 """`fdgsec attack`: the main job, on a target, on a finished run, or on one's own vectors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ from fdgsec.runtime.progress import progress_bars
 if TYPE_CHECKING:
     from fdgsec.experiments.flower.engine_choice import EngineChoice
     from fdgsec.experiments.report.schema import AttackReport
+    from fdgsec.experiments.run_config import RunConfig
 
 Target = Annotated[
     str | None,
@@ -129,16 +130,18 @@ class _Chosen:
 def _on_target(
     target: str, chosen: _Chosen, settings: Mapping[str, object], *, preset: str | None, engine_choice: "EngineChoice"
 ) -> int:
-    from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack import run_attacks as experiment
     from fdgsec.experiments.flower.engine_choice import flower_federation
     from fdgsec.experiments.run_config import attack_settings
 
     given = {**settings, "seed": chosen.seed or 0, "attacks": chosen.attacks, "adversary": chosen.adversary}
     config = attack_settings(target, given, profile=chosen.profile, preset=preset, assignments=chosen.assignments)
+    if chosen.attacks:
+        experiment.check_attacks(config)
     if chosen.dry_run:
-        print_dry_run(config, experiment.dry_run(config))
-        return 0
+        with progress_bars() as progress:
+            rows = experiment.dry_run(config, data_root=chosen.data_root, progress=progress)
+        return _planned(config, rows, chosen)
     folder, elsewhere = chosen.folder(f"{target}-{config.dataset}"), None
     if engine_choice.engine != "local":
         elsewhere = flower_federation(engine_choice, purpose="attack", data_root=chosen.data_root)
@@ -146,11 +149,10 @@ def _on_target(
         report = experiment.attack(
             config, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress, federation=elsewhere
         )
-    return _done(report, folder, as_json=chosen.as_json)
+    return _done(report, folder, chosen)
 
 
 def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | None) -> int:
-    from fdgsec.cli.tables import print_dry_run
     from fdgsec.experiments.attack_run.attack_finished_run import RecordedRequest, attack_recorded, dry_run_recorded
 
     request = RecordedRequest(
@@ -158,12 +160,13 @@ def _on_run(run: Path, chosen: _Chosen, *, target: str | None, device: str | Non
         seed=chosen.seed, assignments=chosen.assignments, device=device,
     )  # fmt: skip
     if chosen.dry_run:
-        print_dry_run(*dry_run_recorded(request))
-        return 0
+        with progress_bars() as progress:
+            config, rows = dry_run_recorded(request, data_root=chosen.data_root, progress=progress)
+        return _planned(config, rows, chosen)
     folder = chosen.folder(f"attack-on-{run.resolve().name}", seeded=chosen.seed is not None)
     with progress_bars() as progress:
         report = attack_recorded(request, data_root=chosen.data_root, out=folder, fresh=chosen.fresh, progress=progress)
-    return _done(report, folder, as_json=chosen.as_json)
+    return _done(report, folder, chosen)
 
 
 def _on_vectors(
@@ -189,7 +192,7 @@ def _on_vectors(
     folder = chosen.folder(f"attack-on-{file.stem}")
     with progress_bars() as progress:
         report = attack_vectors(request, data_root=chosen.data_root, out=folder, progress=progress)
-    code = _done(report, folder, as_json=chosen.as_json)
+    code = _done(report, folder, chosen)
     if not chosen.as_json:
         console().print(f"guesses: {folder / 'guesses.csv'}", highlight=False, markup=False)
     return code
@@ -202,11 +205,32 @@ def _refuse(mode: str, options: Mapping[str, object], reason: str) -> None:
             raise UsageError(f"--{name.replace('_', '-')} has no place beside {mode}: {reason}; leave it out.")
 
 
-def _done(report: "AttackReport", folder: Path, *, as_json: bool) -> int:
-    """Print the report with what is to be said about it; a failed attack fails the command."""
+def _planned(config: "RunConfig", rows: Sequence[tuple[str, str]], chosen: _Chosen) -> int:
+    """Print which attacks would run, and return the exit code of the run."""
+    from fdgsec.cli.tables import print_dry_run
+
+    print_dry_run(config, rows)
+    skipped = {name: text for name, text in rows if text.startswith("skipped")}
+    return _exit_code({}, skipped if chosen.attacks else {})
+
+
+def _done(report: "AttackReport", folder: Path, chosen: _Chosen) -> int:
+    """Print the report with what is to be said about it, and return the exit code."""
     from fdgsec.cli.tables import console, print_report
 
-    print_report(report, as_json=as_json, out=folder)
-    if not as_json and report.environment.get("notes"):
+    print_report(report, as_json=chosen.as_json, out=folder)
+    if not chosen.as_json and report.environment.get("notes"):
         console().print(f"notes: {report.environment['notes']}", highlight=False, markup=False)
-    return 1 if any(result.status == "failed" for result in report.attacks) else 0
+    failed, skipped = (
+        {result.name: result.reason for result in report.attacks if result.status == status}
+        for status in ("failed", "skipped")
+    )
+    return _exit_code(failed, skipped if chosen.attacks else {})
+
+
+def _exit_code(failed: Mapping[str, str], refused: Mapping[str, str]) -> int:
+    """1 for an attack that failed, 2 for one that was asked for and cannot run, each told on stderr; else 0."""
+    for outcome, reasons in (("failed", failed), ("did not run", refused)):
+        for name, reason in reasons.items():
+            typer.echo(f"fdgsec: attack {name} {outcome}: {reason.removeprefix('skipped: ')}", err=True)
+    return 1 if failed else 2 if refused else 0

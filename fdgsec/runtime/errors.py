@@ -28,6 +28,10 @@ class UnseenError(UsageError):
     """A message that the adversary did not observe: a defense hides it, or the method does not send it (exit 2)."""
 
 
+class TooFewImagesError(UsageError):
+    """An adversary that has no images to learn from, though it may have some: the dataset is too small (exit 2)."""
+
+
 class MissingResourceError(FdgsecError):
     """A dataset, weight file or extra that is missing on this machine, with the command that gets it (exit 3)."""
 

@@ -23,10 +23,11 @@ from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import TooFewImagesError, UsageError
 
 A = TypeVar("A", bound=Artifact)
 
+NO_IMAGES = "the adversary has no images to learn from: the dataset is too small; use more images of each class"
 KNOWLEDGE = ("encoder", "transform", "class names", "client sizes", "victim domains", "auxiliary", "unseen", "own data")
 """What an adversary may know: the public encoder; the image transform; class names; how many images a client holds;
 which domain a client's images are of; labeled auxiliary images of the victims' domains; images of the unseen domain;
@@ -169,8 +170,12 @@ class Knowledge:
     shared: Shared | None = None
 
     def public_images(self) -> DomainDataset:
-        """Auxiliary images if there are any, else the adversary's own. Raises UsageError if it has neither."""
+        """Auxiliary images where the adversary knows any, else its own.
+
+        Raises UsageError if it knows neither, and TooFewImagesError if the dataset is too small to give it one."""
         images = self.auxiliary if self.auxiliary is not None else self.own
         if images is None:
             raise UsageError("this attack needs auxiliary images; the adversary knows none (see --adversary).")
+        if not len(images):
+            raise TooFewImagesError(NO_IMAGES)
         return images

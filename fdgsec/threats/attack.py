@@ -14,8 +14,8 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.malicious_client_protocol import MaliciousClient
 from fdgsec.metrics.measurement import Goal, Measurement
-from fdgsec.runtime.errors import UnseenError, UsageError
-from fdgsec.threats.adversary import KNOWLEDGE, Knowledge, View
+from fdgsec.runtime.errors import TooFewImagesError, UnseenError, UsageError
+from fdgsec.threats.adversary import KNOWLEDGE, NO_IMAGES, Knowledge, View
 from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
@@ -138,7 +138,8 @@ Answers = Sequence[Answer]
 class TargetFacts:
     """What an attack may know before it runs: public settings of its target, never data, and what its adversary knows.
 
-    `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds."""
+    `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
+    `public_images` is the number of images that `Knowledge.public_images` gives."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -148,6 +149,7 @@ class TargetFacts:
     knows: frozenset[str] = frozenset(KNOWLEDGE)
     pooled: bool = True
     rounds: int = 0
+    public_images: int = 1
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""
@@ -155,9 +157,11 @@ class TargetFacts:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
 
     def check_images(self) -> None:
-        """Raise UsageError where `Knowledge.public_images` will find none."""
+        """Raise what `Knowledge.public_images` will raise."""
         if not self.knows & {"auxiliary", "own data"}:
             raise UsageError("needs auxiliary or own data to learn from; the adversary knows neither")
+        if not self.public_images:
+            raise TooFewImagesError(NO_IMAGES)
 
 
 class Attack(Protocol):

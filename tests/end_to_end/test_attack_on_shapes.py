@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 import fdgsec
 from fdgsec.cli import main
 from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.federation.method import Client, Inbox, State
+from fdgsec.methods.ccst import CCST
 
 SMALL: dict[str, Any] = {"per_domain": 84, "image_size": 32}
 FAST = ["differencing", "membership", "linkage", "domain-inference", "reidentification", "label-inference"]
@@ -158,6 +162,51 @@ def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys
     assert code == 0
     assert "skipped" in capsys.readouterr().out
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("verb", [[], ["--dry-run"]])
+def test_an_attack_asked_for_by_name_that_cannot_read_the_target_is_refused(
+    verb: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "r"
+    code = main(["attack", "--target", "ccst-overall", "--attack", "pool-exposure", *verb, "--out", str(out)])
+
+    told = capsys.readouterr()
+    assert code == 2
+    assert told.err.startswith("fdgsec: attack pool-exposure cannot run on ccst-overall: reads ImageStyles")
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("verb", [[], ["--dry-run"]])
+def test_an_attack_asked_for_by_name_that_has_nothing_to_ask_ends_with_exit_code_2(
+    verb: list[str], cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    given = ["--per-domain", "21", "--image-size", "32", "--attack", "inter-client", "--attack", "differencing"]
+    code = main(["attack", *given, *verb, "--out", str(tmp_path / "r")])
+
+    told = capsys.readouterr()
+    assert code == 2
+    assert "attack inter-client did not run: asks what a client learns of the others" in told.err
+    assert (tmp_path / "r" / "report.json").exists() is not bool(verb)
+
+
+def test_a_dry_run_compares_the_release_with_what_attacks_take_it_for(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    share = CCST.share
+
+    def halved(method: CCST, client: Client, **given: Any) -> tuple[Inbox, State]:
+        sent, state = share(method, client, **given)
+        style = sent["style"]
+        assert isinstance(style, StyleStatistics)
+        return {"style": replace(style, mean=style.mean / 2)}, state
+
+    monkeypatch.setattr(CCST, "share", halved)
+
+    code = main(["attack", "--per-domain", "21", "--image-size", "32", "--dry-run"])
+
+    assert code == 0
+    assert "not applicable: the release 'style' is not" in " ".join(capsys.readouterr().out.split())
 
 
 def test_training_reports_accuracy_on_the_unseen_domain(cache: Path, tmp_path: Path):

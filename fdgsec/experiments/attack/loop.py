@@ -12,7 +12,7 @@ from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
 from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.runtime.errors import FdgsecError, UnseenError, UsageError
+from fdgsec.runtime.errors import FdgsecError, TooFewImagesError, UnseenError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names, resolve
@@ -152,23 +152,46 @@ def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary
     return ""
 
 
+def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
+    """The questions that an attack asks. Raises UsageError with the reason if it does not apply to the target."""
+    reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
+    reason = reason or next((setting.foreign[kind] for kind in sorted(attack.reads & set(setting.foreign))), "")
+    if reason:
+        raise UsageError(reason)
+    if "auxiliary" in attack.needs:
+        setting.facts.check_images()
+    questions = attack.plan(setting.facts)
+    if not questions:
+        raise UsageError(NOTHING_ASKED)
+    return questions
+
+
+def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tuple[str, str]]:
+    """Each attack with whether it applies: "runs", or "skipped" and the reason."""
+    rows = []
+    for attack in attacks:
+        try:
+            planned(attack, setting)
+        except UsageError as error:
+            rows.append((attack.name, f"skipped: {error}"))
+        else:
+            rows.append((attack.name, "runs"))
+    return rows
+
+
 def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     """Run one attack with its controls; an attack that does not apply is skipped with the reason."""
-    started, requests = time.monotonic(), list[Question]()
+    started = time.monotonic()
     try:
-        reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
-        reason = reason or next((setting.foreign[kind] for kind in sorted(attack.reads & set(setting.foreign))), "")
-        requests = [] if reason else list(attack.plan(setting.facts))
+        requests = planned(attack, setting)
     except UsageError as error:
-        reason = str(error)
-    if reason:
-        return _skipped(attack, setting, reason)
+        return _skipped(attack, setting, str(error))
     try:
         answered = _answer_questions(requests, attack, setting.questions)
         if not answered.cases:
             return _skipped(attack, setting, "; ".join(dict.fromkeys(answered.gaps.values())) or NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
-    except UnseenError as error:  # a defense withheld what the attack reads
+    except (UnseenError, TooFewImagesError) as error:  # withheld by a defense, or too few
         return _skipped(attack, setting, str(error))
     except FdgsecError as error:
         result = AttackResult(

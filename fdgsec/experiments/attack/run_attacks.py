@@ -8,10 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
+from fdgsec.data.roles import Roles
 from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
+    planned_rows,
     reason_to_skip,
     run_attacks,
     with_negative_controls,
@@ -71,6 +73,19 @@ class _Facts:
         return cls(accuracy=accuracy, guarantees=guarantees)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Inputs:
+    """What a run and its attacks are made of."""
+
+    config: RunConfig
+    world: World
+    roles: Roles
+    clients: Sequence[Client]
+    method: Method
+    model: GlobalModel | None
+    defense_stack: DefenseStack
+
+
 class EngineMismatchError(FdgsecError):
     """A federation on another engine wrote a different transcript than this process with the same settings (exit 1)."""
 
@@ -91,16 +106,10 @@ def attack(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
-    config, attacks = attackable(config), attacks_of(config)
-    config = replace(config, keep=_kept(config, attacks))
-    method = method_of(config)
-    world = load_world(config, data_root=data_root, progress=progress)
-    roles = roles_of(world, seed=config.seed)
-    clients = attacked_clients(world, roles, config, method)
-    method.check(len(clients))
-    needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
-    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
-    defense_stack = defense_stack_of(config, method)
+    attacks = attacks_of(config)
+    inputs = _inputs_of(config, attacks, data_root=data_root, progress=progress)
+    config, world, roles, clients = inputs.config, inputs.world, inputs.roles, inputs.clients
+    method, model, defense_stack = inputs.method, inputs.model, inputs.defense_stack
     style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
     observed, facts, reused = _target_run(
         config, world, method, clients, model, style_view, defense_stack, fresh=fresh, progress=progress
@@ -251,11 +260,45 @@ def _check_same_transcript(elsewhere: Transcript, here: Transcript) -> Transcrip
     return elsewhere
 
 
-def dry_run(config: RunConfig) -> list[tuple[str, str]]:
-    """Each attack and whether it would run, or the reason why not, without loading any data.
-
-    Raises UsageError for a target that releases nothing without training, where no round trains."""
+def check_attacks(config: RunConfig) -> None:
+    """Raise UsageError for an attack that the settings name and that cannot read what the target releases."""
     config = attackable(config)
     kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
-    reasons = {attack.name: reason_to_skip(attack, config.target, kinds, adversary) for attack in attacks_of(config)}
-    return [(name, f"skipped: {reason}" if reason else "runs") for name, reason in reasons.items()]
+    for attack in attacks_of(config) if config.attacks else ():
+        reason = reason_to_skip(attack, config.target, kinds, adversary)
+        if reason:
+            raise UsageError(f"attack {attack.name} cannot run on {config.target}: {reason}.")
+
+
+def dry_run(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> list[tuple[str, str]]:
+    """Each attack and whether it would run, or the reason why not, decided as in the run: data are loaded.
+
+    Nothing is trained, and only one client's images are encoded, to compare its release with what attacks take it for.
+    Raises what `attack` raises."""
+    attacks = attacks_of(config)
+    inputs = _inputs_of(config, attacks, data_root=data_root, progress=progress)
+    style_view = StyleView.of(inputs.config, inputs.world.dataset, inputs.method, inputs.model)
+    attack_context = attack_context_of(
+        inputs.config, inputs.world, inputs.roles, inputs.method, inputs.clients,
+        FederationRun(transcript=Transcript()), inputs.model, style_view, inputs.defense_stack, progress,
+    )  # fmt: skip
+    return planned_rows(attacks, AttackSetting.of(attack_context))
+
+
+def _inputs_of(
+    config: RunConfig, attacks: Sequence[Attack], *, data_root: Path | None, progress: Progressive
+) -> _Inputs:
+    """Build the inputs. Raises UsageError for a target that releases nothing without training where no round trains."""
+    config = attackable(config)
+    config = replace(config, keep=_kept(config, attacks))
+    method = method_of(config)
+    world = load_world(config, data_root=data_root, progress=progress)
+    roles = roles_of(world, seed=config.seed)
+    clients = attacked_clients(world, roles, config, method)
+    method.check(len(clients))
+    needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model
+    model = model_of(config, method, len(world.dataset.class_names)) if needed else None
+    return _Inputs(
+        config=config, world=world, roles=roles, clients=clients, method=method, model=model,
+        defense_stack=defense_stack_of(config, method),
+    )  # fmt: skip

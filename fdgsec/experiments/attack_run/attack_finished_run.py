@@ -10,7 +10,7 @@ from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
-    reason_to_skip,
+    planned_rows,
     run_attacks,
     with_negative_controls,
 )
@@ -22,12 +22,13 @@ from fdgsec.experiments.run_config import Profile, RunConfig, merged, named_atta
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.run_inputs import artifact_rows, attacked_method, method_of, options_of
+from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.train import dataset_document
+from fdgsec.federation.method import GlobalModel
 from fdgsec.federation.run_folder import check_replaceable, code_sha256, environment
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import Target, resolve, target_named, targets
-from fdgsec.threats.adversary import ADVERSARIES
 from fdgsec.threats.attack import Attack
 
 
@@ -63,7 +64,9 @@ def attack_recorded(
     config = settings_for(record, request)
     attacks = attacks_of(config)
     recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
-    setting, notes = _attack_setting(recorded, request, fresh=fresh, progress=progress)
+    model = _shared_model(recorded)
+    style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
+    setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
     outcomes = run_attacks(attacks, setting, progress)
     report = _report(recorded, setting, started=started, notes=notes)
     report = replace(report, attacks=with_negative_controls(outcomes), seconds=time.monotonic() - started)
@@ -72,15 +75,24 @@ def attack_recorded(
     return report
 
 
-def dry_run_recorded(request: RecordedRequest) -> tuple[RunConfig, list[tuple[str, str]]]:
-    """The settings, and each attack with whether it would run or why not, without loading any data."""
-    config = settings_for(read_record(request.run), request)
-    kinds, adversary = attacked_method(config).released_kinds, ADVERSARIES[config.adversary]
-    rows = []
-    for attack in attacks_of(config):
-        reason, lacking = reason_to_skip(attack, config.target, kinds, adversary), models_not_kept(attack, config.keep)
-        rows.append((attack.name, f"skipped: {reason}" if reason else f"in part: {lacking}" if lacking else "runs"))
-    return config, rows
+def dry_run_recorded(
+    request: RecordedRequest, *, data_root: Path | None, progress: Progressive
+) -> tuple[RunConfig, list[tuple[str, str]]]:
+    """The settings, and each attack with whether it would run or why not, decided as in the run.
+
+    Raises what `attack_recorded` raises."""
+    record = read_record(request.run)
+    config = settings_for(record, request)
+    attacks = attacks_of(config)
+    recorded = reconstruct_run(record, config, data_root=data_root, progress=progress)
+    model = _shared_model(recorded)
+    style_view = StyleView.of(config, recorded.world.dataset, recorded.method, model)
+    setting, _ = _attack_setting(recorded, request, model, style_view, progress=progress)
+    lacking = {attack.name: models_not_kept(attack, config.keep) for attack in attacks}
+    return config, [
+        (name, f"in part: {lacking[name]}" if said == "runs" and lacking[name] else said)
+        for name, said in planned_rows(attacks, setting)
+    ]
 
 
 def settings_for(record: Record, request: RecordedRequest) -> RunConfig:
@@ -153,16 +165,24 @@ def _fits(config: RunConfig, target: Target) -> bool:
     return all(getattr(ran, option) == getattr(meant, option) for option in apart)
 
 
+def _shared_model(recorded: Recorded) -> GlobalModel | None:
+    """The run's model, with the weights of which the clients shared styles last."""
+    if recorded.model is not None and recorded.config.rounds and follows_model(recorded.method):
+        return last_global_model(recorded.record.transcript, recorded.model)
+    return recorded.model
+
+
 def _attack_setting(
-    recorded: Recorded, request: RecordedRequest, *, fresh: bool, progress: Progressive
+    recorded: Recorded,
+    request: RecordedRequest,
+    model: GlobalModel | None,
+    style_view: StyleView,
+    *,
+    progress: Progressive,
 ) -> tuple[AttackSetting, list[str]]:
     """The attacks' shared inputs, and notes on what could not be reproduced."""
     config, record = recorded.config, recorded.record
     defense_stack = defense_stack_of(config, recorded.method)
-    model = recorded.model
-    if model is not None and config.rounds and follows_model(recorded.method):
-        model = last_global_model(record.transcript, model)
-    style_view = prepare_style_view(config, recorded.world, recorded.method, model, fresh=fresh, progress=progress)
     found = reproduce_states(recorded, defense_stack)
     observed = FederationRun(transcript=record.transcript, states=found.states)
     attack_context = attack_context_of(

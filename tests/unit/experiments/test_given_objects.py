@@ -14,6 +14,7 @@ from fdgsec.experiments.run_config import attack_settings
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import given_classes, is_bundled, names, resolve
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Answers, Case
@@ -78,15 +79,15 @@ def test_what_is_bundled_is_of_fdgsec_through_and_through():
 
 
 def test_what_a_target_releases_follows_its_options():
-    given = {"dataset": "shapes"}
+    given = {"dataset": "shapes", "per_domain": 42, "image_size": 32}
     ccst = attack_settings("cross-evaluation", given, assignments=["method.base=ccst"])
     fisc = attack_settings("fisc", given, assignments=["method.contrastive=ordinary"])
     fediir = attack_settings("cross-evaluation", {**given, "rounds": 1}, assignments=["method.base=fediir"])
 
-    assert ("membership", "runs") in dry_run(ccst)
-    assert ("model-membership", "runs") in dry_run(fediir)
+    assert ("membership", "runs") in dry_run(ccst, data_root=None, progress=NoProgress())
+    assert ("gradient-inversion", "runs") in dry_run(fediir, data_root=None, progress=NoProgress())
     with pytest.raises(UsageError, match="fisc releases nothing before it trains"):
-        dry_run(fisc)
+        dry_run(fisc, data_root=None, progress=NoProgress())
 
 
 def test_options_of_an_unknown_attack_are_refused_with_the_nearest_name():
