@@ -194,7 +194,7 @@ def decode(
     target = _pixel_file(files, image_size)
     if not target.exists() or target.stat().st_size != size:
         _require_space(source, target, size)
-        with atomic(target) as temporary:
+        with atomic(target, private=True) as temporary:
             mapped = np.memmap(temporary, dtype=np.uint8, mode="w+", shape=shape)
             _fill(mapped, source, files, threads=threads, progress=progress)
             mapped.flush()

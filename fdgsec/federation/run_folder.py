@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from fdgsec.federation.method import State
 from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
-from fdgsec.runtime.cache_files import cache_root
+from fdgsec.runtime.cache_files import cache_root, draft_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.version import __version__
 
@@ -68,7 +67,7 @@ def stored_run(key: str) -> Path:
 
 def save_run(folder: Path, transcript: Transcript, states: Mapping[str, State], facts: Mapping[str, object]) -> None:
     """Store a transcript, the clients' states and plain facts under `folder`, completely or not at all."""
-    with new_folder(folder) as draft:
+    with new_folder(folder, private=True) as draft:
         transcript.save(draft)
         (draft / "states").mkdir()
         for client, state in states.items():
@@ -87,19 +86,20 @@ def load_run(folder: Path) -> tuple[Transcript, dict[str, State], dict[str, obje
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield a draft folder; it replaces `path` on success and is deleted on failure.
 
+    Others may read it as far as the umask allows, unless it is `private`.
     An existing `path` is replaced only if it is empty or was written by fdgsec (it holds one of MARKS)."""
     check_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    draft = draft_of(path)
+    draft.mkdir(mode=0o700 if private else 0o777)
     try:
         yield draft
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
-    draft.chmod(0o755)
     if path.exists():
         shutil.rmtree(path)
     draft.rename(path)

@@ -96,5 +96,5 @@ def _cached(
         except SafetensorError:
             pass
     found = compute()
-    write_atomic(path, save({name: tensor.contiguous() for name, tensor in found.items()}))
+    write_atomic(path, save({name: tensor.contiguous() for name, tensor in found.items()}), private=True)
     return found

@@ -1,7 +1,7 @@
 """The cache folder of fdgsec, and atomic writing of files."""
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +17,13 @@ def cache_root() -> Path:
 
 
 @contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary sibling of `path` to write to; it is renamed to `path` on success and deleted on failure."""
+def atomic(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Yield a temporary sibling of `path` to write to; it is renamed to `path` on success and deleted on failure.
+
+    Others may read it as far as the umask allows, unless it is `private`: what was computed from single images."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=path.suffix)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = draft_of(path)
+    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666))
     try:
         yield temporary
         temporary.replace(path)
@@ -30,7 +31,12 @@ def atomic(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_atomic(path: Path, content: bytes | str) -> None:
-    """Write `content` to `path` completely or not at all."""
-    with atomic(path) as temporary:
+def write_atomic(path: Path, content: bytes | str, *, private: bool = False) -> None:
+    """Write `content` to `path` completely or not at all, readable as with `atomic`."""
+    with atomic(path, private=private) as temporary:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def draft_of(path: Path) -> Path:
+    """Name a hidden sibling of `path` that nobody else can have named."""
+    return path.parent / f".{path.stem}.{secrets.token_hex(8)}{path.suffix}"

@@ -137,12 +137,12 @@ class FileStates:
     def write(self, client: str, state: State) -> None:
         """Write the next version in one pass, then update the index, then delete all but the newest two."""
         version, digest = self.version(client) + 1, hashlib.sha256()
-        with atomic(self._path(client, version)) as temporary, temporary.open("wb") as file:
+        with atomic(self._path(client, version), private=True) as temporary, temporary.open("wb") as file:
             for part in _parts(state):
                 digest.update(part)
                 file.write(part)
         mark = StateMark(version=version, sha256=digest.hexdigest())
-        write_atomic(self._index(client), json.dumps(asdict(mark)))
+        write_atomic(self._index(client), json.dumps(asdict(mark)), private=True)
         self._drop(client, before=version - KEPT + 1)
 
     def _drop(self, client: str, *, before: int) -> None:

@@ -132,7 +132,7 @@ def prepare_statistics(
         )
         return True
     found = statistics(name, dataset, size=size, progress=progress)
-    write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}))
+    write_atomic(path, save({"count": found.count, "mean": found.mean, "m2": found.m2}), private=True)
     return False
 
 

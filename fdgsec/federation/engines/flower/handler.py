@@ -116,7 +116,7 @@ def _model(asked: DecodedRequest, member: Member) -> GlobalModel | None:
     """Give the global model: from this message, stored for the round's other steps, or from an earlier one."""
     stored = member.folder / f"{member.client.name.replace(':', '-')}.model.safetensors"
     if asked.model is not None:
-        write_atomic(stored, asked.model.encode())
+        write_atomic(stored, asked.model.encode(), private=True)
         return GlobalModel(blueprint=member.blueprint, state=asked.model)
     if not asked.held:
         return None

@@ -1,0 +1,76 @@
+"""Files and folders that fdgsec writes: complete or absent, for others to read or for their owner alone."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from fdgsec.data.catalog import load_dataset
+from fdgsec.federation.engines.state import FileStates
+from fdgsec.federation.run_folder import new_folder, save_run
+from fdgsec.federation.wire import Transcript
+from fdgsec.nn.styles.image_styles import prepare_statistics
+from fdgsec.runtime.cache_files import atomic, write_atomic
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=["022", "077"])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_what_is_written_is_as_readable_as_the_umask_allows(umask: int, tmp_path: Path):
+    write_atomic(tmp_path / "pages" / "claims.html", "<p>")
+    with new_folder(tmp_path / "run") as draft:
+        (draft / "report.html").write_text("<p>")
+
+    assert mode(tmp_path / "pages" / "claims.html") == mode(tmp_path / "run" / "report.html") == 0o666 & ~umask
+    assert mode(tmp_path / "pages") == mode(tmp_path / "run") == 0o777 & ~umask
+
+
+def test_a_file_that_is_replaced_does_not_keep_a_narrower_mode(umask: int, tmp_path: Path):
+    (tmp_path / "claims.html").touch(0o600)
+    write_atomic(tmp_path / "claims.html", "<p>")
+
+    assert mode(tmp_path / "claims.html") == 0o666 & ~umask
+
+
+@pytest.mark.usefixtures("umask")
+def test_private_files_are_their_owners_alone_from_the_first_byte_on(tmp_path: Path):
+    with atomic(tmp_path / "features", private=True) as draft:
+        assert mode(draft) == 0o600
+        draft.write_bytes(b"x")
+
+    assert mode(tmp_path / "features") == 0o600
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_was_computed_from_images_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path / "cache"))
+    images = load_dataset("shapes", data_root=None, image_size=16, per_domain=8, seed=0)
+    state = {"stylized": torch.ones(2)}
+
+    prepare_statistics("mini", images, reuse=True)
+    FileStates(folder=tmp_path / "state").write("client:0", state)
+    save_run(tmp_path / "cached", Transcript(), {"client:0": state}, {})
+
+    found = [path for name in ("cache", "state") for path in (tmp_path / name).rglob("*") if path.is_file()]
+    assert len(found) == 3
+    assert {mode(path) for path in found} == {0o600}
+    assert mode(tmp_path / "cached") == 0o700
+
+
+def test_nothing_is_left_of_a_write_that_failed(tmp_path: Path):
+    (tmp_path / "kept").write_text("before")
+    for name in ("kept", "new"):
+        with pytest.raises(UnicodeEncodeError):
+            write_atomic(tmp_path / name, "\ud800")
+
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("kept", "before")]
