@@ -40,6 +40,7 @@ class PaperGrid:
                 "partition-id": node - 101,
                 "num-partitions": clients,
                 "state": str(folder / str(node)),
+                "secret": "run",
                 **grid.node_config,
             }
             grid.contexts[node] = Context(7, node, config, RecordDict(), {})  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from fdgsec.federation.defense import Defense, mechanism_on
 from fdgsec.federation.engines.flower.codec import Introduction
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import StepLimits, key_in, noise_key, pin_settings
+from fdgsec.federation.engines.flower.step_limits import FROM_SEED, StepLimits, key_in, noise_key, pin_settings
 from fdgsec.federation.method import Client
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
@@ -89,7 +89,7 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     )  # fmt: skip
     settings = RoundSettings.of(config)
     if job.deployed:  # nodes know the run's seed
-        settings = replace(settings, key=new_key())
+        settings = replace(settings, key=new_key(), reproducible=any(told.reproducible for told in found.values()))
     trained = run_rounds(
         method, engine, model_of(config, method, classes) if needed else None, settings,
         defense_stack=defense_stack, quorum=job.quorum, checked=True, 
@@ -129,8 +129,8 @@ class NodeConfig:
     """The configuration of a node: its client number, the number of clients, its images and its state folder.
 
     `own_data` says that all images under `data_root` are this client's; otherwise it holds its part of the dataset.
-    `required` are defenses without which it joins no run. `secret` is the file with the key of its noise, empty if
-    the noise is drawn from the run's seed."""
+    `required` are defenses without which it joins no run. `secret` is the file with the key of its noise, or FROM_SEED;
+    only a simulated node may leave it empty, which means the same."""
 
     partition: int
     clients: int
@@ -138,7 +138,7 @@ class NodeConfig:
     state: Path
     own_data: bool = False
     required: tuple[str, ...] = ()
-    secret: str = ""
+    secret: str = FROM_SEED
 
     @classmethod
     def of(cls, context: Context) -> "NodeConfig":
@@ -152,12 +152,18 @@ class NodeConfig:
             raise UsageError(
                 "a node needs a folder for its state: set state in its --node-config, or use `fdgsec join`."
             )
+        secret = str(told.get("secret", "")) or (FROM_SEED if simulated else "")
+        if not secret:
+            raise UsageError(
+                f"a node needs a key for its noise: set secret in its --node-config to a file (or to {FROM_SEED}, for "
+                "noise from the run's seed, which the server knows), or use `fdgsec join`."
+            )
         root = str(told.get("data-root", ""))
         return cls(
             partition=int(told["partition-id"]), clients=int(told["num-partitions"]),
             data_root=Path(root) if root else None, state=Path(state) / f"run-{context.run_id}",
             own_data=bool(told.get("own-data", False)),
-            required=tuple(json.loads(str(told.get("require-defenses", "[]")))), secret=str(told.get("secret", "")),
+            required=tuple(json.loads(str(told.get("require-defenses", "[]")))), secret=secret,
         )  # fmt: skip
 
 
@@ -173,7 +179,7 @@ def _member(settings: str, node: NodeConfig) -> Member:
     config = replace(config, defenses=own_first(node, config.defenses))
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
-    if node.secret not in ("", "run"):
+    if node.secret != FROM_SEED:
         defense_stack = replace(defense_stack, key=noise_key(node.state, key_in(Path(node.secret))))
     local, classes = _local_client(purpose, config, node)
     sizes = (
@@ -184,6 +190,7 @@ def _member(settings: str, node: NodeConfig) -> Member:
     introduction = Introduction(  # with a defense, sizes are not reported
         name=local.name, clients=node.clients, training=sizes[0], validation=sizes[1], classes=classes,
         fdgsec=__version__, code_sha256=code_sha256(), torch=torch.__version__, threads=torch.get_num_threads(),
+        reproducible=node.secret == FROM_SEED,
     )  # fmt: skip
     step_limits = StepLimits(
         folder=node.state, name=local.name, method=method, rounds=config.rounds, clients=node.clients

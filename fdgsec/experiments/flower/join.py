@@ -14,7 +14,7 @@ from fdgsec.federation.engines.flower.connection import AbsentError, Connection,
 from fdgsec.federation.engines.flower.foreground_process import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.nodes_and_jobs import supernode
 from fdgsec.federation.engines.flower.process_trees import FlowerFailedError, Running, free_port, telling_line
-from fdgsec.federation.engines.flower.step_limits import key_in
+from fdgsec.federation.engines.flower.step_limits import FROM_SEED, key_in
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import names
 
@@ -26,8 +26,6 @@ PLAIN = (
 )
 UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
 """Error codes of Flower's server for an unknown node key."""
-RUN = "run"
-"""In place of a file with a key: the node's noise is drawn from the run's seed, which the server knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +179,9 @@ def _settings(joining: JoinSettings) -> dict[str, Setting]:
 
 
 def _secret(joining: JoinSettings) -> str:
-    """The file with the key of the node's noise, or RUN if `reproducible`."""
+    """The file with the key of the node's noise, or FROM_SEED if `reproducible`."""
     if joining.reproducible:
-        return RUN
+        return FROM_SEED
     path = joining.secret or joining.state / "secret.key"
     key_in(path)
     return str(path.resolve())

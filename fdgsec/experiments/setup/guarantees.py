@@ -19,7 +19,9 @@ SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever know
 def guarantee_documents(
     ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float, simulated: bool
 ) -> list[Mapping[str, object]]:
-    """The run's guarantees with the cost of each part; empty without defenses."""
+    """The run's guarantees with the cost of each part; empty without defenses.
+
+    `simulated` says that noise comes from the run's seed, of all clients or of some."""
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))

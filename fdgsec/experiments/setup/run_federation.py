@@ -86,7 +86,8 @@ class RoundSettings:
     """The settings of the round loop: seed, rounds, participation, and the payloads that the transcript keeps.
 
     `name` distinguishes the random streams of a simulated run from those of the run itself (""). `key` is that of the
-    server's own draws; None: the simulated one of the seed. Guarantees are stated at `delta`; None states none."""
+    server's own draws; None: the simulated one of the seed. `reproducible` says that clients draw their noise from the
+    seed all the same. Guarantees are stated at `delta`; None states none."""
 
     seed: int
     rounds: int = 0
@@ -94,6 +95,7 @@ class RoundSettings:
     keep: Keep = "artifacts"
     name: str = ""
     key: bytes | None = field(default=None, repr=False)
+    reproducible: bool = False
     delta: float | None = None
 
     @classmethod
@@ -159,8 +161,9 @@ def run_rounds(
     guarantees: Sequence[Mapping[str, object]] = ()
     if settings.delta is not None:
         guarantees = guarantee_documents(
-            wire.ledger, defense_stack, method, delta=settings.delta, simulated=settings.key is None
-        )
+            wire.ledger, defense_stack, method, delta=settings.delta,
+            simulated=settings.key is None or settings.reproducible,
+        )  # fmt: skip
     return FederationRun(
         transcript=wire.transcript, states=states or {}, model=keeper.model or model, curve=keeper.curve,
         kept_round=keeper.round, guarantees=guarantees,

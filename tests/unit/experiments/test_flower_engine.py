@@ -11,11 +11,12 @@ pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from fdgsec.experiments.flower import apps
-from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, settings_read
+from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, load_trained, settings_read
 from fdgsec.experiments.run_config import RunConfig, defense_of, resolve_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
+from fdgsec.experiments.setup.guarantees import SIMULATED
 from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, federate
-from fdgsec.experiments.setup.run_inputs import load_world, method_of, model_of
+from fdgsec.experiments.setup.run_inputs import blueprint_of, load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
 from fdgsec.federation.engines.flower.grid import assemble
@@ -135,6 +136,31 @@ def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_p
 
     assert method.shares == "once"
     assert len({*found, local.transcript.sha256}) == 3
+
+
+@pytest.mark.parametrize("reproducible", [(), (101,), (101, 102, 103)], ids=str)
+def test_a_guarantee_says_where_a_node_draws_its_noise_from_the_seed(reproducible: tuple[int, ...], tmp_path: Path):
+    grid = PaperGrid.of(tmp_path, 3, node_config={"secret": str(tmp_path / "secret.key")})
+    for node in reproducible:
+        grid.contexts[node].node_config["secret"] = "run"
+    config = settings("ccst", rounds=0, defenses=("private-styles:epsilon=4,delta=1e-5",))
+    apps._run_job(Job(config=config, purpose="train", clients=3), grid.grid, tmp_path, Status(folder=tmp_path))
+
+    found = load_trained(tmp_path / "run", blueprint_of(config, method_of(config), 7)).guarantees
+    assert found
+    assert all((SIMULATED in each["assumptions"]) == bool(reproducible) for each in found)  # type: ignore[operator]
+
+
+def test_a_deployed_node_without_a_key_for_its_noise_takes_part_in_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    context = PaperGrid.of(tmp_path, 3, node_config={"secret": ""}).contexts[101]
+
+    monkeypatch.delenv(apps.SIMULATION, raising=False)
+    with pytest.raises(UsageError, match="a node needs a key for its noise"):
+        apps.NodeConfig.of(context)
+    monkeypatch.setenv(apps.SIMULATION, str(tmp_path))
+    assert apps.NodeConfig.of(context).secret == "run"
 
 
 def test_a_node_takes_part_in_nothing_that_lacks_the_defense_its_owner_demands(tmp_path: Path):

@@ -97,7 +97,9 @@ def read_request(content: RecordDict) -> DecodedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Introduction:
-    """A node's description of itself: client name, numbers of training and held-back images, classes, software."""
+    """A node's description of itself: client name, numbers of training and held-back images, classes, software.
+
+    `reproducible` says that it draws its noise from the run's seed."""
 
     name: str
     clients: int
@@ -108,6 +110,7 @@ class Introduction:
     code_sha256: str
     torch: str
     threads: int
+    reproducible: bool
 
 
 def packed_introduction(introduction: Introduction) -> RecordDict:

@@ -20,6 +20,8 @@ from fdgsec.runtime.secret_streams import KEY_BYTES, new_key
 
 SECRET = "run.secret"
 SETTINGS = "settings.sha256"
+FROM_SEED = "run"
+"""In place of a file with a key: the node's noise is drawn from the run's seed, which the server knows."""
 
 
 class RefusedError(FdgsecError):
