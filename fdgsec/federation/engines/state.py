@@ -77,7 +77,7 @@ class MemoryStates:
     def read(self, client: str, expected: StateMark | None = None) -> State:
         """Read the latest state, empty before the first write. Raises StateMismatchError where it is not `expected`."""
         if expected is not None:
-            _check(client, self.mark(client), expected, where="this process")
+            check_mark(client, self.mark(client), expected, where="this process")
         return self.states.get(client, {})
 
     def write(self, client: str, state: State) -> None:
@@ -119,7 +119,7 @@ class FileStates:
         that the index names is missing or has another content."""
         mark = self.mark(client)
         if expected is not None:
-            _check(client, mark, expected, where=str(self.folder))
+            check_mark(client, mark, expected, where=str(self.folder))
         if mark.version == 0:
             return {}
         path = self._path(client, mark.version)
@@ -165,7 +165,7 @@ class FileStates:
         return self.folder / f"{self._stem(client)}.{version}.safetensors"
 
 
-def _check(client: str, found: StateMark, expected: StateMark, *, where: str) -> None:
+def check_mark(client: str, found: StateMark, expected: StateMark, *, where: str) -> None:
     """Raise StateMismatchError for a state that is neither `expected` nor a later one, of a reply that was lost."""
     if found.version > expected.version or found == expected:
         return

@@ -7,13 +7,20 @@ import pytest
 
 pytest.importorskip("flwr")
 
+import torch
 from flwr.app import Message, RecordDict
 
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import Job
 from fdgsec.experiments.run_config import RunConfig, resolve_settings
-from fdgsec.experiments.setup.run_inputs import method_of
-from fdgsec.federation.engines.flower.codec import packed_introduction, packed_request, read_introduction, read_reply
+from fdgsec.experiments.setup.run_inputs import method_of, model_of
+from fdgsec.federation.engines.flower.codec import (
+    packed_introduction,
+    packed_request,
+    packed_whoami,
+    read_introduction,
+    read_reply,
+)
 from fdgsec.federation.engines.flower.handler import Member, answer
 from fdgsec.federation.engines.flower.step_limits import (
     RefusedError,
@@ -23,9 +30,9 @@ from fdgsec.federation.engines.flower.step_limits import (
     pin_settings,
     run_secret,
 )
-from fdgsec.federation.engines.state import NEVER, StateMark
+from fdgsec.federation.engines.state import NEVER, FileStates, StateMark, StateMismatchError
 from fdgsec.federation.method import Clock, Step, StepRequest
-from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
+from fdgsec.runtime.errors import DataError, DatasetNotFoundError, FdgsecError, UsageError
 from tests.support.paper_grid import PaperGrid
 
 ALL = ("client:0", "client:1", "client:2")
@@ -184,12 +191,22 @@ def test_an_answered_message_that_comes_again_gets_no_second_answer(tmp_path: Pa
         read_reply(replied())
 
 
+OF_WARD = r"PACS not found in \(a path of the node\): no \(a path of the node\)\."
+OF_QUOTED = r"cannot read \(a path of the node\), \(a path of the node\) and \(a path of the node\)\."
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [
         (UsageError("client:1 takes part in no such run."), "client:1 takes part in no such run."),
         (DataError("ward-7/patient.png is no image."), r"DataError \(the node's log says more\)"),
         (ValueError("0.25 of ward-7/patient.png"), r"ValueError \(the node's log says more\)"),
+        (
+            StateMismatchError("version 2, but /srv/node 7/state/client-1.2.safetensors is missing."),
+            r"version 2, but \(a path of the node\) is missing.",
+        ),
+        (DatasetNotFoundError("PACS not found in /srv/ward 7: no /srv/ward 7/photo."), OF_WARD),
+        (UsageError("cannot read '/mnt/jane doe.key', ../x.key and C:\\node\\y."), OF_QUOTED),
     ],
 )
 def test_what_went_wrong_is_told_without_names_of_data(
@@ -198,10 +215,52 @@ def test_what_went_wrong_is_told_without_names_of_data(
     def workplace(settings: str, context: object) -> Member:
         raise error
 
-    context = PaperGrid.of(tmp_path, 3).contexts[102]
+    context = PaperGrid.of(tmp_path, 3, node_config={"data-root": "/srv/ward 7", "state": "/srv/node 7"}).contexts[102]
     with pytest.raises(FdgsecError, match=f"^{told}$"):
         read_reply(answer(asked_to_share(), context, workplace).content)
     assert str(error) in capsys.readouterr().err
+
+
+def test_no_error_of_a_real_node_names_a_folder_of_its_machine(tmp_path: Path):
+    """Datasets that are missing, keys that are none, states that were altered: whatever a server can ask for."""
+    place = tmp_path / "jane doe" / "ward 7"
+    place.mkdir(parents=True)
+    (place / "other.key").write_text("no key")
+    reasons = []
+    for number, (changes, config) in enumerate([
+        ({"data-root": str(place)}, settings(dataset="pacs")), ({"secret": str(place / "other.key")}, settings()),
+        ({"secret": str(place)}, settings()),
+        ({"own-data": True, "data-root": str(place)}, settings(dataset="digits-dg")),
+    ]):  # fmt: skip
+        context = PaperGrid.of(place / str(number), 3, node_config=changes).contexts[102]
+        whoami = Message(
+            content=packed_whoami(Job(config=config, purpose="train", clients=3).settings()), dst_node_id=102,
+            message_type="query.fdgsec",
+        )  # fmt: skip
+        with pytest.raises(FdgsecError) as caught:
+            read_introduction(answer(whoami, context, apps.member_of).content)
+        reasons.append(str(caught.value))
+
+    assert not [word for word in ("/", "jane", "doe", "ward", "tmp") if any(word in reason for reason in reasons)]
+    assert "(a path of the node)" in reasons[0]
+
+
+def test_a_server_cannot_test_guesses_of_a_states_content(tmp_path: Path):
+    """What a node says of a state that the server names wrongly holds no hash of its content."""
+    context = PaperGrid.of(tmp_path, 3).contexts[102]
+    client = apps.member_of(Job(config=settings(), purpose="train", clients=3).settings(), context)
+    states = FileStates(folder=client.folder / "state")
+    states.write("client:1", {"stylized": torch.ones(3)})
+    model = model_of(settings(), method_of(settings()), 7)
+    content = packed_request(
+        "fit", StepRequest(clock=clock(), model=model, inbox={}), model=model.state.encode(), held="",
+        settings=Job(config=settings(), purpose="train", clients=3).settings(), known=StateMark(version=1, sha256="0"),
+    )  # fmt: skip
+    asked = Message(content=content, dst_node_id=102, message_type="query.fdgsec")
+
+    with pytest.raises(FdgsecError, match="holds another version 1 of its state") as caught:
+        read_reply(answer(asked, context, apps.member_of).content)
+    assert states.mark("client:1").sha256[:8] not in str(caught.value)
 
 
 def test_a_client_with_a_defense_does_not_say_how_many_images_it_holds(tmp_path: Path):

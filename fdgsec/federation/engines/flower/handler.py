@@ -5,7 +5,9 @@ Every message may be handled by a new process, so the client's state is in files
 contexts."""
 
 import hashlib
+import re
 import traceback
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -25,13 +27,15 @@ from fdgsec.federation.engines.flower.codec import (
     read_request,
 )
 from fdgsec.federation.engines.flower.step_limits import StepLimits
-from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError
+from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError, check_mark
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, StepRequest
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError
 
 RECORD = "fdgsec-state"
 """The key of the client's state version in Flower's context."""
+SLASH, PATH = r"[/\\]", "(a path of the node)"
+"""A pattern of what separates the parts of a path, and what the server reads in place of one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,17 +71,27 @@ def answer(message: Message, context: Context, workplace: Workplace) -> Message:
             content = packed_reply(*_done(asked, member, context))
     except Exception as error:  # noqa: BLE001 (a defect must not look like a lost node)
         traceback.print_exc()  # into the node's own log
-        content = packed_failure(_told(error))
+        content = packed_failure(_told(error, map(str, context.node_config.values())))
     return Message(content=content, reply_to=message)
 
 
-def _told(error: Exception) -> str:
+def _told(error: Exception, private: Iterable[str]) -> str:
     """Describe an error to the server: the text of fdgsec's own, except about data; of others only the type.
 
-    Texts about data, and those of other packages, may contain file names and values."""
+    Texts about data, and those of other packages, may contain file names and values. `private` is text of which
+    nothing that looks like a path may travel."""
     if isinstance(error, FdgsecError) and not isinstance(error, DataError):
-        return str(error)
+        return without_paths(str(error), private)
     return f"{type(error).__name__} (the node's log says more)"
+
+
+def without_paths(text: str, private: Iterable[str] = ()) -> str:
+    """Replace every path in `text`: first the `private` ones, which may hold spaces, then all words with a slash."""
+    known = [*private, str(Path.cwd()), str(Path.home())]
+    for path in sorted((path for path in known if re.search(SLASH, path)), key=len, reverse=True):
+        text = text.replace(path, "/")
+    quoted, bare = rf"""'[^']*{SLASH}[^']*'|"[^"]*{SLASH}[^"]*\"""", rf"\S*{SLASH}\S*?(?=[.,:;]*(?:\s|$))"
+    return re.sub(f"{quoted}|{bare}", PATH, text)
 
 
 def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Reply, StateMark]:
@@ -87,7 +101,8 @@ def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Repl
     states, step_limits = FileStates(folder=member.folder / "state"), member.step_limits
     held = states.mark(name)
     _check_context(context, held, name)
-    before = states.read(name, expected=held if asked.known == step_limits.veiled(held) else asked.known)
+    check_mark(name, step_limits.veiled(held), asked.known, where="the node's folder")
+    before = states.read(name)
     step_limits.admit(asked.verb, asked.clock)
     request = StepRequest(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
     reply, state = run_client_step(
