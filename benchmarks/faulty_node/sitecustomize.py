@@ -26,7 +26,7 @@ def _install_faults() -> None:
     from fdgsec.federation.artifacts import ModelState
     from fdgsec.federation.engines.flower import handler
 
-    honest = handler.handle
+    honest = handler.run_client_step
 
     def changed(reply, tensors):  # type: ignore[no-untyped-def]
         spoiled = object.__new__(ModelState)  # bypasses the constructor's checks, as a malicious node would
@@ -49,7 +49,7 @@ def _install_faults() -> None:
             return replace(reply, weight=-3.0), after
         return changed(reply, _corrupted(dict(reply.artifacts["model"].tensors()), fault)), after
 
-    handler.handle = dishonest
+    handler.run_client_step = dishonest
 
 
 if "FDGSEC_FAULT" in os.environ and any("clientapp" in word for word in sys.argv[:1]):
