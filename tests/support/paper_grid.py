@@ -7,6 +7,7 @@ from typing import cast
 
 from flwr.app import Context, Message, RecordDict
 from flwr.app.error import Error
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -29,6 +30,7 @@ class PaperGrid:
     messages: list[Message] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
     contexts: dict[int, Context] = field(default_factory=dict)
+    keys: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, folder: Path, clients: int, **given: object) -> "PaperGrid":
@@ -53,6 +55,9 @@ class PaperGrid:
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
+
+    def get_nodes(self) -> Iterable[NodeInfo]:
+        return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.nodes]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies = []

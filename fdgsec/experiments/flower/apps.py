@@ -29,12 +29,13 @@ from fdgsec.experiments.setup.run_inputs import (
 )
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.defense import Defense, mechanism_on
+from fdgsec.federation.engines.flower.admission import Terms, assemble
 from fdgsec.federation.engines.flower.codec import Introduction
-from fdgsec.federation.engines.flower.grid import GridEngine, Stage, assemble
+from fdgsec.federation.engines.flower.environment import BINDINGS
+from fdgsec.federation.engines.flower.grid import GridEngine, Stage
 from fdgsec.federation.engines.flower.handler import Member, answer
 from fdgsec.federation.engines.flower.step_limits import FROM_SEED, StepLimits, key_in, noise_key, pin_settings
 from fdgsec.federation.method import Client
-from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import NoProgress
@@ -73,15 +74,17 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
             "secure aggregation and shuffling are not part of this deployment: the server would see every upload; "
             "leave the defense out, or use --engine local."
         )
-    found = assemble(
-        grid,
-        settings=job.settings(),
-        clients=job.clients,
-        least=math.ceil(job.quorum * job.clients - 1e-9),
-        wait=job.wait,
-    )
-    status.note(rounds=config.rounds, clients={told.name: asdict(told) for told in found.values()})
-    classes = _class_count(list(found.values()))
+    bindings = os.environ.get(BINDINGS)
+    terms = Terms(
+        clients=job.clients, fdgsec=__version__, code_sha256=code_sha256(),
+        bindings=Path(bindings) if bindings else None,
+    )  # fmt: skip
+    least = math.ceil(job.quorum * job.clients - 1e-9)
+    assembly = assemble(grid, settings=job.settings(), terms=terms, least=least, wait=job.wait)
+    found = assembly.nodes
+    clients = {told.name: asdict(told) for told in found.values()}
+    status.note(rounds=config.rounds, clients=clients, refused=list(assembly.refused))
+    classes = len(next(iter(found.values())).classes)
     needed = config.rounds or method.shares == "every"
     engine = GridEngine(
         grid=grid, nodes={told.name: node for node, told in found.items()}, settings=job.settings(),
@@ -101,22 +104,6 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
 def _record_stage(status: Status, stage: Stage) -> None:
     status.note(round=stage.round)
     status.add("stages", asdict(stage))
-
-
-def _class_count(told: list[Introduction]) -> int:
-    """The number of classes. Raises ClientFailedError if software versions or class names differ."""
-    for each in told:
-        if (each.fdgsec, each.code_sha256) != (__version__, code_sha256()):
-            raise ClientFailedError(
-                f"{each.name} runs fdgsec {each.fdgsec} (code {each.code_sha256[:12]}), the server {__version__} "
-                f"({code_sha256()[:12]}); install the same version everywhere."
-            )
-        if each.classes != told[0].classes:
-            raise ClientFailedError(
-                f"{each.name} has the classes {', '.join(each.classes)}; {told[0].name} has "
-                f"{', '.join(told[0].classes)}. All clients need the same classes."
-            )
-    return len(told[0].classes)
 
 
 @client.query("fdgsec")

@@ -98,4 +98,4 @@ def _submitted(engine_choice: EngineChoice) -> Runner:
 
 def _bound(job: Job) -> float:
     """The maximum duration of a job in seconds, if every step of every round takes its full timeout."""
-    return 2 * job.wait + 3 * job.timeout * max(job.config.rounds, 1) + 60
+    return 3 * job.wait + 3 * job.timeout * max(job.config.rounds, 1) + 60

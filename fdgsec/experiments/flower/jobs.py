@@ -89,13 +89,14 @@ def settings_read(text: str) -> tuple[Purpose, RunConfig]:
 
 @dataclass(eq=False)
 class Status:
-    """The progress of a job, written after every change: status, exit code, round, failures and stages."""
+    """The progress of a job, written after every change: status, exit code, round, nodes that were refused, failures
+    and stages."""
 
     folder: Path
     document: dict[str, Any] = field(
         default_factory=lambda: {
-            "status": "running", "exit_code": None, "error": "", "round": 0, "rounds": 0, "clients": {}, "failures": [],
-            "stages": [],
+            "status": "running", "exit_code": None, "error": "", "round": 0, "rounds": 0, "clients": {}, "refused": [],
+            "failures": [], "stages": [],
         }
     )  # fmt: skip
 
@@ -185,13 +186,15 @@ def classes_of(status: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def finished_status(folder: Path) -> dict[str, Any]:
-    """Read the status of a completed job, and print warnings for clients that failed.
+    """Read the status of a completed job, and print warnings for nodes that were refused and clients that failed.
 
     Raises JobFailedError if the job did not complete."""
     path = folder / STATUS
     if not path.exists():
         raise JobFailedError(f"the federation left no {STATUS}: its server app never began; see Flower's log.")
     told: dict[str, Any] = json.loads(path.read_text())
+    for reason in told["refused"]:
+        warn(reason)
     for failure in told["failures"]:
         warn("round {round}: {client} failed in {step}: {reason}".format(**failure))
     if told["status"] != "done":

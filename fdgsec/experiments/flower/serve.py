@@ -1,7 +1,8 @@
 """The verb `serve`: a Flower server for one federation, with TLS certificates and registered nodes.
 
 `nodes/` in the server's folder holds the public key of every node that may join. The server registers them at start and
-whenever that folder changes. It stores nothing else between starts, so that no database keeps clients' messages."""
+whenever that folder changes. `clients/` holds which of these keys is which client. It stores nothing else between
+starts, so that no database keeps clients' messages."""
 
 import socket
 import time
@@ -21,6 +22,7 @@ from fdgsec.federation.engines.flower.certificates import (
 )
 from fdgsec.federation.engines.flower.commands import Server, Tls, shell_line
 from fdgsec.federation.engines.flower.connection import address_of
+from fdgsec.federation.engines.flower.environment import BINDINGS
 from fdgsec.federation.engines.flower.foreground_process import LogForwarder, alone, until_told
 from fdgsec.federation.engines.flower.nodes_and_jobs import superlink
 from fdgsec.federation.engines.flower.process_trees import FlowerFailedError
@@ -67,6 +69,11 @@ class ServeSettings:
         return self.folder / "nodes"
 
     @property
+    def bindings(self) -> Path:
+        """The folder with the public key of the node that is client N, in client-N.pub."""
+        return self.folder / "clients"
+
+    @property
     def home(self) -> Path:
         """The folder of Flower's own files."""
         return self.folder / "flower"
@@ -99,7 +106,9 @@ def serve(serving: ServeSettings, *, say: Callable[[str], None], log: Callable[[
 
 
 def _serve(serving: ServeSettings, server: Server, say: Callable[[str], None], log: Callable[[str], None]) -> None:
-    with superlink(server, home=serving.home, log=serving.folder / "superlink.log") as link:
+    bindings = {} if server.tls is None else {BINDINGS: str(serving.bindings.resolve())}
+    log_file = serving.folder / "superlink.log"
+    with superlink(server, home=serving.home, log=log_file, environment=bindings) as link:
         for line in _greeting(serving, server):
             say(line)
         news = LogForwarder(link, log)

@@ -1,6 +1,7 @@
 """The Flower engine without Flower's processes: the same driver, the same bytes, and every kind of bad answer named."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, f
 from fdgsec.experiments.setup.run_inputs import blueprint_of, load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
-from fdgsec.federation.engines.flower.grid import assemble
 from fdgsec.federation.engines.flower.step_limits import key_in, noise_key
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.wire import Transcript
@@ -35,11 +35,18 @@ def settings(method: str, **given: object) -> RunConfig:
 
 
 def on_paper(
-    config: RunConfig, folder: Path, *, fault: Fault | None = None, **options: object
+    config: RunConfig,
+    folder: Path,
+    *,
+    fault: Fault | None = None,
+    nodes: int | None = None,
+    changed: Callable[[PaperGrid], None] = lambda _: None,
+    **options: object,
 ) -> tuple[FederationRun, PaperGrid]:
     method = method_of(config)
     clients, _ = split_sources(load_world(config, data_root=None, progress=NoProgress()), config)
-    grid = PaperGrid.of(folder / "nodes", len(clients), fault=fault)
+    grid = PaperGrid.of(folder / "nodes", nodes or len(clients), fault=fault)
+    changed(grid)
 
     def runner(job_folder: Path, job: Job) -> None:
         status = Status(folder=job_folder)
@@ -289,24 +296,24 @@ def test_a_quorum_goes_on_without_the_client_that_failed(tmp_path: Path):
     assert senders == {"client:0", "client:2"}
 
 
-def test_two_nodes_cannot_be_the_same_client(tmp_path: Path):
-    grid = PaperGrid.of(tmp_path, 2)
-    for context in grid.contexts.values():
-        context.node_config = {**context.node_config, "partition-id": 0}
-    job = Job(config=settings("fedavg", partition="dirichlet", clients=2), purpose="train", clients=2, wait=0.1)
+def test_a_run_goes_on_without_nodes_that_claim_what_they_are_not(tmp_path: Path):
+    """Of six nodes the last three lie; the run is that of the three honest ones, to the byte."""
+    config = settings("fedavg", rounds=1)
 
-    with pytest.raises(ClientFailedError, match="two nodes say that they are client:0"):
-        assemble(grid.grid, settings=job.settings(), clients=2, least=2, wait=0.1)
+    def lies(grid: PaperGrid) -> None:
+        told = {104: {"partition-id": 1, "num-partitions": 3}, 105: {"partition-id": 7, "num-partitions": 8}}
+        for node, claim in told.items():
+            grid.contexts[node].node_config |= claim
+        grid.contexts[106].node_config["partition-id"] = "not a number"
+        for node in (101, 102, 103):
+            grid.contexts[node].node_config["num-partitions"] = 3
 
+    local, (remote, _) = in_process(config), on_paper(config, tmp_path, nodes=6, changed=lies)
 
-def test_a_node_that_runs_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    job = Job(config=settings("fedavg"), purpose="train", clients=3, wait=1.0)
-    grid = PaperGrid.of(tmp_path, 3)
-    found = assemble(grid.grid, settings=job.settings(), clients=3, least=3, wait=1.0)  # type: ignore[arg-type]
-    foreign = [replace(told, code_sha256="f" * 64) if told.name == "client:2" else told for told in found.values()]
-
-    with pytest.raises(ClientFailedError, match=r"client:2 runs fdgsec .* install the same version"):
-        apps._class_count(foreign)
+    assert remote.transcript.sha256 == local.transcript.sha256
+    assert remote.federation is not None
+    assert set(remote.federation["clients"]) == {"client:0", "client:1", "client:2"}
+    assert [reason.partition(" ")[2][:3] for reason in remote.federation["refused"]] == ["104", "105", "106"]
 
 
 def test_a_client_whose_state_was_reset_refuses_to_go_on(tmp_path: Path):

@@ -104,6 +104,15 @@ def public_key(path: Path) -> str:
     return _public_line(key)
 
 
+def public_key_line(pem: bytes) -> str:
+    """Give a public key in PEM form as `public_key` does; "" for anything else."""
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except (ValueError, UnsupportedAlgorithm):
+        return ""
+    return _public_line(key) if isinstance(key, ec.EllipticCurvePublicKey) else ""
+
+
 def check_node_key(path: Path) -> None:
     """Raise UsageError where `path` is not a private key for a node."""
     content = _read(path)

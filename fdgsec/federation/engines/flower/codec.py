@@ -24,6 +24,10 @@ HEAD, BODY = "fdgsec", "artifacts"
 MODEL_SLOT = "model"
 """The place of the global model in a request; the artifacts of a client's inbox are under "inbox." and their slot."""
 INBOX = "inbox."
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading JSON from the network may raise, deeply nested lists included."""
+LONGEST = 500
+"""Characters of a text from the network that are shown."""
 
 
 class WireFormatError(FdgsecError):
@@ -123,11 +127,15 @@ def read_introduction(content: RecordDict) -> Introduction:
     head = _answered(content)
     try:
         fields: dict[str, Any] = json.loads(_text(head, "introduction"))
-        told = Introduction(**{**fields, "classes": tuple(str(name) for name in fields["classes"])})
-    except (ValueError, TypeError, KeyError) as error:
-        raise WireFormatError(f"an introduction cannot be read: {error}.") from error
-    if not all(isinstance(value, int) for value in (told.clients, told.training, told.validation)):
+        told = Introduction(**{**fields, "classes": tuple(fields["classes"])})
+    except UNREADABLE as error:
+        raise WireFormatError(f"an introduction cannot be read: {printable(str(error))}.") from error
+    counts = (told.clients, told.training, told.validation, told.threads)
+    if not all(type(value) is int and value >= 0 for value in counts) or type(told.reproducible) is not bool:
         raise WireFormatError("an introduction counts in something else than whole numbers.")
+    texts = (told.name, *told.classes, told.fdgsec, told.code_sha256, told.torch)
+    if not all(isinstance(value, str) and value.isprintable() for value in texts):
+        raise WireFormatError("an introduction names something that is no printable text.")
     return told
 
 
@@ -171,16 +179,16 @@ def _uses(text: str) -> dict[str, tuple[Use, ...] | None]:
     try:
         told: dict[str, list[dict[str, Any]] | None] = json.loads(text)
         return {slot: None if uses is None else tuple(Use(**use) for use in uses) for slot, uses in told.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise WireFormatError(f"what a reply says of its noise cannot be read: {error}.") from error
+    except UNREADABLE as error:
+        raise WireFormatError(f"what a reply says of its noise cannot be read: {printable(str(error))}.") from error
 
 
 def _metrics(text: str) -> dict[str, float]:
     try:
         told: dict[str, Any] = json.loads(text)
         return {str(name): float(value) for name, value in told.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise WireFormatError(f"the metrics of a reply cannot be read: {error}.") from error
+    except UNREADABLE as error:
+        raise WireFormatError(f"the metrics of a reply cannot be read: {printable(str(error))}.") from error
 
 
 def _records(head: Mapping[str, Any], body: Mapping[str, bytes]) -> RecordDict:
@@ -202,8 +210,13 @@ def _answered(content: RecordDict) -> ConfigRecord:
     head = _head(content)
     failure = _text(head, "failure")
     if failure:
-        raise WireFormatError(failure)
+        raise WireFormatError(printable(failure))
     return head
+
+
+def printable(text: str) -> str:
+    """What a terminal may show of a text from the network: one line of limited length without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST])
 
 
 def _body(content: RecordDict) -> ArrayRecord:
@@ -222,8 +235,8 @@ def _orders_read(text: str) -> dict[str, tuple[str, ...]]:
     try:
         told: dict[str, list[str]] = json.loads(text)
         return {str(slot): tuple(str(name) for name in names) for slot, names in told.items()}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise WireFormatError(f"the order of a message's tensors cannot be read: {error}.") from error
+    except UNREADABLE as error:
+        raise WireFormatError(f"the order of a message's tensors cannot be read: {printable(str(error))}.") from error
 
 
 def _artifact(body: ArrayRecord, slot: str, orders: Mapping[str, tuple[str, ...]]) -> Artifact:

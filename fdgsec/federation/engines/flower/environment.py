@@ -23,6 +23,8 @@ DROPPED = (
 )  # fmt: skip
 """Settings of other Flowers on this machine, which are removed: ports, accounts, a cluster, allowed origins."""
 MARK = "FDGSEC_FLOWER_MARK"
+BINDINGS = "FDGSEC_BINDINGS"
+"""The variable with the folder in which a server keeps which node key is which client."""
 
 
 def flower_environment(home: Path, *, mark: str, added: Mapping[str, str] | None = None) -> dict[str, str]:

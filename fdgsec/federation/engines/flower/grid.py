@@ -13,16 +13,12 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fdgsec.federation.engines.flower.codec import (
-    Introduction,
     WireFormatError,
     packed_request,
-    packed_whoami,
-    read_introduction,
     read_reply,
 )
 from fdgsec.federation.engines.state import StateMark
 from fdgsec.federation.method import Reply, Step, StepRequest
-from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.runtime.errors import FdgsecError
 
 VERB = "query.fdgsec"
@@ -77,7 +73,7 @@ class GridEngine:
         for name in names:
             answer = answers.get(self.nodes[name])
             try:
-                replies[name], self.marks[name] = read_reply(_content(answer, self.timeout).content)
+                replies[name], self.marks[name] = read_reply(content_of(answer, self.timeout).content)
             except FdgsecError as error:
                 failures[name] = str(error)
                 self.sent.pop(name, None)  # it is unknown whether the client has the model
@@ -103,43 +99,7 @@ class GridEngine:
         content = packed_request(
             step, request, settings=self.settings, known=self.marks.get(name, UNKNOWN), model=model, held=held
         )
-        return Message(content=content, dst_node_id=self.nodes[name], message_type=VERB, ttl=_ttl(self.timeout))
-
-
-def assemble(grid: Grid, *, settings: str, clients: int, least: int, wait: float) -> dict[int, Introduction]:
-    """Wait until `clients` nodes are online (`wait` seconds at most), and collect their introductions, by node.
-
-    Raises ClientFailedError where fewer than `least` introduce themselves, where two give the same name, and for a node
-    of another federation size."""
-    deadline = time.monotonic() + wait
-    nodes = set(grid.get_node_ids())
-    while len(nodes) < clients and time.monotonic() < deadline:
-        time.sleep(POLL)
-        nodes = set(grid.get_node_ids())
-    if len(nodes) < least:
-        raise ClientFailedError(f"{len(nodes)} of {clients} nodes came online within {wait:g} s.")
-    content = packed_whoami(settings)
-    messages = [Message(content=content, dst_node_id=node, message_type=VERB, ttl=_ttl(wait)) for node in sorted(nodes)]
-    answers = exchange(grid, messages, timeout=wait)
-    found, reasons = dict[int, Introduction](), list[str]()
-    for node in sorted(nodes):
-        try:
-            told = read_introduction(_content(answers.get(node), wait).content)
-        except FdgsecError as error:
-            reasons.append(str(error))
-            continue
-        if told.clients != clients:
-            raise ClientFailedError(
-                f"{told.name} says that it is one of {told.clients} clients; this run has {clients}."
-            )
-        if told.name in {known.name for known in found.values()}:
-            raise ClientFailedError(f"two nodes say that they are {told.name}; give each its own partition.")
-        found[node] = told
-    if len(found) < least:
-        raise ClientFailedError(
-            f"{len(found)} of {clients} clients introduced themselves; " + "; ".join(reasons or ["the rest is offline"])
-        )
-    return found
+        return Message(content=content, dst_node_id=self.nodes[name], message_type=VERB, ttl=time_to_live(self.timeout))
 
 
 def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict[int, Message]:
@@ -150,7 +110,8 @@ def exchange(grid: Grid, messages: Sequence[Message], *, timeout: float) -> dict
     return answers
 
 
-def _content(answer: Message | None, timeout: float) -> Message:
+def content_of(answer: Message | None, timeout: float) -> Message:
+    """Give an answer that has content. Raises WireFormatError for none, and for an error of Flower's."""
     if answer is None:
         raise WireFormatError(f"no answer within {timeout:g} s")
     if answer.has_error():
@@ -158,6 +119,6 @@ def _content(answer: Message | None, timeout: float) -> Message:
     return answer
 
 
-def _ttl(timeout: float) -> float:
+def time_to_live(timeout: float) -> float:
     """Give the time to live of a message at Flower: the timeout, and some seconds for clocks that differ."""
     return math.ceil(timeout) + 60.0

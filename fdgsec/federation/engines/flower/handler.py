@@ -18,6 +18,7 @@ from fdgsec.federation.artifacts import ModelState, decode
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.engines.flower.codec import (
+    LONGEST,
     DecodedRequest,
     Introduction,
     ordered,
@@ -91,7 +92,7 @@ def without_paths(text: str, private: Iterable[str] = ()) -> str:
     for path in sorted((path for path in known if re.search(SLASH, path)), key=len, reverse=True):
         text = text.replace(path, "/")
     quoted, bare = rf"""'[^']*{SLASH}[^']*'|"[^"]*{SLASH}[^"]*\"""", rf"\S*{SLASH}\S*?(?=[.,:;]*(?:\s|$))"
-    return re.sub(f"{quoted}|{bare}", PATH, text)
+    return re.sub(f"{quoted}|{bare}", PATH, text[:LONGEST])
 
 
 def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Reply, StateMark]:

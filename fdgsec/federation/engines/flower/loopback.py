@@ -8,6 +8,7 @@ from pathlib import Path
 from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key, create_server_certificate
 from fdgsec.federation.engines.flower.commands import Node, Server, Setting, Tls
 from fdgsec.federation.engines.flower.connection import Connection
+from fdgsec.federation.engines.flower.environment import BINDINGS
 from fdgsec.federation.engines.flower.nodes_and_jobs import superlink, supernode
 from fdgsec.federation.engines.flower.process_trees import Running, free_port
 from fdgsec.federation.engines.flower.superlink_control import Control
@@ -39,7 +40,9 @@ def loopback(
     tls = Tls(ca=keys / "ca.crt", certificate=keys / "server.pem", key=keys / "server.key")
     server = Server(host="127.0.0.1", port=free_port(), tls=tls)
     with ExitStack() as stack:
-        stack.enter_context(superlink(server, home=folder / "server", log=folder / "superlink.log"))
+        bindings = {BINDINGS: str((folder / "clients").resolve())}
+        log = folder / "superlink.log"
+        stack.enter_context(superlink(server, home=folder / "server", log=log, environment=bindings))
         control = Control(connection=server.connection, home=folder / "cli")
         running = dict[int, Running]()
         for number in range(nodes):

@@ -79,7 +79,7 @@ def pin_settings(folder: Path, settings: str) -> None:
     Raises RefusedError for any others."""
     path, told = folder / SETTINGS, hashlib.sha256(settings.encode()).hexdigest()
     if not path.exists():
-        _link_once(path, told)
+        link_once(path, told)
     if path.read_text() != told:
         raise RefusedError("the server sent other settings than this run began with.")
 
@@ -95,7 +95,7 @@ def key_in(path: Path) -> bytes:
     Where several processes start at once, the first one to link its draw sets it for all. Raises UsageError for a file
     with anything else, or one that others can read."""
     if not path.exists():
-        _link_once(path, new_key().hex())
+        link_once(path, new_key().hex())
     try:
         key, mode = bytes.fromhex(path.read_text()), stat.S_IMODE(path.stat().st_mode)
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ def key_in(path: Path) -> bytes:
     return key
 
 
-def _link_once(path: Path, content: str) -> None:
+def link_once(path: Path, content: str) -> None:
     """Create `path` with `content`, readable by its owner alone, unless another process does so first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
