@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import socket
 import ssl
@@ -14,20 +15,25 @@ from pathlib import Path
 
 import pytest
 
+from fdgsec.experiments.flower.jobs import Job
+from fdgsec.experiments.run_config import resolve_settings
 from fdgsec.federation.engines.flower import app
-from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key
+from fdgsec.federation.engines.flower.certificates import create_authority, create_node_key, public_key
 from fdgsec.federation.engines.flower.connection import Connection
 from fdgsec.federation.engines.flower.environment import command_of
 from fdgsec.federation.engines.flower.nodes_and_jobs import ONLINE, submit
 from fdgsec.federation.engines.flower.process_trees import free_port, running
+from fdgsec.federation.engines.flower.step_limits import noise_key
 from fdgsec.federation.engines.flower.superlink_control import Control
 from tests.support.remaining import remaining, worded
+from tests.support.spelled_keys import spellings
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks at processes through /proc"),
 ]
 PATIENCE = 120.0
+DEFENSE = "private-styles:epsilon=4,delta=1e-5"
 
 
 @dataclass
@@ -67,29 +73,38 @@ class Federation:
         connection = Connection(address=f"127.0.0.1:{self.port}", ca=self.folder / "fdgsec-federation" / "ca.crt")
         return Control(connection=connection, home=self.folder / "cli")
 
-    def start(self, *arguments: str) -> Program:
-        """Start `fdgsec`."""
+    def start(self, *arguments: str, added: Mapping[str, str] | None = None) -> Program:
+        """Start `fdgsec`, with variables `added` to its environment."""
         said = self.folder / f"said-{len(self.programs)}"
         with said.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "fdgsec.cli", *arguments],
-                cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT,
+                cwd=self.folder, env={**self.environment, **(added or {})}, stdout=output, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.programs.append(Program(process=process, said=said))
         return self.programs[-1]
 
-    def serve(self, *arguments: str) -> Program:
+    def serve(self, *arguments: str, added: Mapping[str, str] | None = None) -> Program:
         """Start the server, with the nodes' keys unless told otherwise, and wait until it serves."""
-        server = self.start("serve", "--port", str(self.port), *(arguments or ("--allow", "keys")))
+        server = self.start("serve", "--port", str(self.port), *(arguments or ("--allow", "keys")), added=added)
         server.await_words("serving at")
         return server
 
-    def join(self, number: int, *, key: str | None, patience: int = 90) -> Program:
+    def join(self, number: int, *more: str, key: str | None, patience: int = 90) -> Program:
         """Start client `number` of 2; without a key in plain HTTP."""
         secure = ("--ca", "fdgsec-federation/ca.crt", "--key", key) if key else ("--insecure",)
         place = ("--partition", str(number % 2), "--of", "2", "--state", f"state{number}")
         where = ("--server", f"127.0.0.1:{self.port}", "--patience", str(patience))
-        return self.start("join", *where, *secure, *place)
+        return self.start("join", *where, *secure, *place, *more)
+
+    def train(self, out: str) -> Program:
+        """Run CCST without rounds on two clients, behind noise, to its end."""
+        data = ("--dataset", "shapes", "--per-domain", "24", "--image-size", "32", "--partition", "dirichlet")
+        where = ("--engine", "flower", "--federation", f"127.0.0.1:{self.port}", "--wait", "60", "--clients", "2")
+        method = ("--method", "ccst", "--set", "method.k=2", "--rounds", "0", "--defense", DEFENSE)
+        run = self.start("train", *method, *data, *where, "--out", out)
+        assert run.process.wait(2 * PATIENCE) == 0, run.said.read_text()
+        return run
 
 
 @pytest.fixture
@@ -97,6 +112,8 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     for name in ("keys/node0", "keys/node1", "stranger"):
         create_node_key(tmp_path / name)
     word, environment = worded()
+    environment = {**environment, "FDGSEC_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
     made = Federation(folder=tmp_path, port=free_port(), word=word, environment=environment)
     try:
         yield made
@@ -252,3 +269,67 @@ def test_a_key_that_is_left_while_the_server_runs_is_let_in_and_out_again(federa
 
     stranger = federation.join(0, key="stranger", patience=0)
     assert stranger.process.wait(PATIENCE) == 1
+
+
+def test_a_key_stays_its_client_and_no_key_leaves_its_file(federation: Federation):
+    """A third node claims client:0 and is refused in both runs; client:0 is killed between them and comes back."""
+    federation.serve("--allow", "keys", "--register", "stranger.pub")
+    keys = ("keys/node0", "keys/node1", "stranger")
+    nodes = [federation.join(number, "--require-defense", DEFENSE, key=key) for number, key in enumerate(keys)]
+    for node in nodes:
+        node.await_words("has joined")
+
+    first = federation.train("run-1")
+    nodes[0].process.kill()
+    nodes[0].process.wait(PATIENCE)
+    federation.join(0, "--require-defense", DEFENSE, key="keys/node0").await_words("has joined")
+    second = federation.train("run-2")
+
+    bound = federation.folder / "fdgsec-federation" / "clients"
+    for run, name in ((first, "run-1"), (second, "run-2")):
+        told = json.loads((federation.folder / name / "federation.json").read_text())
+        assert sorted(told["clients"]) == ["client:0", "client:1"]
+        assert len(told["refused"]) == 1
+        assert "it says that it is client:0, " in told["refused"][0]
+        assert told["refused"][0] in run.said.read_text()
+    for number in range(2):
+        assert public_key(bound / f"client-{number}.pub") == public_key(federation.folder / f"keys/node{number}.pub")
+    assert leaks(federation.folder) == []
+
+
+def leaks(folder: Path) -> list[str]:
+    """The files that hold a key of a node which is not theirs: nodes' own, runs' secrets, and what noise is drawn from."""
+    own = {path: bytes.fromhex(path.read_text()) for path in folder.rglob("secret.key")}
+    runs = {path: bytes.fromhex(path.read_text()) for path in folder.rglob("run.secret")}
+    noise = [noise_key(path.parent, own[path.parents[1] / "secret.key"]) for path in runs]
+    assert (len(own), len(runs)) == (3, 6)
+    keys = [*own.values(), *runs.values(), *noise]
+    private = [path for path in folder.rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()]
+    words = [spelled for key in keys for spelled in spellings(key)]
+    words += [line for path in private for line in path.read_bytes().splitlines()[1:-1]]
+    kept = {*own, *runs, *private}
+    assert {path.stat().st_mode & 0o777 for path in kept} == {0o600}
+    others = [path for path in folder.rglob("*") if path.is_file() and path not in kept]
+    assert {"transcript.jsonl", "supernode.log", "superlink.log", "federation.json"} <= {path.name for path in others}
+    return [str(path) for path in others if any(word in path.read_bytes() for word in words)]
+
+
+def test_a_server_gets_nothing_outside_of_the_run_that_it_began(federation: Federation):
+    """Flower's own processes between a node and a server app that asks again, and with other settings."""
+    support = Path(__file__).parents[1] / "support" / "hostile_server"
+    federation.serve(added={"PYTHONPATH": os.pathsep.join([str(support), *sys.path])})
+    federation.join(0, "--require-defense", DEFENSE, key="keys/node0").await_words("has joined")
+    given = {"per_domain": 24, "image_size": 32, "partition": "dirichlet", "clients": 2, "defenses": [DEFENSE]}
+    config = resolve_settings(given, preset=None, defaults={"method": "ccst", "rounds": 0})
+    Job(config=config, purpose="train", clients=2).write(federation.folder / "job")
+
+    submit(federation.folder / "job", federation.control.connection, timeout=3 * PATIENCE)
+
+    answers = json.loads((federation.folder / "job" / "status.json").read_text())["answers"]
+    assert answers == {
+        "share": "answered:",
+        "share again": "client:0 was asked to share in round 0 a second time.",
+        "undefended": "the server sent other settings than this run began with.",
+        "longer": "the server sent other settings than this run began with.",
+        "another verb": "<class 'ValueError'>:<'No train function registered with name 'default''> (Flower's error 2)",
+    }

@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fdgsec.experiments.flower import apps
 from fdgsec.experiments.flower.jobs import FlowerFederation, Job, JobFailedError, Status, load_trained, settings_read
@@ -20,6 +22,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun, RunRequest, f
 from fdgsec.experiments.setup.run_inputs import blueprint_of, load_world, method_of, model_of
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.engines.flower.codec import WireFormatError, read_reply, read_request
+from fdgsec.federation.engines.flower.grid import VERB
 from fdgsec.federation.engines.flower.step_limits import key_in, noise_key
 from fdgsec.federation.round_loop import ClientFailedError
 from fdgsec.federation.wire import Transcript
@@ -27,6 +30,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.secret_streams import new_key
 from tests.support.paper_grid import Fault, PaperGrid, error_reply
+from tests.support.spelled_keys import spellings
 
 
 def settings(method: str, **given: object) -> RunConfig:
@@ -201,7 +205,7 @@ def test_an_owners_defenses_act_before_those_that_a_server_adds():
 
 
 def test_no_key_is_in_a_message_or_in_a_file_but_its_own(tmp_path: Path):
-    """Neither a node's key, nor its run's secret, nor the key of its noise, raw or in hexadecimal, nor the server's."""
+    """Neither a node's key, nor its run's secret, nor the key of its noise, nor the server's, however it is spelled."""
     config = settings("ccst", rounds=1, defenses=("private-styles:epsilon=4,delta=1e-5",), keep="models=all")
     replies: list[Message] = []
     grid = PaperGrid.of(
@@ -223,14 +227,16 @@ def test_no_key_is_in_a_message_or_in_a_file_but_its_own(tmp_path: Path):
     assert any(path.suffix == ".safetensors" or path.name.endswith(".json") for path in files)
     sent = [content_bytes(message) for message in (*grid.messages, *replies)]
     assert len(sent) >= 12
+    words = [word for key in keys for word in spellings(key)]
     for content in (*(path.read_bytes() for path in files), *sent):
-        assert not any(key in content or key.hex().encode() in content for key in keys)
+        assert not any(word in content for word in words)
+    assert own.hex().encode() in content_bytes(Message(RecordDict({"": ConfigRecord({"": own.hex()})}), 1, VERB))
 
 
 def content_bytes(message: Message) -> bytes:
-    """Everything that a message carries."""
-    arrays = b"".join(array.data for record in message.content.array_records.values() for array in record.values())
-    return arrays + repr({name: dict(record) for name, record in message.content.config_records.items()}).encode()
+    """Everything that a message carries, in the bytes that Flower sends."""
+    objects = get_all_nested_objects(message).values()
+    return b"".join([message_to_proto(message).SerializeToString(), *(each.deflate() for each in objects)])
 
 
 def test_policies_of_the_wire_are_refused_where_the_server_would_see_every_upload(tmp_path: Path):
