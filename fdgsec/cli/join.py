@@ -25,6 +25,11 @@ Require = Annotated[
     list[str] | None,
     typer.Option("--require-defense", metavar="TEXT", help="Take part in no run without it; repeatable."),
 ]
+Uncovered = Annotated[
+    list[str] | None,
+    typer.Option("--uncovered", metavar="STAGE", help="Send share, update or review that no such defense covers."),
+]
+Runs = Annotated[int | None, typer.Option("--runs", help="Take part in at most so many runs; default: any number.")]
 Secret = Annotated[
     Path | None, typer.Option("--secret", metavar="FILE", help="Seed of this node's noise; default: drawn, in --state.")
 ]
@@ -50,6 +55,8 @@ def command(
     state: State = None,
     own_data: OwnData = False,
     require_defense: Require = None,
+    uncovered: Uncovered = None,
+    runs: Runs = None,
     secret: Secret = None,
     reproducible: Reproducible = False,
     port: Port = None,
@@ -70,8 +77,8 @@ def command(
 
     joining = JoinSettings(
         server=server, partition=partition, clients=clients, state=state or Path(f"fdgsec-node-{partition}"), ca=ca,
-        key=key, data_root=data_root, own_data=own_data, required=require_defense or (), secret=secret,
-        reproducible=reproducible, port=port, insecure=insecure, patience=patience,
+        key=key, data_root=data_root, own_data=own_data, required=require_defense or (), uncovered=uncovered or (),
+        runs=runs, secret=secret, reproducible=reproducible, port=port, insecure=insecure, patience=patience,
     )  # fmt: skip
     if print_:
         typer.echo("\n".join(join_commands(joining)))

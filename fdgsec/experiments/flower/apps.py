@@ -34,7 +34,14 @@ from fdgsec.federation.engines.flower.codec import Introduction
 from fdgsec.federation.engines.flower.environment import BINDINGS
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage
 from fdgsec.federation.engines.flower.handler import Member, answer
-from fdgsec.federation.engines.flower.step_limits import FROM_SEED, StepLimits, key_in, noise_key, pin_settings
+from fdgsec.federation.engines.flower.step_limits import (
+    FROM_SEED,
+    StepLimits,
+    admit_run,
+    key_in,
+    noise_key,
+    pin_settings,
+)
 from fdgsec.federation.method import Client
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.errors import FdgsecError, UsageError
@@ -44,6 +51,11 @@ from fdgsec.runtime.version import __version__
 
 SIMULATION = "FDGSEC_SIMULATION"
 """The environment variable with the job's folder for simulated nodes; deployed nodes do not use it."""
+
+SEEN_SINGLY = (
+    "secure aggregation and shuffling are not part of this deployment: the server would see every upload; leave the "
+    "defense out, or use --engine local."
+)
 
 server = ServerApp()
 client = ClientApp()
@@ -70,10 +82,7 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
     if job.deployed and defense_stack.policies:
-        raise UsageError(
-            "secure aggregation and shuffling are not part of this deployment: the server would see every upload; "
-            "leave the defense out, or use --engine local."
-        )
+        raise UsageError(SEEN_SINGLY)
     bindings = os.environ.get(BINDINGS)
     terms = Terms(
         clients=job.clients, fdgsec=__version__, code_sha256=code_sha256(),
@@ -116,15 +125,19 @@ class NodeConfig:
     """The configuration of a node: its client number, the number of clients, its images and its state folder.
 
     `own_data` says that all images under `data_root` are this client's; otherwise it holds its part of the dataset.
-    `required` are defenses without which it joins no run. `secret` is the file with the key of its noise, or FROM_SEED;
-    only a simulated node may leave it empty, which means the same."""
+    `required` are defenses without which it joins no run; where one of them is a mechanism, the node sends nothing that
+    none covers, except in the stages `uncovered`. It takes part in at most `runs` runs. `secret` is the file with the
+    key of its noise, or FROM_SEED; only a simulated node may leave it empty, which means the same."""
 
     partition: int
     clients: int
     data_root: Path | None
     state: Path
     own_data: bool = False
+    simulated: bool = False
     required: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
+    runs: int | None = None
     secret: str = FROM_SEED
 
     @classmethod
@@ -150,7 +163,9 @@ class NodeConfig:
             partition=int(told["partition-id"]), clients=int(told["num-partitions"]),
             data_root=Path(root) if root else None, state=Path(state) / f"run-{context.run_id}",
             own_data=bool(told.get("own-data", False)),
-            required=tuple(json.loads(str(told.get("require-defenses", "[]")))), secret=secret,
+            simulated=bool(simulated), required=tuple(json.loads(str(told.get("require-defenses", "[]")))),
+            uncovered=tuple(json.loads(str(told.get("uncovered", "[]")))),
+            runs=int(told["runs"]) if "runs" in told else None, secret=secret,
         )  # fmt: skip
 
 
@@ -161,11 +176,16 @@ def member_of(settings: str, context: Context) -> Member:
 
 @lru_cache(maxsize=16)
 def _member(settings: str, node: NodeConfig) -> Member:
+    if node.runs is not None:
+        admit_run(node.state, node.runs)
     pin_settings(node.state, settings)
     purpose, config = settings_read(settings)
     config = replace(config, defenses=own_first(node, config.defenses))
     method = method_of(config)
     defense_stack = defense_stack_of(config, method)
+    if defense_stack.policies and not node.simulated:
+        raise UsageError(SEEN_SINGLY)
+    covered = any(mechanism_on(defense_of(text)) for text in node.required)
     if node.secret != FROM_SEED:
         defense_stack = replace(defense_stack, key=noise_key(node.state, key_in(Path(node.secret))))
     local, classes = _local_client(purpose, config, node)
@@ -185,6 +205,7 @@ def _member(settings: str, node: NodeConfig) -> Member:
     return Member(
         client=local, method=method, defense_stack=defense_stack, blueprint=blueprint_of(config, method, len(classes)),
         seed=config.seed, folder=node.state, step_limits=step_limits, introduction=introduction,
+        uncovered=frozenset(node.uncovered) if covered else None,
     )  # fmt: skip
 
 

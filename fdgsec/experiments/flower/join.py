@@ -24,6 +24,7 @@ PLAIN = (
     "# this node runs any app that its server sends; to limit it to fdgsec's own app, as `fdgsec join` does, replace",
     "# flower-supernode with `python -m fdgsec.federation.engines.flower.supernode_app_allowlist`.",
 )
+STAGES = ("share", "update", "review")
 UNKNOWN_KEY = ("[code: 2001]", "[code: 2004]")
 """Error codes of Flower's server for an unknown node key."""
 
@@ -33,7 +34,8 @@ class JoinSettings:
     """The options of `fdgsec join`. Raises UsageError for options that exclude each other.
 
     With `own_data`, all images under `data_root` are this client's; otherwise it is client `partition` of `clients`.
-    `required` are defenses without which the node joins no run. `secret` is the file with the key of its noise, by
+    `required` are defenses without which the node joins no run, and `uncovered` the stages in which it sends what no
+    required mechanism covers. It takes part in at most `runs` runs. `secret` is the file with the key of its noise, by
     default a file in `state`; `reproducible` uses the run's seed instead. `patience` is how many seconds the server may
     take to start and to register this node's key."""
 
@@ -46,6 +48,8 @@ class JoinSettings:
     data_root: Path | None = None
     own_data: bool = False
     required: Sequence[str] = ()
+    uncovered: Sequence[str] = ()
+    runs: int | None = None
     secret: Path | None = None
     reproducible: bool = False
     port: int | None = None
@@ -70,6 +74,14 @@ class JoinSettings:
             raise UsageError("--own-data needs --data-root: the folder that holds this client's images.")
         if self.data_root is not None and not self.data_root.exists():
             raise UsageError(f"--data-root {self.data_root} does not exist.")
+        self._check_limits()
+
+    def _check_limits(self) -> None:
+        for stage in self.uncovered:
+            if stage not in STAGES:
+                raise unknown_name("stage", stage, STAGES)
+        if self.runs is not None and self.runs < 1:
+            raise UsageError(f"--runs must be at least 1; got {self.runs}.")
         for text in self.required:
             if (name := text.partition(":")[0]) not in names("defenses"):
                 raise unknown_name("defense", name, names("defenses"))
@@ -175,6 +187,10 @@ def _settings(joining: JoinSettings) -> dict[str, Setting]:
         settings["own-data"] = True
     if joining.required:
         settings["require-defenses"] = json.dumps(list(joining.required))
+    if joining.uncovered:
+        settings["uncovered"] = json.dumps(list(joining.uncovered))
+    if joining.runs is not None:
+        settings["runs"] = joining.runs
     return settings
 
 

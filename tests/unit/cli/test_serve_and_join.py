@@ -149,9 +149,8 @@ def test_join_prints_flower_s_own_command_with_the_node_s_settings(
     create_node_key(tmp_path / "node")
     monkeypatch.setenv("FDGSEC_DATA", str(tmp_path))
 
-    line, *notes = printed(
-        capsys, *NODE, "--ca", "ca.crt", "--key", "node", "--print", "--require-defense", "style-noise:p=0.1,scale=0.05"
-    )
+    limits = ("--require-defense", "style-noise:p=0.1,scale=0.05", "--uncovered", "update", "--runs", "2")
+    line, *notes = printed(capsys, *NODE, "--ca", "ca.crt", "--key", "node", "--print", *limits)
 
     command = words_of(line)[1]
     assert command[0] == "flower-supernode"
@@ -161,6 +160,7 @@ def test_join_prints_flower_s_own_command_with_the_node_s_settings(
     assert parse_config_args([command[command.index("--node-config") + 1]]) == {
         "partition-id": 1, "num-partitions": 3, "state": str(state), "secret": str(state / "secret.key"),
         "data-root": str(tmp_path), "require-defenses": '["style-noise:p=0.1,scale=0.05"]',
+        "uncovered": '["update"]', "runs": 2,
     }  # fmt: skip
     assert all(note.startswith("# ") for note in notes)
 
@@ -208,6 +208,8 @@ def test_new_key_prints_the_public_key_and_ends(capsys: Capture, tmp_path: Path)
         (("--insecure", "--data-root", "nowhere"), "--data-root nowhere does not exist"),
         (("--insecure", "--own-data"), "--own-data needs --data-root"),
         (("--insecure", "--require-defense", "style-nose:p=1"), "style-noise"),
+        (("--insecure", "--uncovered", "shares"), "did you mean 'share'?"),
+        (("--insecure", "--runs", "0"), "--runs must be at least 1; got 0"),
         (("--insecure", "--secret", "x", "--reproducible"), "exclude each other"),
         (("--insecure", "--secret", "ca.crt"), "holds no key"),
     ],

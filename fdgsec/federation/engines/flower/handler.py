@@ -27,9 +27,9 @@ from fdgsec.federation.engines.flower.codec import (
     packed_reply,
     read_request,
 )
-from fdgsec.federation.engines.flower.step_limits import StepLimits
+from fdgsec.federation.engines.flower.step_limits import RefusedError, StepLimits
 from fdgsec.federation.engines.state import FileStates, StateMark, StateMismatchError, check_mark
-from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, StepRequest
+from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method, Reply, State, Step, StepRequest
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import DataError, FdgsecError
 
@@ -41,7 +41,9 @@ SLASH, PATH = r"[/\\]", "(a path of the node)"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
-    """A client with everything that it needs for one run; `folder` holds its state."""
+    """A client with everything that it needs for one run; `folder` holds its state.
+
+    In `uncovered` stages it sends what no mechanism covers; None: in all of them."""
 
     client: Client
     method: Method
@@ -51,6 +53,7 @@ class Member:
     folder: Path
     step_limits: StepLimits
     introduction: Introduction
+    uncovered: frozenset[str] | None = None
 
 
 class Workplace(Protocol):
@@ -106,9 +109,7 @@ def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Repl
     before = states.read(name)
     step_limits.admit(asked.verb, asked.clock)
     request = StepRequest(clock=asked.clock, model=_model(asked, member), inbox=asked.inbox)
-    reply, state = run_client_step(
-        member.method, member.client, asked.verb, request, before, member.seed, member.defense_stack
-    )
+    reply, state = _defended(asked.verb, request, member, before)
     if state is not before and (state or before):
         states.write(name, state)
     if asked.verb == "share" and not member.defense_stack.policies:  # only policies may use a client's size
@@ -116,6 +117,30 @@ def _done(asked: DecodedRequest, member: Member, context: Context) -> tuple[Repl
     mark = step_limits.veiled(states.mark(name))
     context.state[RECORD] = ConfigRecord({"version": mark.version, "sha256": mark.sha256})
     return reply, mark
+
+
+def _defended(step: Step, request: StepRequest, member: Member, before: State) -> tuple[Reply, State]:
+    """Run the step. With defenses, a failure is told without its reason, and is the client's last answer in the run.
+
+    Whether a step fails may depend on a single image, and no noise covers it: a server that sends a model which
+    overflows on certain images would learn one bit a step."""
+    try:
+        reply, state = run_client_step(
+            member.method, member.client, step, request, before, member.seed, member.defense_stack
+        )
+    except Exception as error:
+        if not member.defense_stack.defenses:
+            raise
+        member.step_limits.end()
+        raise RefusedError(f"{member.client.name} failed in {step} (the node's log says more).") from error
+    stage = "update" if step == "fit" else step
+    bare = [slot for slot, uses in reply.uses.items() if uses is None]
+    if member.uncovered is not None and stage not in member.uncovered and bare:
+        raise RefusedError(
+            f"{member.client.name} does not send its {bare[0]} in the {stage} stage: no mechanism that its owner "
+            "requires covers it."
+        )
+    return reply, state
 
 
 def _check_context(context: Context, mark: StateMark, name: str) -> None:

@@ -50,12 +50,26 @@ class StepLimits:
             raise RefusedError(f"{self.name} was told of participants that are not among the {self.clients} clients.")
         if not self._takes(step, clock.round):
             raise RefusedError(f"{self.name} was asked to {step} in round {clock.round}, which this run does not.")
-        done = self.folder / "done" / f"{self.name.replace(':', '-')}.{step}.{clock.round}"
-        done.parent.mkdir(parents=True, exist_ok=True)
-        try:  # one atomic operation: two messages at once get one answer
-            os.close(os.open(done, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        if self._mark("end").exists():
+            raise RefusedError(f"{self.name} takes no further part in this run: an earlier step failed.")
+        if not self._set(f"{step}.{clock.round}"):
+            raise RefusedError(f"{self.name} was asked to {step} in round {clock.round} a second time.")
+
+    def end(self) -> None:
+        """Admit no further step of this run."""
+        self._set("end")
+
+    def _mark(self, name: str) -> Path:
+        return self.folder / "done" / f"{self.name.replace(':', '-')}.{name}"
+
+    def _set(self, name: str) -> bool:
+        """Create a mark in one atomic operation, so that two messages at once get one answer; False where it exists."""
+        self._mark(name).parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(self._mark(name), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
-            raise RefusedError(f"{self.name} was asked to {step} in round {clock.round} a second time.") from None
+            return False
+        return True
 
     def _takes(self, step: Step, number: int) -> bool:
         if step == "share":
@@ -82,6 +96,20 @@ def pin_settings(folder: Path, settings: str) -> None:
         link_once(path, told)
     if path.read_text() != told:
         raise RefusedError("the server sent other settings than this run began with.")
+
+
+def admit_run(folder: Path, most: int) -> None:
+    """Count the run with files in `folder` against the `most` in which the node's owner lets it take part.
+
+    Each run is a new release of the same images with new noise, so that epsilons add up, and an average over runs has
+    less noise than each. Raises RefusedError beyond."""
+    for number in range(most):
+        place = folder.parent / "runs" / str(number)
+        if not place.exists():
+            link_once(place, folder.name)
+        if place.read_text() == folder.name:
+            return
+    raise RefusedError(f"this node has taken part in {most} runs, and its owner allows no more.")
 
 
 def run_secret(folder: Path) -> bytes:
