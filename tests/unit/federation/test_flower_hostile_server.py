@@ -136,6 +136,18 @@ def test_no_choice_of_method_makes_a_node_send_what_its_defenses_do_not_cover(
     ).artifacts
 
 
+@pytest.mark.parametrize(
+    ("required", "method", "step"),
+    [
+        (TRAINED, "fedavg", "fit"), ("dp-fedavg:epsilon=8", "fedavg", "fit"), (PRIVATE, "ccst", "share"),
+    ],
+)  # fmt: skip
+def test_what_the_owners_defenses_cover_is_sent(required: str, method: str, step: Step, tmp_path: Path):
+    config = settings(method, defenses=(required,))
+
+    assert replied(step, config, node(tmp_path, {"require-defenses": json.dumps([required])}), model(config)).artifacts
+
+
 def test_a_server_chooses_none_of_an_owners_own_images(tmp_path: Path):
     """A cap of one image would make each mean the style of that image."""
     own: dict[str, str | int | bool] = {"own-data": True, "data-root": str(write(tmp_path / "pacs", SMALL))}
