@@ -30,7 +30,7 @@ from fdgsec.experiments.setup.run_inputs import (
 from fdgsec.experiments.train import split_sources
 from fdgsec.federation.defense import Defense, mechanism_on
 from fdgsec.federation.engines.flower.admission import Terms, assemble
-from fdgsec.federation.engines.flower.codec import Introduction
+from fdgsec.federation.engines.flower.codec import Introduction, printable
 from fdgsec.federation.engines.flower.environment import BINDINGS
 from fdgsec.federation.engines.flower.grid import GridEngine, Stage
 from fdgsec.federation.engines.flower.handler import Member, answer
@@ -44,7 +44,7 @@ from fdgsec.federation.engines.flower.step_limits import (
 )
 from fdgsec.federation.method import Client
 from fdgsec.federation.run_folder import code_sha256
-from fdgsec.runtime.errors import FdgsecError, UsageError
+from fdgsec.runtime.errors import DataError, FdgsecError, UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.secret_streams import new_key
 from fdgsec.runtime.version import __version__
@@ -56,6 +56,9 @@ SEEN_SINGLY = (
     "secure aggregation and shuffling are not part of this deployment: the server would see every upload; leave the "
     "defense out, or use --engine local."
 )
+
+LONGEST_ERROR = 5000
+"""Characters of an error of the server app, which may quote nodes."""
 
 server = ServerApp()
 client = ClientApp()
@@ -69,7 +72,7 @@ def _serve(grid: Grid, context: Context) -> None:
     try:
         _run_job(Job.read(folder), grid, folder, status)
     except FdgsecError as error:
-        status.note(status="failed", exit_code=error.exit_code, error=str(error))
+        status.note(status="failed", exit_code=error.exit_code, error=printable(str(error), LONGEST_ERROR))
         raise
     except BaseException as error:
         status.note(status="failed", exit_code=1, error=f"{type(error).__name__}: {error}")
@@ -105,7 +108,7 @@ def _run_job(job: Job, grid: Grid, folder: Path, status: Status) -> None:
     trained = run_rounds(
         method, engine, model_of(config, method, classes) if needed else None, settings,
         defense_stack=defense_stack, quorum=job.quorum, checked=True, 
-        on_failure=lambda failure: status.add("failures", asdict(failure)),
+        on_failure=lambda failure: status.add("failures", asdict(replace(failure, reason=printable(failure.reason)))),
     )  # fmt: skip
     save_trained(trained, folder / RUN)
 
@@ -241,10 +244,13 @@ def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tupl
         )
         return with_validation(Client(name=name, data=images), seed=config.seed), tuple(images.class_names)
     world = load_world(config, data_root=node.data_root, progress=NoProgress())
-    if purpose == "train":
-        clients, _ = split_sources(world, config)
-    else:
-        clients = attacked_clients(world, roles_of(world, seed=config.seed), config, method_of(config))
+    try:
+        if purpose == "train":
+            clients, _ = split_sources(world, config)
+        else:
+            clients = attacked_clients(world, roles_of(world, seed=config.seed), config, method_of(config))
+    except UsageError as error:
+        raise DataError(str(error)) from error  # it may count images, which the server is not told
     known = {each.name: each for each in clients}
     if name not in known or len(known) != node.clients:
         raise UsageError(

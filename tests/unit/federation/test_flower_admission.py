@@ -53,7 +53,7 @@ def names(assembly: Assembly) -> dict[int, str]:
         ({"clients": 2}, "it says that it is one of 2 clients; this run has 3"),
         ({"fdgsec": "0.9"}, "it runs fdgsec 0.9 .* install the same version everywhere"),
         ({"code_sha256": "f" * 64}, "it runs fdgsec 1.0 .code ffffffffffff"),
-        ({"name": "client:2", "classes": ("x",)}, "it has the classes x; most nodes have cat, dog"),
+        ({"name": "client:2", "classes": ("x",)}, "it has the classes x; most clients have cat, dog"),
         ("the node's own words", "did not introduce itself: the node's own words"),
     ],
 )
@@ -71,6 +71,18 @@ def test_of_two_nodes_that_claim_a_client_the_one_registered_first_is_admitted()
     early = applicant(3, TOLD, registered="")
 
     assert names(admitted([*HONEST, early], TERMS)) == {103: "client:0", 101: "client:1", 102: "client:2"}
+
+
+def test_many_nodes_that_claim_one_client_do_not_outvote_the_others_on_the_classes():
+    many = [applicant(number, replace(TOLD, classes=("x",)), registered="9") for number in range(3, 9)]
+
+    assert names(admitted([*HONEST, *many], TERMS)) == {100: "client:0", 101: "client:1", 102: "client:2"}
+
+
+def test_a_client_whose_first_claimant_has_other_classes_goes_to_the_next():
+    early = applicant(3, replace(TOLD, classes=("x",)), registered="")
+
+    assert names(admitted([*HONEST, early], TERMS)) == {100: "client:0", 101: "client:1", 102: "client:2"}
 
 
 def test_a_client_belongs_to_the_key_that_is_bound_to_it_whoever_is_registered_first(tmp_path: Path):

@@ -245,6 +245,15 @@ def test_no_error_of_a_real_node_names_a_folder_of_its_machine(tmp_path: Path):
     assert "(a path of the node)" in reasons[0]
 
 
+def test_a_partition_that_is_impossible_tells_no_number_of_images(tmp_path: Path):
+    config = settings(partition="dirichlet", clients=50_000, defenses=("style-noise:p=0.1,scale=0.5",))
+    content = packed_whoami(Job(config=config, purpose="train", clients=3).settings())
+    asked = Message(content=content, dst_node_id=102, message_type="query.fdgsec")
+
+    with pytest.raises(FdgsecError, match=r"^DataError \(the node's log says more\)$"):
+        read_introduction(answer(asked, PaperGrid.of(tmp_path, 3).contexts[102], apps.member_of).content)
+
+
 def test_a_server_cannot_test_guesses_of_a_states_content(tmp_path: Path):
     """What a node says of a state that the server names wrongly holds no hash of its content."""
     context = PaperGrid.of(tmp_path, 3).contexts[102]

@@ -118,18 +118,25 @@ def assemble(grid: Grid, *, settings: str, terms: Terms, least: int, wait: float
 
 def admitted(applicants: Sequence[Applicant], terms: Terms) -> Assembly:
     """Decide about all applicants, those that were registered first before the others."""
-    bound, nodes, refused = terms.bound(), dict[int, Introduction](), list[str]()
-    order = sorted(applicants, key=lambda each: (each.registered, each.node))
-    fitting = [each.told for each in order if not isinstance(each.told, str) and terms.objection(each.told) is None]
-    classes = Counter(told.classes for told in fitting).most_common(1)  # of equally many, what came first
+    order, bound = sorted(applicants, key=lambda each: (each.registered, each.node)), terms.bound()
+    everyone = _decided(order, terms, bound, None).nodes.values()  # one node of each client, so that none counts twice
+    usual = Counter(told.classes for told in everyone).most_common(1)  # of equally many, what came first
+    return _decided(order, terms, bound, usual[0][0] if usual else None)
+
+
+def _decided(
+    order: Sequence[Applicant], terms: Terms, bound: Mapping[str, str], classes: tuple[str, ...] | None
+) -> Assembly:
+    """Decide in this order; all admitted nodes have these `classes`, where they are given."""
+    nodes, refused = dict[int, Introduction](), list[str]()
     for each in order:
         told = each.told
         if isinstance(told, str):
             refused.append(f"{each} did not introduce itself: {told}")
             continue
         reason = terms.objection(told)
-        if reason is None and told.classes != classes[0][0]:
-            reason = f"it has the classes {', '.join(told.classes)}; most nodes have {', '.join(classes[0][0])}"
+        if reason is None and classes is not None and told.classes != classes:
+            reason = f"it has the classes {', '.join(told.classes)}; most clients have {', '.join(classes)}"
         reason = reason or _objection_to_name(told.name, each.key, bound, [known.name for known in nodes.values()])
         if reason is None:
             nodes[each.node] = told

@@ -214,9 +214,9 @@ def _answered(content: RecordDict) -> ConfigRecord:
     return head
 
 
-def printable(text: str) -> str:
-    """What a terminal may show of a text from the network: one line of limited length without control characters."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:LONGEST])
+def printable(text: str, most: int = LONGEST) -> str:
+    """What a terminal may show of a text from the network: one line of `most` letters without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def _body(content: RecordDict) -> ArrayRecord:
