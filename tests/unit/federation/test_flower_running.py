@@ -58,6 +58,17 @@ def test_all_that_a_process_started_ends_with_it(tmp_path: Path, log: Path, monk
     assert marked_processes(family.mark) == []
 
 
+def test_a_log_is_appended_to_and_read_by_its_owner_alone(tmp_path: Path, log: Path):
+    said = "import time; print('family', flush=True); time.sleep(600)"
+    for count in (1, 2):
+        with running([sys.executable, "-c", said], home=tmp_path / "home", log=log) as process:
+            process.wait_for("its word", lambda: "family" in process.text(), timeout=30)
+            assert process.text().split() == ["family"]
+        assert log.read_text().split() == ["family"] * count
+
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
 def test_all_ends_where_the_block_raises(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fdgsec.federation.engines.flower.process_trees.GRACE", 0.5)
 

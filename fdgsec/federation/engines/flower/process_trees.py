@@ -1,5 +1,6 @@
 """A process of Flower with all its descendants: they end with the block, even where this process is killed."""
 
+import os
 import re
 import secrets
 import socket
@@ -79,7 +80,8 @@ def running(
     )  # fmt: skip
     left: list[int] = []
     try:
-        with log.open("ab") as output:
+        private = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)  # it quotes names of data
+        with os.fdopen(private, "ab") as output:
             begins = output.tell()
             process = subprocess.Popen(
                 list(command), env=variables, start_new_session=True,
