@@ -31,7 +31,7 @@ Uncovered = Annotated[
 ]
 Runs = Annotated[int | None, typer.Option("--runs", help="Take part in at most so many runs; default: any number.")]
 Secret = Annotated[
-    Path | None, typer.Option("--secret", metavar="FILE", help="Seed of this node's noise; default: drawn, in --state.")
+    Path | None, typer.Option("--secret", metavar="FILE", help="Key of this node's noise; default: drawn, in --state.")
 ]
 Reproducible = Annotated[
     bool, typer.Option("--reproducible", help="Draw noise from the run's seed, which the server knows.")
