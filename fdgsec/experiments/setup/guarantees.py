@@ -17,11 +17,18 @@ SIMULATED = "simulated: the noise is drawn from the run's seed, and whoever know
 
 
 def guarantee_documents(
-    ledger: Ledger, defense_stack: DefenseStack, method: Method, *, delta: float, simulated: bool
+    ledger: Ledger,
+    defense_stack: DefenseStack,
+    method: Method,
+    *,
+    delta: float,
+    simulated: bool,
+    stated: bool = False,
 ) -> list[Mapping[str, object]]:
     """The run's guarantees with the cost of each part; empty without defenses.
 
-    `simulated` says that noise comes from the run's seed, of all clients or of some."""
+    `simulated` says that noise comes from the run's seed, of all clients or of some. With `stated` costs are what
+    remote clients say: where these do not compose, there is no guarantee, and no error."""
     if not defense_stack.defenses:
         return []
     assumptions = list(dict.fromkeys(text for defense in defense_stack.defenses for text in defense.assumptions))
@@ -34,7 +41,15 @@ def guarantee_documents(
             f"{type(method).__name__}: what a client shares comes back into its own training; its model is no safer "
             "than that"
         )
-    found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=returns or bool(defense_stack.policies))
+    own_return = returns or bool(defense_stack.policies)
+    try:
+        found = ledger.guarantees(delta=delta, assumptions=assumptions, own_return=own_return)
+    except (ValueError, ArithmeticError) as error:
+        if not stated:
+            raise
+        assumptions.append(f"none follows from what the clients say of their noise: {error}")
+        bare = Ledger(entries=[replace(entry, uses=None) for entry in ledger.entries])
+        found = bare.guarantees(delta=delta, assumptions=assumptions)
     return [attributed(guarantee, defense_stack.defenses).document() for guarantee in found]
 
 

@@ -162,7 +162,7 @@ def run_rounds(
     if settings.delta is not None:
         guarantees = guarantee_documents(
             wire.ledger, defense_stack, method, delta=settings.delta,
-            simulated=settings.key is None or settings.reproducible,
+            simulated=settings.key is None or settings.reproducible, stated=checked,
         )  # fmt: skip
     return FederationRun(
         transcript=wire.transcript, states=states or {}, model=keeper.model or model, curve=keeper.curve,

@@ -134,6 +134,25 @@ def test_defenses_act_at_the_node_and_cost_the_run_what_they_cost_here(tmp_path:
     assert (remote.federation or {})["guarantees"] == remote.guarantees
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [{"unit": "client"}, {"sensitivity": {}}, {"count": 10**30}, {"mechanism": "laplace", "count": 10**15}],
+    ids=str,
+)
+def test_no_node_ends_a_run_by_what_it_says_of_its_noise(lie: dict[str, object], tmp_path: Path):
+    config = settings("ccst", rounds=0, defenses=("private-styles:epsilon=4,delta=1e-5",))
+
+    def fault(reply: Message) -> Message:
+        uses = json.loads(str(reply.content["fdgsec"]["uses"]))
+        return changed(reply, uses=json.dumps({slot: [{**uses[slot][0], **lie}] for slot in uses}))
+
+    remote, _ = on_paper(config, tmp_path, fault=only_from(102, fault))
+
+    (run,) = remote.guarantees
+    assert run["epsilon"] is None
+    assert "none follows from what the clients say of their noise" in str(run["assumptions"])
+
+
 def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_path: Path):
     config = settings("ccst", rounds=0, defenses=("style-noise:p=0.1,scale=0.5",))
     local = in_process(config)
