@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -295,6 +296,9 @@ def test_a_key_stays_its_client_and_no_key_leaves_its_file(federation: Federatio
     for number in range(2):
         assert public_key(bound / f"client-{number}.pub") == public_key(federation.folder / f"keys/node{number}.pub")
     assert leaks(federation.folder) == []
+    key = bytes.fromhex((federation.folder / "state0" / "secret.key").read_text())
+    (federation.folder / "planted").write_bytes(b"x" + b64encode(b"y" + key))
+    assert leaks(federation.folder) == [str(federation.folder / "planted")]
 
 
 def leaks(folder: Path) -> list[str]:
