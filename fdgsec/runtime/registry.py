@@ -209,11 +209,16 @@ def resolve(group: str, given: object) -> Any:
 
 
 def name_of(group: str, thing: object) -> str:
-    """The registered name of a class or of an object's class; the class's own name if it is not registered."""
+    """The registered name of a class or of an object's class; the class's own name if it is not registered.
+
+    With its module where the own name is registered for another class, which it would be taken for."""
     cls = thing if isinstance(thing, type) else type(thing)
     place = f"{cls.__module__}:{cls.__qualname__}"
     ours = [name for name, known in BUNDLED.get(group, {}).items() if known == place]
-    return next(iter([*ours, *(name for name, point in plugins(group).items() if point.value == place)]), cls.__name__)
+    found = [*ours, *(name for name, point in plugins(group).items() if point.value == place)]
+    if not found and (cls.__name__ in BUNDLED.get(group, {}) or cls.__name__ in plugins(group)):
+        return f"{cls.__module__}.{cls.__qualname__}"
+    return found[0] if found else cls.__name__
 
 
 def is_bundled(thing: object) -> bool:

@@ -190,3 +190,10 @@ def test_classes_and_objects_of_ones_own_are_taken_as_they_are():
 
 def test_a_run_without_a_target_has_the_methods_own_settings():
     assert method_of(RunConfig(method="theirs", options={"strength": 0.75})).strength == 0.75  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("called", "known_as"), [("quantize", f"{__name__}.quantize"), ("Coarse", "Coarse")])
+def test_a_class_is_not_taken_for_the_bundled_one_whose_name_it_has(called: str, known_as: str):
+    own = type(called, (), {"__module__": __name__, "__qualname__": called})
+
+    assert name_of("defenses", own()) == known_as
