@@ -17,7 +17,7 @@ from fdgsec.metrics.measurement import Control
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import stream
-from fdgsec.runtime.registry import target_named, targets
+from fdgsec.runtime.registry import given_classes, target_named, targets
 from fdgsec.testing.contracts import check_frozen, expect, nothing_kept, same
 from fdgsec.threats.adversary import ADVERSARIES, KNOWLEDGE, View
 from fdgsec.threats.answers import Answer
@@ -34,7 +34,11 @@ def check_attack(
 
     The attack reads a run of `target` (a name, or a method with options of its own) on `per_domain` images of shapes,
     as `adversary`. The defaults are the first target and adversary to which the attack applies."""
-    attack: Attack = made("attacks", given, {}, where="attack")
+    with given_classes("methods", *([] if target is None else [target])):
+        _check_attack(made("attacks", given, {}, where="attack"), target, adversary, per_domain)
+
+
+def _check_attack(attack: Attack, target: str | Method | None, adversary: str | None, per_domain: int) -> None:
     check_frozen(attack)
     _check_declared(attack)
     config = _config(attack, target, adversary, per_domain)

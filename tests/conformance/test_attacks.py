@@ -11,6 +11,7 @@ import torch
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.experiments.run_config import made
 from fdgsec.federation.method import Method
+from fdgsec.methods.ccst import CCST
 from fdgsec.methods.feddag import FedDAG
 from fdgsec.runtime.registry import ATTACKS
 from fdgsec.testing import BrokenPromiseError, check_attack
@@ -165,3 +166,13 @@ LIARS = [
 def test_a_liar_is_found_out_and_told_which_promise_it_broke(liar: object, promise: str):
     with pytest.raises(BrokenPromiseError, match=promise):
         check_attack(liar, target="ccst-overall", per_domain=60)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unregistered(CCST):
+    """A method that no registry knows."""
+
+
+def test_an_attack_is_checked_on_a_method_that_no_registry_knows():
+    with pytest.raises(BrokenPromiseError, match="the positive control reaches its goal"):
+        check_attack(Guesses(), target=Unregistered(), per_domain=60)
