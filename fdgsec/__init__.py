@@ -274,11 +274,12 @@ def audit(
     canaries: int = 1024,
     guesses: int | None = None,
     canary: Literal["gradient", "mislabeled"] = "gradient",
+    distinct_releases: int | None = None,
     seed: int = 0,
     assignments: Sequence[str] = (),
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
-    """Audit the guarantee of one of `defenses` and return audit.json; "exceeded" is true if it refutes the claim.
+    """Audit the guarantee of one of `defenses` and return audit.json; "faults" lists what refutes it.
 
     With `out`, the document is written there; otherwise nothing is. Other arguments are as in `attack`; docs/audit.md
     describes the bounds."""
@@ -287,8 +288,9 @@ def audit(
     from fdgsec.runtime.progress import NoProgress
 
     plan = AuditPlan(
-        runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary
-    )
+        runs=runs, repeats=repeats, confidence=confidence, canaries=canaries, guesses=guesses, canary=canary,
+        distinct_releases=distinct_releases,
+    )  # fmt: skip
     given = {"dataset": dataset, "defenses": defenses, "seed": seed, **settings}
     config = audit_settings(target, given, plan, assignments=assignments)
     return experiment(config, plan, data_root=_path(data_root), out=_path(out), progress=NoProgress())

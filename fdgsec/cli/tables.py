@@ -172,7 +172,8 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
         if found["ceiling"] <= found["claimed_epsilon"]
         else ""
     )
-    many = f" ({found['above']} of {found['repeats']} audits)"
+    bound, claimed = found["scale_bound"], found["scale_claim"]
+    few = [] if claimed is None else [f"few records: size of the noise: epsilon {bound:.3f}, claim {claimed:.4g}"]
     for line in (
         f"target {found['target']}, dataset {found['dataset']}, defense {defense['name']}({options})",
         (f"claim: epsilon {found['claimed_epsilon']:.4g} at delta {found['delta']:g} per {found['unit']} "
@@ -180,9 +181,10 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
         (f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}"
         f"{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}"),
         f"canary: {found['canary']}",
-        f"FAILED: bounds lie above the claim{many}, more than chance allows"
-        if found["exceeded"]
-        else f"not exceeded{many}",
+        f"bounds above the claim: {found['above']} of {found['repeats']}",
+        *few,
+        f"noise: {found['noise']}",
+        f"FAILED: {'; '.join(found['faults'])}" if found["faults"] else "no fault found",
         str(found["note"]),
         f"written to {out}: audit.json",
     ):  # fmt: skip

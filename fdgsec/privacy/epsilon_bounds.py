@@ -11,7 +11,8 @@ trade-off curve, not one point of it. Nasr et al., USENIX Security 2023
     mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
 
 and mu gives epsilon at delta. That *gaussian* bound is nearly tight with thousands of runs; the *approximate* one needs
-about e^epsilon of them. The threshold is chosen on the first half of the runs and evaluated on the second.
+about e^epsilon of them. The threshold is chosen on the first half of the runs and evaluated on the second. Where a run
+has several scores, the first half also chooses which of them is evaluated.
 
 A bound is not "the privacy loss": an attack that finds little proves nothing. The *ceiling* is the bound that the same
 runs would have given had the attack made no error; a bound near it is saturated."""
@@ -34,6 +35,7 @@ Curve = Literal["gaussian", "approximate"]
 
 FEWEST_RUNS = 4  # of each kind: two to choose the threshold, two to evaluate it
 TIE = 1e-9  # keeps 1 - 0.95 from being "above" 0.05
+CLEARLY = 0.5  # evidence (mu, or epsilon) by which another score must exceed the main one to be evaluated in its place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +111,7 @@ def audit_runs(
 ) -> AuditResult:
     """Audit a claim with the scores of runs without the canary (`absent`) and with it (`present`), with fresh noise.
 
+    Scores are (runs,), or (runs, k) for k scores of each run, the main one first.
     `curve` is the claim: "gaussian" for Gaussian noise (any number of full releases), else "approximate"."""
     bound = multi_run_lower_bound(absent, present, delta=delta, curve=curve, confidence=confidence)
     fewest = min(len(absent), len(present))
@@ -135,16 +138,19 @@ def multi_run_lower_bound(
 ) -> float:
     """Bound epsilon at `delta` from below by thresholding scores; valid with probability `confidence`.
 
-    Scores (n,) and (m,) come from independent runs, in an order that carries no information. Without a `threshold`
-    fixed in advance ("score above it" guesses present), the first half of each chooses it, and whether present scores
-    lie above or below; only the second half is evaluated. Zero where the attack proves nothing. Raises ValueError for
-    fewer than 4 runs of a kind or scores that are not finite, UsageError for a `delta` or `confidence` out of range."""
+    Scores (n,) and (m,), or (n, k) and (m, k), come from independent runs, in an order that carries no information. Of
+    k > 1 scores the first one is evaluated, unless another has much more evidence in the first half of the runs
+    (`CLEARLY`). Without a `threshold` fixed in advance ("score above it" guesses present), the first half of each
+    chooses it, and whether present scores lie above or below; only the second half is evaluated. Zero where the attack
+    proves nothing. Raises ValueError for fewer than 4 runs of a kind or scores that are not finite, UsageError for a
+    `delta` or `confidence` out of range."""
     _check(delta, confidence, curve)
-    out, into = as_vector(absent, "absent"), as_vector(present, "present")
+    out, into = _chosen(absent, present, delta=delta, curve=curve, confidence=confidence)
     if min(len(out), len(into)) < FEWEST_RUNS:
         raise ValueError(f"an audit needs {FEWEST_RUNS} runs of each kind; got {len(out)} and {len(into)}.")
     if threshold is None:
-        out, into, threshold = _oriented(out, into, delta=delta, curve=curve, confidence=confidence)
+        _, sign, threshold = _oriented(out, into, delta=delta, curve=curve, confidence=confidence)
+        out, into = sign * out[len(out) // 2 :], sign * into[len(into) // 2 :]
     wrong_out = (out > threshold).sum(dtype=torch.float64).reshape(1)
     wrong_in = (into <= threshold).sum(dtype=torch.float64).reshape(1)
     evidence = _evidence(wrong_out, len(out), wrong_in, len(into), delta=delta, curve=curve, confidence=confidence)
@@ -162,10 +168,23 @@ def multi_run_ceiling(runs: int, *, delta: float, curve: Curve = "gaussian", con
     return _as_epsilon(float(evidence[0]), delta=delta, curve=curve)
 
 
+def _chosen(
+    absent: Numbers, present: Numbers, *, delta: float, curve: Curve, confidence: float
+) -> tuple[Tensor, Tensor]:
+    """Choose one score of each run by the evidence in the first halves: (n,) and (m,)."""
+    if not (isinstance(absent, Tensor) and isinstance(present, Tensor) and absent.ndim == present.ndim == 2):
+        return as_vector(absent, "absent"), as_vector(present, "present")
+    columns = [(as_vector(a, "absent"), as_vector(b, "present")) for a, b in zip(absent.T, present.T, strict=True)]
+    found = [_oriented(*column, delta=delta, curve=curve, confidence=confidence)[0] for column in columns]
+    best = max(range(len(found)), key=found.__getitem__)
+    return columns[best if found[best] > found[0] + CLEARLY else 0]
+
+
 def _oriented(
     out: Tensor, into: Tensor, *, delta: float, curve: Curve, confidence: float
-) -> tuple[Tensor, Tensor, float]:
-    """Choose sign and threshold on the first halves; give the second halves, signed so that present scores are high."""
+) -> tuple[float, float, float]:
+    """Choose sign and threshold on the first halves; give their evidence, the sign that makes present scores high, and
+    the threshold of signed scores."""
     chosen: list[tuple[float, float, float]] = []
     first_out, first_in = out[: len(out) // 2], into[: len(into) // 2]
     for sign in (1.0, -1.0):
@@ -185,8 +204,7 @@ def _oriented(
         )
         best = int(evidence.argmax())
         chosen.append((float(evidence[best]), sign, float(cuts[best])))
-    _, sign, threshold = max(chosen)
-    return sign * out[len(out) // 2 :], sign * into[len(into) // 2 :], threshold
+    return max(chosen)
 
 
 def _evidence(

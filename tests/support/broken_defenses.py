@@ -2,22 +2,31 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
 from fdgsec.defenses.dp_sgd import DPSGD
+from fdgsec.defenses.private_scores import BoundsLosses, PrivateScores, sensitivity_of_scores
 from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Client, Clock, Method
 from fdgsec.federation.public_clip_bounds import Frame
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.clipping import Ball, Region
+from fdgsec.privacy.clipping import Ball, Region, sensitivity_of_mean
 from fdgsec.privacy.dp_sgd import PrivateTrainer
+from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
 
 T = TypeVar("T")
+BOTH: tuple[Relation, ...] = ("zero-out", "add-remove")
+LONGEST = 2**17
+"""More numbers than any audited release has."""
 
 
 def same_again() -> SecretStream:
@@ -133,3 +142,141 @@ class DPSGDWithOneNoise(DPSGD):
 
     def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
         return super().trainer(client, method, clock, same_again())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDWithAPrivateDivisor(DPSGD):
+    """States add-remove, and divides by the expected batch of a private number of records (pytorch/opacus issue 819)."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        found = super().on_message(outgoing, rng)
+        if found is None or not found.uses:
+            return found
+        bounds: dict[Relation, float] = {relation: found.uses[0].sensitivity["zero-out"] for relation in BOTH}
+        return replace(found, uses=tuple(replace(use, sensitivity=bounds) for use in found.uses))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AmongContributors(PrivateTrainer):
+    """Leaves black images out before it counts its records, and so divides by a private number."""
+
+    def __call__(self, model: Classifier, data: TrainingSet, *given: Any, **named: Any) -> dict[str, float]:
+        lit = (data.images != 0).flatten(1).any(1)
+        kept = replace(data, images=data.images[lit], labels=data.labels[lit]) if bool(lit.any()) else data
+        return super().__call__(model, kept, *given, **named)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDAmongContributors(DPSGD):
+    """Divides by the expected batch of the records that contribute, under zero-out."""
+
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
+        sound = super().trainer(client, method, clock, rng)
+        return AmongContributors(
+            noise_multiplier=sound.noise_multiplier, max_grad_norm=sound.max_grad_norm, secret=rng, method=sound.method
+        )
+
+
+def seeded_noise(like: Tensor, sd: float, rng: SecretStream, bits: int = 63) -> Tensor:
+    """Noise of the right size from a seed of `bits` bits, of which torch keeps 32."""
+    seed = int.from_bytes(rng.random_bytes(8), "little") >> (64 - bits)
+    return sd * torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesFromA32BitSeed(PrivateStyles):
+    """Seeds torch's generator, which keeps 32 bits."""
+
+    bits: ClassVar[int] = 63
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        return self._with(outgoing, frame, lambda like, sd: seeded_noise(like, sd, rng, self.bits))
+
+    def _with(self, outgoing: Outgoing, frame: Frame, noise_of: Callable[[Tensor, float], Tensor]) -> Protected:
+        rows = frame.coordinates(outgoing.sender.records)
+        noise, uses = self._calibrated_noise(outgoing, sensitivity_of_mean(frame.region, len(rows)))
+        mean = rows.mean(0) + noise_of(rows[0], noise)
+        return Protected(artifact=frame.artifact(mean, like=outgoing.artifact, images=len(rows)), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoresFromA32BitSeed(PrivateScores):
+    """Seeds torch's generator, which keeps 32 bits."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        scores, method, validation = outgoing.artifact, outgoing.sender.method, outgoing.sender.client.validation
+        if not isinstance(scores, Scores) or not isinstance(method, BoundsLosses) or validation is None:
+            return None
+        values = scores.values
+        bound = sensitivity_of_scores(scores=values.numel(), images=len(validation), bound=method.loss_bound)
+        sd = noise_multiplier(self.epsilon, self.delta) * bound
+        known = Use(mechanism="gaussian", noise=sd, sensitivity={"replace-one": bound, "zero-out": bound})
+        return Protected(artifact=Scores(values=values + seeded_noise(values, sd, rng)), uses=(known,))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesFromA12BitSeed(StylesFromA32BitSeed):
+    """Seeds with 12 bits."""
+
+    bits: ClassVar[int] = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesAndModelsWithOneNoise(StylesFromA32BitSeed):
+    """Adds one noise vector to the style and the model of a round: its stream leaves the stage out."""
+
+    @property
+    def mechanism_on(self) -> frozenset[str]:
+        return frozenset({"share", "update"})
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        if outgoing.stage == "share":
+            return super().on_message(outgoing, rng)
+        if not isinstance(outgoing.artifact, ModelState) or outgoing.sender.model is None:
+            return None
+        received, sound = outgoing.sender.model.state.state, DPFedAvg(epsilon=self.epsilon, delta=self.delta)
+        changes = clipped({name: value - received[name] for name, value in outgoing.artifact.state.items()}, sound.clip)
+        sd = sound.noise(outgoing.sender)
+        noisy = {name: received[name] + value + self._one(value, sd, rng).float() for name, value in changes.items()}
+        use = Use(mechanism="gaussian", noise=sd, sensitivity={"zero-out": sound.clip})
+        return Protected(artifact=ModelState(state=noisy), uses=(use,))
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        return self._with(outgoing, frame, lambda like, sd: self._one(like, sd, rng))
+
+    def _one(self, like: Tensor, sd: float, rng: SecretStream) -> Tensor:
+        run, client = rng._names[1], rng._names[5]
+        whole = SecretStream(rng._key, "noise", run, client).normal(LONGEST)
+        return sd * whole[: like.numel()].reshape(like.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsWithNoiseWhereTheyChanged(DPFedAvg):
+    """Adds noise to the parameters that changed only; the others go out exactly as they came."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        return self._partly(outgoing, rng, lambda change: change != 0)
+
+    def _partly(self, outgoing: Outgoing, rng: SecretStream, chosen: Callable[[Tensor], Tensor]) -> Protected | None:
+        """The clipped model with noise in the numbers that `chosen` names by their changes."""
+        if not isinstance(outgoing.artifact, ModelState) or outgoing.sender.model is None:
+            return None
+        received, sd = outgoing.sender.model.state.state, self.noise(outgoing.sender)
+        changes = clipped({name: value - received[name] for name, value in outgoing.artifact.state.items()}, self.clip)
+        flat = torch.cat([change.flatten() for change in changes.values()])
+        noise = torch.where(chosen(flat), sd * rng.normal(len(flat)), 0.0).to(flat)
+        parts = (flat + noise).split([change.numel() for change in changes.values()])
+        state = {
+            name: received[name] + part.reshape(change.shape)
+            for (name, change), part in zip(changes.items(), parts, strict=True)
+        }
+        return Protected(artifact=ModelState(state=state), uses=self._uses(sd))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsWithNoiseOnAFifth(ModelsWithNoiseWhereTheyChanged):
+    """Draws a fifth of the parameters, and adds noise to these; the others are clipped only (NVIDIA/NVFlare issue 343)."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        drawn = rng.child("chosen")
+        return self._partly(outgoing, rng, lambda change: drawn.uniform(len(change)) < 0.2)

@@ -3,12 +3,19 @@
 The method's own step computes the message on real images, and the client's defense stack processes it. Only the canary
 is inserted: far outside the clipping region in one direction and neutral in all others, so that the audit detects
 missing clipping as well as too little noise. The sign of the canary alternates between rounds, so that noise reused in
-two rounds cancels in the summed score."""
+two rounds cancels in the summed score.
 
-from collections.abc import Callable, Sequence
+Beside the canary's projection each run has two further scores, for faults that leave it alone: the number of values
+that come back exactly in one of the two worlds only (numbers that are sent without noise), and the size of the noise
+(a divisor that depends on the records)."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState
@@ -18,6 +25,10 @@ from fdgsec.privacy.accounting import Relation
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 
+T = TypeVar("T")
+PILOT_RUNS = 16
+LEAST = -1e3
+"""The log size of no noise at all."""
 CERTAIN = 1e3
 """The logit of a model that is certain of one class: the loss is 0, or for a wrong label above any bound on losses."""
 
@@ -76,12 +87,72 @@ class Worlds:
 
     def scores(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> list[float]:
         """Send the releases `runs` times with fresh noise; each run's score is the summed evidence for the canary."""
+        return [self._projection(sent) for sent in self._runs(defense_stack, present=present, runs=runs, name=name)]
+
+    def every_score(
+        self, defense_stack: DefenseStack, pilots: "Sequence[Pilot]", *, present: bool, runs: int, name: str
+    ) -> Tensor:
+        """As `scores`, with the scores of `pilots` (one for each release) beside each: (runs, 3)."""
+        rows = []
+        for sent in self._runs(defense_stack, present=present, runs=runs, name=name):
+            beside = [pilot.scores(numbers(one)) for pilot, one in zip(pilots, sent, strict=True)]
+            rows.append([self._projection(sent), *map(sum, zip(*beside, strict=True))])
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def pilots(self, defense_stack: DefenseStack, *, name: str) -> "list[Pilot]":
+        """Learn from `PILOT_RUNS` runs in each world what its releases have in common; one pilot for each release."""
+        worlds = [
+            [list(map(numbers, sent)) for sent in self._runs(defense_stack, present=side, runs=PILOT_RUNS, name=name)]
+            for side in (False, True)
+        ]
+        absent, present = ([torch.stack(list(one)) for one in zip(*world, strict=True)] for world in worlds)
+        return [Pilot.of(one, other) for one, other in zip(absent, present, strict=True)]
+
+    def _runs(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> Iterator[list[Artifact]]:
         releases, world = (self.present, "present") if present else (self.absent, "absent")
-        found = []
         for run in range(runs):
             fresh = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
-            found.append(sum(side * self.score(one.sent(fresh)[0]) for side, one in _sided(releases)))
-        return found
+            yield [one.sent(fresh)[0] for one in releases]
+
+    def _projection(self, sent: Sequence[Artifact]) -> float:
+        return sum(side * self.score(one) for side, one in _sided(sent))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Pilot:
+    """What releases of one slot and round have in common, number by number: mean and sd over both worlds, and the value
+    that came back exactly in each world (NaN: none did)."""
+
+    mean: Tensor
+    sd: Tensor
+    absent: Tensor
+    present: Tensor
+
+    @classmethod
+    def of(cls, absent: Tensor, present: Tensor) -> "Pilot":
+        """Of releases (runs, D) in each world."""
+        every = torch.cat([absent, present])
+        return cls(mean=every.mean(0), sd=every.std(0), absent=_recurring(absent), present=_recurring(present))
+
+    def scores(self, release: Tensor) -> tuple[float, float]:
+        """Count the recurring values of the world with the canary less those without it, and measure the noise."""
+        differ = self.absent != self.present
+        exact = ((release == self.present) & differ).sum() - ((release == self.absent) & differ).sum()
+        noisy = self.sd > 0
+        size = ((release - self.mean)[noisy] / self.sd[noisy]).square().sum()
+        return float(exact), math.log(float(size)) if size > 0 else LEAST
+
+
+def _recurring(releases: Tensor) -> Tensor:
+    """The most frequent value of each number, (D,); NaN where no two runs agree."""
+    value = releases.mode(0).values
+    return torch.where((releases == value).sum(0) > 1, value, torch.nan)
+
+
+def numbers(artifact: Artifact) -> Tensor:
+    """All floating-point numbers of an artifact, (D,) float64."""
+    parts = [value.double().flatten() for value in artifact.tensors().values() if value.is_floating_point()]
+    return torch.cat(parts)
 
 
 def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -> Worlds:
@@ -97,7 +168,7 @@ def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -
     return Worlds(absent=absent, present=present, score=canary.score)
 
 
-def _sided(releases: Sequence[Release]) -> list[tuple[int, Release]]:
+def _sided(releases: Sequence[T]) -> list[tuple[int, T]]:
     return [((-1) ** number, one) for number, one in enumerate(releases)]
 
 

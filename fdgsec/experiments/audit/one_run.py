@@ -49,11 +49,14 @@ class Observed:
     uses: Sequence[Uses]
 
     def scores(self, beside: "Observed | None" = None) -> Tensor:
-        """Each canary's summed log likelihood ratio, (m,), of this run or of its difference from the run `beside`."""
-        seen, spreads = self.evidence, self.spreads
+        """Each canary's summed log likelihood ratio, (m,), of this run or of its difference from the run `beside`.
+
+        A broken trainer may take fewer steps in one of them; then the others are left out."""
+        seen, spreads, rates = self.evidence, self.spreads, self.rates.unsqueeze(1)
         if beside is not None:
-            seen, spreads = seen - beside.evidence, spreads * math.sqrt(2)
-        rates = self.rates.unsqueeze(1)
+            steps = min(len(seen), len(beside.evidence))
+            seen, rates = seen[:steps] - beside.evidence[:steps], rates[:steps]
+            spreads = spreads[:steps] * math.sqrt(2)
         drawn = rates.log() + (seen - 0.5) / spreads.square().unsqueeze(1)
         return torch.logaddexp(torch.log1p(-rates), drawn).sum(0)
 
@@ -149,6 +152,14 @@ def plan_of(site: Site) -> TrainingPlan:
     return site.method.client_plan
 
 
+def canary_plan(site: Site) -> TrainingPlan:
+    """The clients' plan with plain steps of rate 1, so that updates are the noisy means."""
+    return replace(
+        plan_of(site), optimizer="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
+        crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientCanaries:
     """`count` images with one lit pixel each; an excluded one is black."""
@@ -172,10 +183,7 @@ class GradientCanaries:
         client = Client(name=self.site.client.name, data=lit_pixels(self.count, side))
         images = client.data.pixels() * included.view(-1, 1, 1, 1)
         given = TrainingSet(images=images, labels=client.data.labels)
-        plan = replace(
-            plan_of(self.site), optimizer="sgd", learning_rate=1.0, momentum=0.0, weight_decay=0.0, schedule="constant",
-            crop=None, translate=0.0, flip=0.0, clip_norm=None, freeze_norm=False,
-        )  # fmt: skip
+        plan = canary_plan(self.site)
         seen: list[list[Tensor]] = []
 
         def train(with_trainer: Client, clock: Clock) -> None:

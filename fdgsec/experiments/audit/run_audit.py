@@ -2,7 +2,8 @@
 
 Messages (styles, models, scores) are sent thousands of times with and without a canary, each time with fresh noise;
 private training runs once with many canaries. Both give a lower bound on epsilon at the stated confidence. A bound
-above the claimed epsilon proves a fault; a bound below it proves nothing."""
+above the claimed epsilon proves a fault; a bound below it proves nothing. Beside the bound, noise is checked for
+repetitions (`noise_checks`) and, in training, for a size that tells the number of records (`noise_scale`)."""
 
 import json
 import math
@@ -17,6 +18,8 @@ import torch
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, Worlds, releases_of, worlds_of
+from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared
+from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -33,7 +36,7 @@ from fdgsec.federation.defense import HasPolicy, PlansGuarantee, TrainsPrivately
 from fdgsec.federation.dp_sgd_joint import StepsJointly
 from fdgsec.federation.method import Clock
 from fdgsec.federation.run_folder import check_replaceable, environment
-from fdgsec.privacy.accounting import Use
+from fdgsec.privacy.accounting import Relation, Use
 from fdgsec.privacy.epsilon_bounds import FEWEST_RUNS, AuditResult, audit_runs, exceeds, summary
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.privacy.ledger import Guarantee, Ledger
@@ -48,6 +51,8 @@ PER_DOMAIN = 120
 """Default number of images per domain; gradient and message canaries need few."""
 IMAGES = 16
 """Number of images of the audited client; noise and sensitivity of a mean both scale with 1/n, so few suffice."""
+MESSAGES, TRAININGS = 2**15, 2**12
+"""Default numbers of releases that are compared: half a minute on one core."""
 ALPHA = 0.05
 """False positive rate of a repeated audit of a correct defense."""
 NOTE = (
@@ -60,8 +65,9 @@ NOTE = (
 class AuditPlan:
     """The size of an audit: `runs` per side for messages; `canaries` and `guesses` (None: a tenth) for training.
 
-    Each of the `repeats` has its own secret randomness. `canary` is the kind of training canaries. Raises UsageError
-    for numbers out of range."""
+    Each of the `repeats` has its own secret randomness. `canary` is the kind of training canaries. `distinct_releases`
+    are compared with each other (None: as many as take half a minute; 0: none). Raises UsageError for numbers out of
+    range."""
 
     runs: int = 2000
     repeats: int = 1
@@ -69,6 +75,7 @@ class AuditPlan:
     canaries: int = 1024
     guesses: int | None = None
     canary: Literal["gradient", "mislabeled"] = "gradient"
+    distinct_releases: int | None = None
 
     def __post_init__(self) -> None:
         if self.runs < FEWEST_RUNS or self.repeats < 1 or self.canaries < 2:
@@ -80,18 +87,24 @@ class AuditPlan:
             raise UsageError(
                 f"an audit needs a confidence in (0, 1) and at least 1 guess; got {self.confidence} and {self.guesses}."
             )
+        if self.distinct_releases is not None and self.distinct_releases < 0:
+            raise UsageError(f"an audit compares at least 0 releases (0: none); got {self.distinct_releases}.")
         if self.canary not in ("gradient", "mislabeled"):
             raise UsageError(f"canary must be gradient or mislabeled; got {self.canary!r}.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """The audited guarantee, the canary, the number of runs, and the result of every repeat."""
+    """The audited guarantee, the canary, the number of runs, the result of every repeat, and the checks of the noise.
+
+    `scale` is the audit of a private trainer's divisor."""
 
     guarantee: Guarantee
     canary: str
     runs: int
     results: Sequence[AuditResult]
+    noise: NoiseChecks
+    scale: AuditResult | None = None
 
 
 @runtime_checkable
@@ -134,8 +147,10 @@ def audit(
     site = site_of(config, plan, data_root=data_root, progress=progress)
     defense = site.defense_stack.defenses[place]
     delta = defense.delta if isinstance(defense, StatesDelta) else config.delta
-    through = _training if isinstance(defense, TrainsPrivately) else _messages
-    found = through(site, config, plan, delta, progress)
+    if isinstance(defense, TrainsPrivately):
+        found = _training(site, config, plan, delta, progress)
+    else:
+        found = _messages(site, config, plan, delta, progress, place=place)
     document = _document(config, place, found, seconds=time.monotonic() - started)
     if out is not None:
         write_atomic(out / "audit.json", json.dumps(document, indent=1) + "\n")
@@ -210,7 +225,9 @@ def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, 
     return guarantee, canary_of(site, releases[0], uses, guarantee.unit), releases, uses
 
 
-def _messages(site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive) -> Audited:
+def _messages(
+    site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive, *, place: int
+) -> Audited:
     """Audit messages by many runs, over all rounds."""
     guarantee, canary, releases, uses = message_of(site, config, delta)
     assert guarantee.relation is not None
@@ -220,7 +237,12 @@ def _messages(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     for repeat in range(plan.repeats):
         results.append(_compared(worlds, site, plan, guarantee, repeat, curve="gaussian" if smooth else "approximate"))
         progress.update("repeats", repeat + 1, plan.repeats)
-    return Audited(guarantee=guarantee, canary=canary.words, runs=2 * plan.runs, results=results)
+    protected = [one for made in releases_of(site) for one in made if one.sent(site.defense_stack)[1]]
+    noise = check_messages(
+        protected, site.defense_stack, place, confidence=plan.confidence,
+        releases=MESSAGES if plan.distinct_releases is None else plan.distinct_releases,
+    )  # fmt: skip
+    return Audited(guarantee=guarantee, canary=canary.words, runs=2 * plan.runs, results=results, noise=noise)
 
 
 def _compared(
@@ -232,8 +254,10 @@ def _compared(
     *,
     curve: Literal["gaussian", "approximate"],
 ) -> AuditResult:
+    pilots = worlds.pilots(site.defense_stack, name=f"{repeat}/pilot")
     absent, present = (
-        worlds.scores(site.defense_stack, present=side, runs=plan.runs, name=str(repeat)) for side in (False, True)
+        worlds.every_score(site.defense_stack, pilots, present=side, runs=plan.runs, name=str(repeat))
+        for side in (False, True)
     )
     assert guarantee.epsilon is not None
     return audit_runs(
@@ -258,12 +282,7 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     costs = canaries.observed(nobody, replace(site.defense_stack, name=f"{site.defense_stack.name}/claim")).uses
     if not all(costs):
         raise _no_guarantee(config)
-    assert site.model is not None
-    releases = [
-        Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
-        for clock in site.clocks
-    ]
-    guarantee = _claimed(config, site, releases, costs, delta)
+    guarantee = _claimed(config, site, _model_releases(site), costs, delta)
     guesses = plan.guesses or max(1, len(canaries) // 10)
     results = []
     for repeat in range(plan.repeats):
@@ -275,7 +294,42 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
         )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
     words = f"{len(canaries)} {canaries.words}; {guesses} guesses"
-    return Audited(guarantee=guarantee, canary=words, runs=2, results=results)
+    return Audited(
+        guarantee=guarantee, canary=words, runs=2, results=results, noise=_training_noise(site, plan),
+        scale=_training_scale(site, config, delta),
+    )  # fmt: skip
+
+
+def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
+    """Compare trainings of one record."""
+    small = SmallTraining(site=site, records=1, side=2)
+    count = TRAININGS if plan.distinct_releases is None else plan.distinct_releases
+    names = (f"{site.defense_stack.name}/distinct/{number}" for number in range(count))
+    trained = (small.updates(replace(site.defense_stack, name=name))[0] for name in names)
+    return compared(NoiseChecks(confidence=plan.confidence), (torch.cat(steps).double() for steps in trained))
+
+
+def _training_scale(site: Site, config: RunConfig, delta: float) -> AuditResult:
+    """Audit the divisor with the claim that the defense states for the small client."""
+    small = SmallTraining(site=site)
+    _, uses = small.updates(replace(site.defense_stack, name=f"{site.defense_stack.name}/scale/claim"))
+    guarantee = _claimed(config, site, _model_releases(site), uses, delta)
+    assert guarantee.epsilon is not None
+    without: Relation = "add-remove" if guarantee.relation == "add-remove" else "zero-out"
+    full = all(use.sampling_rate == 1 for cost in uses for use in cost or ())
+    return audit_runs(
+        small.scores(site.defense_stack, without=without), small.scores(site.defense_stack),
+        claimed_epsilon=guarantee.epsilon, delta=guarantee.delta, unit=guarantee.unit,
+        curve="gaussian" if full else "approximate", confidence=CONFIDENCE,
+    )  # fmt: skip
+
+
+def _model_releases(site: Site) -> list[Release]:
+    assert site.model is not None
+    return [
+        Release(step="fit", slot="model", artifact=site.model.state, sender=site.sender(clock, {}))
+        for clock in site.clocks
+    ]
 
 
 def _claimed(
@@ -308,6 +362,12 @@ def _no_guarantee(config: RunConfig) -> UsageError:
 def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) -> dict[str, Any]:
     middle, guarantee, defenses = summary(found.results), found.guarantee, defense_documents(config)
     alpha = 1 - middle.confidence if middle.repeats == 1 else ALPHA  # one audit is judged at its own confidence
+    exceeded, noise, scale = exceeds(found.results, alpha), found.noise, found.scale
+    faults = {
+        "bounds lie above the claim": exceeded,
+        "noise comes again": noise.repeated,
+        "the size of the noise tells how many records there are": scale is not None and scale.exceeded,
+    }
     return {
         "schema": SCHEMA, "target": config.target, "dataset": config.dataset, "encoder": config.encoder,
         "rounds": config.rounds, "seed": config.seed, "defense": defenses[place], "defenses": defenses,
@@ -317,6 +377,11 @@ def _document(config: RunConfig, place: int, found: Audited, *, seconds: float) 
         "lower_bound": middle.lower_bound, "ceiling": middle.ceiling,
         "confidence": middle.confidence, "repeats": middle.repeats, "auditor": middle.auditor, "runs": found.runs,
         "canary": found.canary, "bounds": [one.lower_bound for one in found.results],
-        "above": sum(one.exceeded for one in found.results), "exceeded": exceeds(found.results, alpha), "note": NOTE,
+        "above": sum(one.exceeded for one in found.results), "exceeded": exceeded,
+        "noise": noise.line(), "distinct_releases": noise.releases, "states_bits": noise.states_bits,
+        "repeated_noise": noise.repeated, "seeding": noise.seeding,
+        "scale_bound": None if scale is None else scale.lower_bound,
+        "scale_claim": None if scale is None else scale.claimed_epsilon,
+        "faults": [words for words, shown in faults.items() if shown], "note": NOTE,
         "environment": environment(), "seconds": seconds,
     }  # fmt: skip

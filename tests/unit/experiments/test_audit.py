@@ -16,7 +16,18 @@ from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
 SMALL = {"per_domain": 20, "image_size": 32, "device": "cpu", "norm": "group", "encoder": "pixels"}
-OPTIONS = ["--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "--norm", "group"]
+OPTIONS = [
+    "--per-domain",
+    "20",
+    "--image-size",
+    "32",
+    "--encoder",
+    "pixels",
+    "--norm",
+    "group",
+    "--distinct-releases",
+    "0",
+]
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,9 @@ from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
 COUNT = 512
-OPTIONS = ["--per-domain", "20", "--image-size", "32", "--norm", "group", "--canaries", str(COUNT), "--guesses", "200"]
+OPTIONS = [
+    "--per-domain", "20", "--image-size", "32", "--norm", "group", "--canaries", str(COUNT), "--guesses", "200", "--distinct-releases", "0",
+]  # fmt: skip
 WHOLE = ["--set", f"method.plan.batch_size={COUNT}"]
 TOGETHER = ["--set", "method.warm_up=0"]
 

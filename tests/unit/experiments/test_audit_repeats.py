@@ -11,7 +11,18 @@ from fdgsec.runtime.registry import DEFENSES
 pytestmark = pytest.mark.slow
 
 REPEATS = 40
-SMALL = ["--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "--repeats", str(REPEATS)]
+SMALL = [
+    "--per-domain",
+    "20",
+    "--image-size",
+    "32",
+    "--encoder",
+    "pixels",
+    "--repeats",
+    str(REPEATS),
+    "--distinct-releases",
+    "0",
+]
 WHOLE = ["--set", "method.plan.batch_size=1024"]
 
 

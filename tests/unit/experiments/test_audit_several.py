@@ -8,7 +8,9 @@ import pytest
 from fdgsec.cli.app import main
 from fdgsec.runtime.registry import DEFENSES
 
-OPTIONS = ["--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "--norm", "group", "--runs", "300"]
+OPTIONS = [
+    "--per-domain", "20", "--image-size", "32", "--encoder", "pixels", "--norm", "group", "--runs", "300", "--distinct-releases", "0",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from fdgsec.privacy.one_run_bounds import ceiling
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
 
-OPTIONS = ["--per-domain", "20", "--image-size", "32", "--norm", "group"]
+OPTIONS = ["--per-domain", "20", "--image-size", "32", "--norm", "group", "--distinct-releases", "0"]
 COUNT = 1024
 WHOLE = ["--set", f"method.plan.batch_size={COUNT}"]  # every record in every step: the auditor sees most
 

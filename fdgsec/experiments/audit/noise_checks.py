@@ -1,0 +1,170 @@
+"""Checks of the noise itself: distinct in every release, and unrelated between the releases of one run.
+
+A test of one kind of release cannot tell 2^32 noise vectors from 2^256. Of R releases of the same records, drawn from M
+equally likely noise vectors, no two are alike with probability at most exp(-R (R - 1) / 2M): the birthday bound.
+R releases without a repetition thus show at confidence c that M exceeds R (R - 1) / (-2 ln(1 - c)), and 2^18 of them
+repeat one of 2^32 with probability .9997. Releases are compared behind the audited defense alone, because
+post-processing (rounding) may make different ones alike, and on a small artifact, because noise is drawn alike for any.
+
+Noise of two releases of one run (two rounds, or a style and a model) is compared by correlation: it is drawn anew for
+each of many runs, and differences between runs contain nothing but noise."""
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import combinations
+from types import FrameType
+
+import torch
+from torch import Tensor
+
+from fdgsec.experiments.audit.gradient_canaries import one_layer
+from fdgsec.experiments.audit.neighboring_clients import Release, numbers
+from fdgsec.federation.artifacts import ModelState, Scores
+from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.method import GlobalModel
+from fdgsec.nn.networks.classifiers import Classifier
+
+INPUTS = 12
+"""Numbers in the small artifacts on which noise is compared."""
+FEWEST_NUMBERS = 4
+"""Fewer float32 numbers than this may agree in two of 2^18 releases by chance."""
+PAIRS = 32
+DEVIATIONS = 6.0
+"""Correlations of unrelated noise lie within this many standard deviations (two-sided probability 2e-9)."""
+SEEDING = frozenset({"manual_seed", "manual_seed_all"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseChecks:
+    """The results of all checks; `states_bits` is log2 of the number of noise vectors that `releases` rule out.
+
+    `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise. `seeding` tells
+    whether a release calls `manual_seed`, which keeps 32 bits."""
+
+    releases: int = 0
+    alike: tuple[int, int] | None = None
+    confidence: float = 0.95
+    correlated: Sequence[str] = ()
+    seeding: bool = False
+
+    @property
+    def states_bits(self) -> float | None:
+        """None where releases repeat, or too few were compared."""
+        if self.alike is not None or self.releases < 2:
+            return None
+        return math.log2(self.releases * (self.releases - 1) / (-2 * math.log1p(-self.confidence)))
+
+    @property
+    def repeated(self) -> bool:
+        """Whether noise comes again, in another release of the same records or in another one of its run."""
+        return self.alike is not None or bool(self.correlated)
+
+    def line(self) -> str:
+        """What was found, in one line."""
+        said = [f"{pair} have correlated noise" for pair in self.correlated]
+        if self.alike is not None:
+            said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
+        elif self.states_bits is not None:
+            said.append(
+                f"no two of {self.releases} releases alike: more than 2^{self.states_bits:.1f} states "
+                f"({self.confidence:.0%})"
+            )
+        else:
+            said.append("releases were not compared")
+        if self.seeding:
+            said.append("a release calls manual_seed, which keeps 32 bits (--distinct-releases 262144 tests it)")
+        return "; ".join(said)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _SmallModel(GlobalModel):
+    """A global model of one small layer, whatever the blueprint."""
+
+    def module(self) -> Classifier:
+        network = one_layer(INPUTS)
+        network.load_state_dict(dict(self.state.state))
+        return network
+
+
+def small(release: Release) -> Release:
+    """A release with few numbers behind which a defense draws its noise as behind `release`."""
+    if isinstance(release.artifact, Scores):
+        return replace(release, artifact=Scores(values=torch.zeros(INPUTS).to(release.artifact.values)))
+    if release.sender.model is None or type(release.artifact) is not ModelState:
+        return release
+    state = {name: value.detach().clone() for name, value in one_layer(INPUTS).state_dict().items()}
+    model = _SmallModel(blueprint=release.sender.model.blueprint, state=ModelState(state=state))
+    return replace(release, artifact=model.state, sender=replace(release.sender, model=model))
+
+
+def check_messages(
+    runs: Sequence[Release], defense_stack: DefenseStack, place: int, *, releases: int, confidence: float
+) -> NoiseChecks:
+    """Check the noise of the defense at `place` in the releases of one run; `releases` are compared (0: none)."""
+    alone = replace(defense_stack, defenses=(defense_stack.defenses[place],), name=f"{defense_stack.name}/noise")
+    given = [small(one) for one in runs]
+    first = given[0]
+
+    def sent(name: str, release: Release) -> Tensor:
+        return numbers(release.sent(replace(alone, name=f"{alone.name}/{name}"))[0])
+
+    checks = NoiseChecks(confidence=confidence, correlated=_correlated(given, sent))
+    if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
+        return checks
+    checks = replace(checks, seeding=seeds(lambda: sent("seed", first)))
+    return compared(checks, (sent(f"distinct/{number}", first) for number in range(releases)))
+
+
+def compared(checks: NoiseChecks, found: Iterable[Tensor]) -> NoiseChecks:
+    """Compare releases (D,) up to the first repetition."""
+    seen = dict[bytes, int]()
+    for number, release in enumerate(found):
+        digest = blake2b(release.numpy().tobytes(), digest_size=16).digest()
+        if digest in seen:
+            return replace(checks, releases=number + 1, alike=(seen[digest], number))
+        seen[digest] = number
+    return replace(checks, releases=len(seen))
+
+
+def _correlated(releases: Sequence[Release], sent: Callable[[str, Release], Tensor]) -> list[str]:
+    if len(releases) < 2:
+        return []
+    runs = [[sent(f"correlation/{run}", release) for release in releases] for run in range(2 * PAIRS)]
+    drawn = [torch.stack(list(one)) for one in zip(*runs, strict=True)]
+    pairs = combinations(zip(releases, [one[:PAIRS] - one[PAIRS:] for one in drawn], strict=True), 2)
+    return [f"{_named(one)} and {_named(other)}" for (one, a), (other, b) in pairs if _related(a, b)]
+
+
+def _related(one: Tensor, other: Tensor) -> bool:
+    """Whether two sets of noise (PAIRS, D) and (PAIRS, E) agree number by number, as far as both go."""
+    width = min(one.shape[1], other.shape[1])
+    scaled = [(each / each.std(0).clamp_min(torch.finfo(torch.float64).tiny))[:, :width] for each in (one, other)]
+    found = torch.corrcoef(torch.stack([each.flatten() for each in scaled]))[0, 1]
+    return bool(found.abs() > DEVIATIONS / math.sqrt(PAIRS * width))
+
+
+def _named(release: Release) -> str:
+    return f"{release.step}/{release.slot} of round {release.sender.clock.round}"
+
+
+def seeds(act: Callable[[], object]) -> bool:
+    """Whether `act` seeds a torch generator when it is repeated (the first call may compute public values).
+
+    Not seen where a profiler runs already."""
+    act()
+    called = set[str]()
+
+    def watch(_frame: FrameType, event: str, argument: object) -> None:
+        if event == "c_call":
+            called.add(getattr(argument, "__name__", ""))
+
+    if sys.getprofile() is None:
+        sys.setprofile(watch)
+        try:
+            act()
+        finally:
+            sys.setprofile(None)
+    return not SEEDING.isdisjoint(called)
