@@ -205,7 +205,9 @@ class ScoresFromA32BitSeed(PrivateScores):
 
     def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
         scores, method, validation = outgoing.artifact, outgoing.sender.method, outgoing.sender.client.validation
-        if not isinstance(scores, Scores) or not isinstance(method, BoundsLosses) or validation is None:
+        if outgoing.stage != "review" or not isinstance(scores, Scores) or not isinstance(method, BoundsLosses):
+            return None
+        if validation is None:
             return None
         values = scores.values
         bound = sensitivity_of_scores(scores=values.numel(), images=len(validation), bound=method.loss_bound)

@@ -220,7 +220,7 @@ def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, 
             break
     else:
         raise _no_guarantee(config)
-    guarantee = _claimed(config, site, releases, costs, delta)
+    guarantee = claimed(config, site, releases, costs, delta)
     uses = [use for cost in costs for use in cost or ()]
     return guarantee, canary_of(site, releases[0], uses, guarantee.unit), releases, uses
 
@@ -282,7 +282,7 @@ def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, prog
     costs = canaries.observed(nobody, replace(site.defense_stack, name=f"{site.defense_stack.name}/claim")).uses
     if not all(costs):
         raise _no_guarantee(config)
-    guarantee = _claimed(config, site, _model_releases(site), costs, delta)
+    guarantee = claimed(config, site, _model_releases(site), costs, delta)
     guesses = plan.guesses or max(1, len(canaries) // 10)
     results = []
     for repeat in range(plan.repeats):
@@ -313,7 +313,7 @@ def _training_scale(site: Site, config: RunConfig, delta: float) -> AuditResult:
     """Audit the divisor with the claim that the defense states for the small client."""
     small = SmallTraining(site=site)
     _, uses = small.updates(replace(site.defense_stack, name=f"{site.defense_stack.name}/scale/claim"))
-    guarantee = _claimed(config, site, _model_releases(site), uses, delta)
+    guarantee = claimed(config, site, _model_releases(site), uses, delta)
     assert guarantee.epsilon is not None
     without: Relation = "add-remove" if guarantee.relation == "add-remove" else "zero-out"
     full = all(use.sampling_rate == 1 for cost in uses for use in cost or ())
@@ -332,7 +332,7 @@ def _model_releases(site: Site) -> list[Release]:
     ]
 
 
-def _claimed(
+def claimed(
     config: RunConfig, site: Site, releases: Sequence[Release], costs: Sequence[Uses], delta: float
 ) -> Guarantee:
     """The guarantee that the run's ledger states for these releases. Raises UsageError if epsilon is infinite."""
