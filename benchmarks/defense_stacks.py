@@ -5,7 +5,7 @@
 
 A line of benchmarks/results/defense-stacks.jsonl is one stack on one kind of message: why it is refused; or the largest
 relative change of a number between what the method made and what leaves the client, the guarantee as it is printed, and
-an audit of it (`fdgsec audit`'s, 200 messages with a canary and 200 without, or one training on 256 canaries; 99%
+an audit of it (`fdgsec audit`'s, 100 messages with a canary and 100 without, or one training on 256 canaries; 99%
 confidence; a bound above its claim is measured again with 2,000 messages of each). Models are audited on a network of
 12 weights. Ends with 1 if a bound lies above its claim, or a raw artifact leaves under a guarantee."""
 
@@ -36,7 +36,7 @@ from fdgsec.runtime.progress import NoProgress
 
 RESULTS = Path(__file__).parent / "results" / "defense-stacks.jsonl"
 DELTA = 1e-5
-RUNS, AGAIN, CANARIES, GUESSES, CONFIDENCE = 200, 2000, 256, 128, 0.99
+RUNS, AGAIN, CANARIES, GUESSES, CONFIDENCE = 100, 2000, 256, 128, 0.99
 TRIPLES = 40
 DEFENSES: Mapping[str, str] = {
     "PS": "private-styles:epsilon=4", "PS0": "private-styles:epsilon=inf,clip=1e9", "PSC": "private-styles:unit=client",

@@ -51,8 +51,8 @@ PER_DOMAIN = 120
 """Default number of images per domain; gradient and message canaries need few."""
 IMAGES = 16
 """Number of images of the audited client; noise and sensitivity of a mean both scale with 1/n, so few suffice."""
-MESSAGES, TRAININGS = 2**15, 2**12
-"""Default numbers of releases that are compared: half a minute on one core."""
+MESSAGES, TRAININGS = 2**15, 2**11
+"""Default numbers of releases that are compared: at most half a minute on one core."""
 ALPHA = 0.05
 """False positive rate of a repeated audit of a correct defense."""
 NOTE = (
