@@ -6,7 +6,7 @@ objective is in docs/defenses/dp-sgd.md, method by method."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from fdgsec.federation.artifacts import GeneratorState, ModelState
@@ -14,7 +14,7 @@ from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import NUMBERS, Client, Clock, Method
 from fdgsec.federation.stacked_methods import Stacked
 from fdgsec.nn.training.training_plan import TrainingPlan
-from fdgsec.privacy.accounting import Relation, Use, calibrated_noise
+from fdgsec.privacy.accounting import Relation, calibrated_noise
 from fdgsec.privacy.dp_sgd import PrivateTrainer, uses_of
 from fdgsec.privacy.guarantees import PlannedGuarantee
 from fdgsec.runtime.errors import UsageError
@@ -120,7 +120,7 @@ class DPSGD:
             return None
         artifact = outgoing.artifact
         if isinstance(artifact, ModelState) and outgoing.name == "model":
-            return Protected(artifact=artifact, uses=tuple(_with_public_sizes(use) for use in trained))
+            return Protected(artifact=artifact, uses=trained)
         if isinstance(artifact, GeneratorState | ModelState):
             return Protected(artifact=artifact, uses=())
         if outgoing.name == NUMBERS and outgoing.metrics <= PUBLIC:
@@ -130,11 +130,6 @@ class DPSGD:
 
 def _method_name(method: object) -> str:
     return name_of("methods", type(method))
-
-
-def _with_public_sizes(use: Use) -> Use:
-    """The cost of a use where client sizes are public: only zero-out remains."""
-    return replace(use, sensitivity={"zero-out": use.sensitivity["zero-out"]})
 
 
 @lru_cache(maxsize=256)

@@ -49,12 +49,12 @@ def _per_epoch(records: int, plan: TrainingPlan) -> int:
 def uses_of(records: int, plan: TrainingPlan, *, noise_multiplier: float, max_grad_norm: float) -> Use:
     """Describe one call's cost for each of the `records`: q-sampled Gaussian mechanisms with sensitivity C.
 
-    It is known for zero-out (n is public) and for add-remove with a fixed divisor, and for no relation where nothing is
-    clipped."""
+    It is known for zero-out alone: rate, steps and divisor depend on the number of records, which is public there and
+    which add-remove would have to hide. It is known for no relation where nothing is clipped."""
     bounded = math.isfinite(max_grad_norm)
     return Use(
         mechanism="gaussian", noise=_deviation(noise_multiplier, max_grad_norm),
-        sensitivity={"zero-out": max_grad_norm, "add-remove": max_grad_norm} if bounded else {},
+        sensitivity={"zero-out": max_grad_norm} if bounded else {},
         sampling_rate=sampling_rate(records, plan), count=private_steps(records, plan),
     )  # fmt: skip
 

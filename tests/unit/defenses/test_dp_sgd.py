@@ -44,7 +44,7 @@ REFUSED = (
     "stablefdg", "fisc", "fedalign", "feddag", "fpl", "fedadg", "fedbn", "fedccrl", "feddg", "feddg-ga", "fediir",
     "fedsr", "fedprox", "jigen", "rsc", "mixstyle", "dsu", "fedgma", "cross-evaluation",
 )  # fmt: skip
-USE = Use(mechanism="gaussian", noise=2.0, sensitivity={"zero-out": 1.0, "add-remove": 1.0}, sampling_rate=0.5, count=3)
+USE = Use(mechanism="gaussian", noise=2.0, sensitivity={"zero-out": 1.0}, sampling_rate=0.5, count=3)
 
 
 @pytest.fixture(scope="module")

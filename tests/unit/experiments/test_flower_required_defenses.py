@@ -37,4 +37,6 @@ def test_a_node_refuses_a_hostile_server_that_lists_a_second_mechanism(
     with pytest.raises(ClientFailedError, match=r"takes part in no run with private-styles:epsilon=inf,clip="):
         apps._run_job(job, grid.grid, tmp_path / "job", Status(folder=tmp_path / "job"))
 
-    assert not [path for path in (tmp_path / "job").rglob("transcript*") if list(Transcript.load(path.parent).messages())]
+    assert not [
+        path for path in (tmp_path / "job").rglob("transcript*") if list(Transcript.load(path.parent).messages())
+    ]

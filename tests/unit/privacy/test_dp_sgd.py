@@ -166,6 +166,15 @@ def test_frozen_parameters_stay_and_the_others_move():
     assert not torch.equal(model.head.weight, network().head.weight)
 
 
+def test_a_call_states_no_cost_between_neighbors_of_different_size():
+    """Its rate, steps and divisor follow from the number of records."""
+    how = trainer(noise=1.5, bound=2.0)
+
+    trained(how, data(), PLAN)
+
+    assert all(set(use.sensitivity) == {"zero-out"} for use in how.uses)
+
+
 def test_a_call_is_paid_for_by_public_numbers():
     how = trainer(noise=1.5, bound=2.0)
 
@@ -175,6 +184,6 @@ def test_a_call_is_paid_for_by_public_numbers():
     first, second = how.uses
     assert first == uses_of(16, replace(PLAN, epochs=3), noise_multiplier=1.5, max_grad_norm=2.0)
     assert (first.noise, first.sampling_rate, first.count, first.unit) == (3.0, 0.5, 6, "record")
-    assert dict(first.sensitivity) == {"zero-out": 2.0, "add-remove": 2.0}
+    assert dict(first.sensitivity) == {"zero-out": 2.0}
     assert second.count == 5
     assert (sampling_rate(3, PLAN), private_steps(3, PLAN), private_steps(20, PLAN)) == (1.0, 1, 2)
