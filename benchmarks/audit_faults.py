@@ -2,7 +2,7 @@
 
     python -m benchmarks.audit_faults                        # about an hour on one core; goes on where it stopped
     python -m benchmarks.audit_faults --only style-seed-32   # one row
-    python -m benchmarks.audit_faults --table                # the table of what is there
+    python -m benchmarks.audit_faults --table                # write the table into docs/audit.md
 
 Every audit is one line of benchmarks/results/audit-faults.jsonl. Faults are those of tests/support/broken_defenses.py;
 an audit finds a fault where it ends with exit code 1. `--runs` is small where the fault shows in few runs."""
@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import torch
 
+from benchmarks.written_tables import write_table
 from fdgsec.cli.app import main as fdgsec
 from fdgsec.runtime.registry import DEFENSES
 
@@ -156,6 +157,8 @@ def main() -> None:
             with RESULTS.open("a") as file:
                 file.write(line + "\n")
     print(table())
+    if told.table:
+        write_table("audit.md", "planted faults", table())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Every stack of two defenses on every kind of message: refused, or audited where it states a guarantee.
 
     python -m benchmarks.defense_stacks            # singles, ordered pairs, 40 triples; goes on where it stopped
-    python -m benchmarks.defense_stacks --table    # the matrix in docs/defenses.md
+    python -m benchmarks.defense_stacks --table    # write the matrix into docs/defenses.md
 
 A line of benchmarks/results/defense-stacks.jsonl is one stack on one kind of message: why it is refused; or the largest
 relative change of a number between what the method made and what leaves the client, the guarantee as it is printed, and
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.written_tables import write_table
 from fdgsec.experiments.audit.message_canaries import canary_of
 from fdgsec.experiments.audit.neighboring_clients import Release, Site, Worlds, numbers, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import small
@@ -215,6 +216,8 @@ def main() -> None:
                 with RESULTS.open("a") as file:
                     file.write(json.dumps(found) + "\n")
     print(table())
+    if told.table:
+        write_table("defenses.md", "defense stacks", table())
     for fault in faults(rows()):
         print(f"at fault: {fault}")
     sys.exit(1 if faults(rows()) else 0)
