@@ -193,10 +193,9 @@ def table() -> str:
         lines.append(f"| {one} | {' | '.join(cell(by_stack.get(pair, [])) for pair in pairs)} |")
     stated = [row for row in every if "bound" in row]
     refused = sum("refused" in row for row in every)
-    counts = (
-        f"{refused} refused, {len(every) - refused - len(stated)} accepted without a guarantee, {len(stated)} audited"
-    )
-    lines += ["", f"{len(every)} stacks on messages: {counts}, {len(faults(every))} at fault."]
+    plain, planned = len(every) - refused - len(stated), len(KINDS) * len(list(stacks()))
+    counts = f"{refused} refused, {plain} accepted without a guarantee, {len(stated)} audited"
+    lines += ["", f"{len(every)} of {planned} stacks on messages: {counts}, {len(faults(every))} at fault."]
     return "\n".join(lines)
 
 
