@@ -150,12 +150,16 @@ def _change(raw: Tensor, sent: Tensor) -> float | None:
 
 
 def stacks() -> Iterator[tuple[str, ...]]:
-    """Every defense alone, every ordered pair, and a sample of triples."""
+    """Every defense alone, every ordered pair, and a sample of triples, each once."""
     yield from ((name,) for name in DEFENSES)
     yield from product(DEFENSES, DEFENSES)
     names, rng = list(DEFENSES), torch.Generator().manual_seed(0)
-    for _ in range(TRIPLES):
-        yield tuple(names[int(place)] for place in torch.randperm(len(names), generator=rng)[:3])
+    triples = set[tuple[str, ...]]()
+    while len(triples) < TRIPLES:
+        triple = tuple(names[int(place)] for place in torch.randperm(len(names), generator=rng)[:3])
+        if triple not in triples:
+            triples.add(triple)
+            yield triple
 
 
 def rows() -> list[dict[str, Any]]:
