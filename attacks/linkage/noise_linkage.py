@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval, wilson
+from fdgsec.metrics.intervals import Interval, clopper_pearson
 from fdgsec.metrics.roc import topk_credit
 
 
@@ -18,7 +18,7 @@ from fdgsec.metrics.roc import topk_credit
 class NoiseLinkage:
     """How often the nearest clean style is the noisy style's own: `top1` over `trials`, with chance 1/n.
 
-    `noise` is s and `noise_in_sds` the same in units of `between_client_sd`. The interval is Wilson's over clients and
+    `noise` is s and `noise_in_sds` the same in units of `between_client_sd`. The interval is exact, over clients and
     repeats. It holds for these clients under fresh noise."""
 
     top1: float
@@ -73,6 +73,6 @@ def noise_linkage(
         hits += float(topk_credit(torch.cdist(seen, clean), truth, k=1).sum())
     trials = repeats * len(clean)
     return NoiseLinkage(
-        top1=hits / trials, interval=wilson(min(hits, float(trials)), trials), chance=1 / len(clean), noise=noise,
-        noise_in_sds=noise / spread if spread else float("inf"), trials=trials,
+        top1=hits / trials, interval=clopper_pearson(min(hits, float(trials)), trials), chance=1 / len(clean),
+        noise=noise, noise_in_sds=noise / spread if spread else float("inf"), trials=trials,
     )  # fmt: skip

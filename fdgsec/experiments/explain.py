@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from fdgsec.experiments.claims.catalogue import Claim, ledger
-from fdgsec.experiments.claims.verdicts import Criterion, margin_of
+from fdgsec.experiments.claims.verdicts import Criterion
 from fdgsec.experiments.run_config import target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Filter
+from fdgsec.metrics.effect_sizes import margin_of
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.registry import names, resolve, targets
 from fdgsec.threats.adversary import ADVERSARIES
@@ -178,9 +179,10 @@ def _claim(claim: Claim) -> Explanation:
 
 def _criterion(row: Criterion) -> str:
     margin = margin_of(row.measurement) if row.margin is None else row.margin
-    over = "twice chance" if margin == "twice" else f"chance + {margin:g}" if margin else "chance"
+    words = {"twice": "> twice chance", "tenth": "< nine tenths of chance", 0: "> chance"}
+    over = words.get(margin, f"> chance + {margin}")
     where = ", ".join(f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items())
-    return f"{row.measurement} > {over}" + (f" ({where})" if where else "")
+    return f"{row.measurement} {over}" + (f" ({where})" if where else "")
 
 
 def _expected(claim: Claim) -> str:

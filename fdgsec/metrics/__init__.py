@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from fdgsec.metrics.intervals import (
         Interval,
         balanced_accuracy_interval,
+        clopper_pearson,
         cluster_auc_bootstrap,
         cluster_bootstrap,
+        clustered_proportion,
         delong,
         mean,
         median,
@@ -42,16 +44,16 @@ if TYPE_CHECKING:
         topk_credit,
         tpr_at_fpr,
     )
-    from fdgsec.metrics.significance import permutation_pvalue
+    from fdgsec.metrics.significance import holm, permutation_pvalue
 else:
     __getattr__ = lazy_names(__name__, __file__)
 
 __all__ = [
     "EXTRACTORS", "Control", "EmbeddingDistance", "Extractor", "Goal", "Interval", "LpipsDistance", "Measurement",
     "PerceptualDistance", "PerceptualEncoder", "RocCurve", "Slice", "auc", "balanced_accuracy",
-    "balanced_accuracy_interval", "cluster_auc_bootstrap", "cluster_bootstrap",
-    "confusion", "delong", "extractor_named", "frechet_interval", "frechet_of", "kernel_estimate",
-    "majority_share", "mean", "median", "mse", "paired_bootstrap",
+    "balanced_accuracy_interval", "clopper_pearson", "cluster_auc_bootstrap", "cluster_bootstrap",
+    "clustered_proportion", "confusion", "delong", "extractor_named", "frechet_interval", "frechet_of",
+    "holm", "kernel_estimate", "majority_share", "mean", "median", "mse", "paired_bootstrap",
     "permutation_pvalue", "placements", "psnr", "ranks", "roc_band", "roc_curve", "ssim",
     "topk_credit", "tpr_at_fpr", "wilson",
 ]  # fmt: skip

@@ -54,8 +54,8 @@ def jackknife(values: Tensor, statistic: Statistic) -> Tensor:
     return torch.cat([statistic(values[others + (others >= out.unsqueeze(1))]) for out in blocks])
 
 
-def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, level: float) -> tuple[float, float]:
-    """Cut `resampled` (R,) at the BCa levels and take the union with Student's interval around `estimate`.
+def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, tail: float) -> tuple[float, float]:
+    """Cut `resampled` (R,) at the BCa levels of `tail`; give the union with Student's interval around `estimate`.
 
     `without_one` (n,) are the jackknife values; their skewness gives the acceleration. Efron's normal quantiles become
     Student's, widened by sqrt(n / (n - 1)). Student's own interval (bootstrap standard error, n - 1 degrees of freedom)
@@ -67,7 +67,7 @@ def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, level
     pull = without_one.mean() - without_one
     energy = float(pull.square().sum())
     acceleration = float(pull.pow(3).sum()) / (6 * energy**1.5) if energy > 0 else 0.0
-    width = float(special.stdtrit(n - 1, (1 + level) / 2)) * math.sqrt(n / (n - 1))
+    width = -float(special.stdtrit(n - 1, tail)) * math.sqrt(n / (n - 1))
     cuts = [_bca_level(bias, acceleration, -width), _bca_level(bias, acceleration, width)]
     low, high = resampled.quantile(torch.tensor(cuts, dtype=torch.float64)).tolist()
     half = width * float(resampled.std())
@@ -87,16 +87,16 @@ def constant(values: Tensor) -> bool:
     return float(values.max() - values.min()) <= 1e-12 * max(1.0, float(values.abs().max()))
 
 
-def unseen_bounds(estimate: float, units: int, bounds: Bounds | None, *, level: float) -> tuple[float, float]:
+def unseen_bounds(estimate: float, units: int, bounds: Bounds | None, *, tail: float) -> tuple[float, float]:
     """Bound a mean where every observed unit has the value `estimate`.
 
-    A share q of units with other values may exist and be missed by all of `units`: q = 1 - ((1 - level) / 2) **
-    (1 / units), the exact form of the rule of three. These units may lie anywhere within `bounds`. Raises ValueError
+    A share q of units with other values may exist and be missed by all of `units`: q = 1 - tail ** (1 / units),
+    the exact form of the rule of three. These units may lie anywhere within `bounds`. Raises ValueError
     without `bounds`."""
     if bounds is None:
         raise ValueError(
             f"all {units} values equal {estimate}, so resampling gives no interval; "
             "give bounds=(least, greatest) possible value."
         )
-    unseen = 1 - ((1 - level) / 2) ** (1 / units)
+    unseen = 1 - tail ** (1 / units)
     return estimate - unseen * (estimate - bounds[0]), estimate + unseen * (bounds[1] - estimate)

@@ -5,8 +5,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from fdgsec.metrics.effect_sizes import beyond, half_way, margin_of
+
 ChanceKind = Literal["exact", "measured", "none"]
 Slice = Mapping[str, str | int]
+LEVEL = 0.05
+"""The probability of any false "leaks" among the rows of one report."""
 
 BOUNDED = (
     "top1", "top5", "auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "balanced_accuracy", "accuracy", "gallery_top1",
@@ -19,10 +23,11 @@ BOUNDED = (
 class Measurement:
     """One number with its interval and its chance level: the same statistic without the victim's artifact.
 
-    `not_adapted_to` names the defenses that the attack does not take into account: without a leak, such a row is no
-    evidence. `value`, `low`, `high` and `chance` are None only together with `unavailable`, the reason. `chance_kind`
-    "none" is for descriptive rows, which never enter a verdict. Raises ValueError for a number that is not finite or an
-    interval that does not contain its value."""
+    `p_value` is one-sided, of "no better than chance", and agrees with the interval; `adjusted_p_value` is Holm's over
+    the `family` of all judged rows of the report. `not_adapted_to` names the defenses that the attack does not take
+    into account: without a leak, such a row is no evidence. `value`, `low`, `high` and `chance` are None only together
+    with `unavailable`, the reason. `chance_kind` "none" is for descriptive rows, which never enter a verdict. Raises
+    ValueError for a number that is not finite or an interval that does not contain its value."""
 
     name: str
     value: float | None
@@ -37,6 +42,9 @@ class Measurement:
     slice: Slice = field(default_factory=dict)
     unavailable: str | None = None
     not_adapted_to: str = ""
+    p_value: float | None = None
+    adjusted_p_value: float | None = None
+    family: int = 0
 
     def __post_init__(self) -> None:
         numbers = (self.value, self.low, self.high, self.chance)
@@ -56,34 +64,56 @@ class Measurement:
                 raise ValueError(f"{self.name} = {self.value} lies outside its interval [{self.low}, {self.high}].")
 
     @property
-    def verdict(self) -> str:
-        """Tell whether the interval excludes chance in the direction of a leak.
+    def judged(self) -> bool:
+        """Whether the row can show a leak: it has chance, interval and direction."""
+        numbers = (self.value, self.low, self.high, self.chance)
+        return None not in numbers and self.chance_kind != "none" and self.higher_is != "descriptive"
 
-        "leaks", "no leak shown", "descriptive", "unavailable", or that the attack was not adapted to a defense."""
+    @property
+    def leaks(self) -> bool:
+        """Whether the interval excludes chance in the direction of a leak, also after Holm over the report."""
+        held = self.adjusted_p_value is None or self.adjusted_p_value <= LEVEL
+        return held and self._excludes_chance
+
+    @property
+    def verdict(self) -> str:
+        """What the row says about a leak, in words.
+
+        "leaks slightly" (the interval excludes chance), "leaks" (also chance plus margin), "leaks strongly" (it lies at
+        least half way from chance to a perfect attack), "no leak shown", "descriptive", "unavailable", or that the
+        attack was not adapted to a defense."""
         if self.value is None:
             return "unavailable"
-        if self.chance_kind == "none" or self.chance is None or self.low is None or self.high is None:
+        if not self.judged:
             return "descriptive"
-        if self.higher_is == "leak":
-            return "leaks" if self.low > self.chance else self._no_leak
-        if self.higher_is == "safe":
-            return "leaks" if self.high < self.chance else self._no_leak
-        return "descriptive"
-
-    @property
-    def _no_leak(self) -> str:
+        if self.leaks:
+            return self._size
         if self.not_adapted_to:
             return f"attack not adapted to {self.not_adapted_to}: no evidence of protection"
-        return "no leak shown"
+        return f"no leak shown (not after Holm over {self.family} rows)" if self._excludes_chance else "no leak shown"
 
     @property
-    def judged(self) -> bool:
-        """Whether the verdict is about a leak."""
-        return self.verdict not in ("descriptive", "unavailable")
+    def _excludes_chance(self) -> bool:
+        return self.chance is not None and self.judged and self._lies_beyond(self.chance)
+
+    @property
+    def _size(self) -> str:
+        assert self.chance is not None
+        middle = half_way(self.name, self.chance)
+        if middle is not None and (self._lies_beyond(middle) or middle in (self.low, self.high)):
+            return "leaks strongly"
+        least = beyond(self.chance, margin_of(self.name), higher=self.higher_is == "leak")
+        return "leaks" if self._lies_beyond(least) else "leaks slightly"
+
+    def _lies_beyond(self, limit: float) -> bool:
+        """Whether the whole interval lies beyond `limit` in the direction of a leak."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.low > limit if self.higher_is == "leak" else self.high < limit
 
     def document(self) -> dict[str, object]:
         """Give the row as in the report."""
-        document = asdict(self) | {"slice": dict(self.slice), "verdict": self.verdict}
+        document = asdict(self) | {"slice": dict(self.slice), "verdict": self.verdict, "leaks": self.leaks}
         if self.unavailable is None:
             del document["unavailable"]
         if not self.not_adapted_to:

@@ -177,12 +177,12 @@ def roc_band(
     fpr: Numbers,
     rng: torch.Generator,
     repeats: int = 1000,
-    level: float = 0.95,
 ) -> RocBand:
-    """Compute the ROC curve at the rates `fpr` and a percentile band from `repeats` resamples of whole clusters.
+    """Compute the ROC curve at the rates `fpr` and a 95% percentile band from `repeats` resamples of whole clusters.
 
     A cluster id on both sides is one cluster, drawn together; give every record its own id where records are
-    independent. The band is pointwise and for plots; `delong` and `cluster_auc_bootstrap` are the tested intervals."""
+    independent. The band is pointwise and for plots; `delong`, `cluster_auc_bootstrap` and
+    `tpr_interval` are the tested intervals."""
     hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     owners = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     if len(owners[0]) != len(hits) or len(owners[1]) != len(others):
@@ -192,16 +192,38 @@ def roc_band(
     grid = as_vector(fpr, "fpr")
     if bool(((grid < 0) | (grid > 1)).any()):
         raise ValueError(f"fpr must lie in [0, 1]; got {float(grid.min())}..{float(grid.max())}.")
+    curve, resampled = _resampled_curves(hits, others, owners, grid, rng, repeats)
+    low, high = resampled.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return RocBand(fpr=grid, tpr=curve, low=low, high=high)
+
+
+def tpr_resamples(
+    positive: Numbers,
+    negative: Numbers,
+    *,
+    clusters: tuple[Tensor, Tensor],
+    fpr: float,
+    rng: torch.Generator,
+    repeats: int,
+) -> tuple[float, Tensor]:
+    """Compute the true-positive rate at `fpr`, and those of `repeats` resamples of whole clusters (repeats,)."""
+    hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
+    curve, resampled = _resampled_curves(hits, others, clusters, torch.tensor([fpr]).double(), rng, repeats)
+    return float(curve[0]), resampled[:, 0]
+
+
+def _resampled_curves(
+    hits: Tensor, others: Tensor, owners: tuple[Tensor, Tensor], grid: Tensor, rng: torch.Generator, repeats: int
+) -> tuple[Tensor, Tensor]:
+    """The curve at the false-positive rates `grid` (g,), and those of resampled clusters (repeats, g)."""
     drawn, pos_column, neg_column = cluster_multiplicities(*owners, rng=rng, repeats=repeats)
     rows = max(1, 4_000_000 // (len(hits) + len(others)))  # repeats at once: 32 MB an array
     curves = [
         _tpr_on_grid(hits, others, (part[:, pos_column], part[:, neg_column]), grid)
         for part in torch.split(drawn, rows)
     ]
-    tail = (1 - level) / 2
-    low, high = torch.cat(curves).quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0)
     once = (torch.ones(1, len(hits), dtype=torch.float64), torch.ones(1, len(others), dtype=torch.float64))
-    return RocBand(fpr=grid, tpr=_tpr_on_grid(hits, others, once, grid)[0], low=low, high=high)
+    return _tpr_on_grid(hits, others, once, grid)[0], torch.cat(curves)
 
 
 def accuracy(true: Labels, predicted: Labels) -> float:

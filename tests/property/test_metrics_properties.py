@@ -8,6 +8,7 @@ from fdgsec.metrics.image_similarity import psnr
 from fdgsec.metrics.intervals import (
     balanced_accuracy_interval,
     bootstrap,
+    clopper_pearson,
     cluster_auc_bootstrap,
     cluster_bootstrap,
     delong,
@@ -70,14 +71,16 @@ def test_tpr_grows_with_the_fpr_allowed(hits: list[float], others: list[float], 
 
 
 @unhurried
-@given(st.integers(1, 500), probabilities, st.sampled_from([0.8, 0.95, 0.99]))
-def test_wilson_intervals_hold_the_estimate_and_mirror(n: int, share: float, level: float) -> None:
+@given(st.integers(1, 500), probabilities, st.sampled_from([0.1, 0.025, 0.005]))
+def test_intervals_of_proportions_hold_the_estimate_and_mirror(n: int, share: float, tail: float) -> None:
     successes = round(share * n)
-    one, mirrored = wilson(successes, n, level=level), wilson(n - successes, n, level=level)
+    for bounded in (wilson, clopper_pearson):
+        low, high = bounded(successes, n).ends(tail)
+        mirrored = bounded(n - successes, n).ends(tail)
 
-    assert 0 <= one.low <= successes / n <= one.high <= 1
-    assert one.high - one.low > 0
-    assert (mirrored.low, mirrored.high) == pytest.approx((1 - one.high, 1 - one.low), abs=1e-9)
+        assert 0 <= low <= successes / n <= high <= 1
+        assert high - low > 0
+        assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-9)
 
 
 @unhurried

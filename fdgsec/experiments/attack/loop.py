@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_context import AttackContext
+from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
@@ -126,13 +127,13 @@ def run_attacks(attacks: Sequence[Attack], setting: AttackSetting, progress: Pro
     return outcomes
 
 
-def with_negative_controls(outcomes: Sequence[Outcome]) -> list[AttackResult]:
-    """Return the results with their negative controls, Bonferroni-corrected over all rows of the report."""
+def corrected(outcomes: Sequence[Outcome]) -> list[AttackResult]:
+    """Return the results corrected over all rows of the report: negative controls (Bonferroni) and p-values (Holm)."""
     comparisons = sum(len(outcome.nulls) for outcome in outcomes)
-    return [
+    return adjusted([
         replace(outcome.result, negative=negative_controls(outcome.nulls, comparisons=comparisons))
         for outcome in outcomes
-    ]
+    ])  # fmt: skip
 
 
 def accounted_for(attack: Attack) -> frozenset[str]:

@@ -13,10 +13,10 @@ from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
+    corrected,
     planned_rows,
     reason_to_skip,
     run_attacks,
-    with_negative_controls,
 )
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
@@ -134,7 +134,7 @@ def attack(
         dataset=dataset_document(world.dataset, roles.summary()), encoder=style_view.encoder,
         backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
         defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy,
-        attacks=with_negative_controls(outcomes), artifacts=artifacts, model_traffic=traffic,
+        attacks=corrected(outcomes), artifacts=artifacts, model_traffic=traffic,
         transcript_sha256=observed.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:

@@ -10,9 +10,9 @@ from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
     attacks_of,
+    corrected,
     planned_rows,
     run_attacks,
-    with_negative_controls,
 )
 from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view, write_report
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
@@ -69,7 +69,7 @@ def attack_recorded(
     setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
     outcomes = run_attacks(attacks, setting, progress)
     report = _report(recorded, setting, started=started, notes=notes)
-    report = replace(report, attacks=with_negative_controls(outcomes), seconds=time.monotonic() - started)
+    report = replace(report, attacks=corrected(outcomes), seconds=time.monotonic() - started)
     if out is not None:
         write_report(report, out, config=config, transcript=record.transcript)
     return report

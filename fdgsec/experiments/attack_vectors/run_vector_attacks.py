@@ -17,7 +17,7 @@ from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
 from fdgsec.experiments.attack.attack_context import EXTRACTORS
-from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, run_attacks, with_negative_controls
+from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected, run_attacks
 from fdgsec.experiments.attack.run_attacks import write_report
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
@@ -101,7 +101,7 @@ def attack_vectors(
     report = AttackReport(
         target=OWN, method=OWN, preset="", dataset=_described(public, truth), encoder=request.encoder, backbone=None,
         seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
-        attacks=with_negative_controls(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
+        attacks=corrected(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
         transcript_sha256=transcript.sha256, environment={**environment(), "notes": "; ".join(notes)},
         seconds=time.monotonic() - started,
     )  # fmt: skip

@@ -7,18 +7,18 @@ claim's populations and Holm over the ledger's claims. It is *supported* where i
 upper bound stays under chance plus margin and the attack's positive control was passed. Everything else is
 *undecided*."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any, Literal
+
+from fdgsec.metrics.effect_sizes import Margin, beyond, margin_of
+from fdgsec.metrics.significance import holm, normal_pvalue
 
 Verdict = Literal["refuted", "supported", "undecided", "not run"]
 
 LEVEL = 0.05
 LEAST = 10
 """Minimum number of records or clients per row; intervals of fewer do not fit the normal approximation."""
-HALF_WIDTHS = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class Criterion:
     """A condition on rows: the measurement's name, and the required slice ({"rows": "as_if_released"}).
 
     The value "" requires that the key is absent; other keys of a slice distinguish populations. `margin` is added to
-    chance ("twice" adds chance again); None is the default of `margin_of`."""
+    chance ("twice" adds chance again, "tenth" a tenth of it); None is the default of `margin_of`."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
-    margin: float | Literal["twice"] | None = None
+    margin: Margin | None = None
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Whether a row of a report document meets the condition."""
@@ -38,17 +38,9 @@ class Criterion:
             row["slice"].get(key, "") == value for key, value in self.where.items()
         )
 
-    def threshold(self, chance: float) -> float:
-        """The value that a leak must exceed."""
-        margin = margin_of(self.measurement) if self.margin is None else self.margin
-        return 2 * chance if margin == "twice" else chance + margin
-
-
-def margin_of(measurement: str) -> float | Literal["twice"]:
-    """The default margin: .05 for AUC and balanced accuracy, twice chance for hit rates, 0 for gains and errors."""
-    if measurement in ("auc", "balanced_accuracy"):
-        return 0.05
-    return "twice" if "top1" in measurement else 0.0
+    def threshold(self, chance: float, *, higher: bool = True) -> float:
+        """The value that a leak must exceed, or fall below where lower values are a leak."""
+        return beyond(chance, margin_of(self.measurement) if self.margin is None else self.margin, higher=higher)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +90,10 @@ def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None
         return None
     if row["higher_is"] == "descriptive":
         return None
-    limit = criterion.threshold(chance)
+    limit = criterion.threshold(chance, higher=row["higher_is"] == "leak")
     if row["higher_is"] == "safe":
         value, low, high, limit = -value, -high, -low, -limit
-    above = value - limit
-    width = value - low if above > 0 else high - value
-    if width <= 0:
-        p_value = 0.0 if above > 0 else 1.0
-    else:
-        p_value = 0.5 * math.erfc(above / (width / HALF_WIDTHS) / math.sqrt(2))
+    p_value = normal_pvalue(value, low, high, limit)
     return Evidence(row=row, p_value=p_value, under=high < limit)
 
 
@@ -130,13 +117,8 @@ def finding(
 
 def verdicts(findings: Sequence[Finding], *, level: float = LEVEL) -> dict[str, Verdict]:
     """The verdict of every claim: refuted by Holm's step-down procedure, else supported or undecided."""
-    decided: dict[str, Verdict] = {}
-    ordered = sorted(findings, key=lambda one: one.p_value)
-    rejecting = True
-    for place, one in enumerate(ordered):
-        rejecting = rejecting and one.p_value <= level / (len(ordered) - place)
-        if rejecting:
-            decided[one.claim] = "refuted"
-        else:
-            decided[one.claim] = "supported" if one.quiet and one.controlled else "undecided"
-    return {one.claim: decided[one.claim] for one in findings}
+    adjusted = holm([one.p_value for one in findings])
+    return {
+        one.claim: "refuted" if p_value <= level else "supported" if one.quiet and one.controlled else "undecided"
+        for one, p_value in zip(findings, adjusted, strict=True)
+    }

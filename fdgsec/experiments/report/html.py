@@ -11,9 +11,7 @@ from fdgsec.experiments.report.text import controls_of, described, interval, num
 from fdgsec.metrics.measurement import BOUNDED, Control, Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
-ERROR = 0.025
-"""The probability that a 95% interval excludes chance on the leaking side without a leak."""
-CSS = {"leaks": "leaks", "no leak shown": "quiet", "descriptive": "muted", "unavailable": "muted"}
+QUIET = "no leak shown"
 
 
 def _row(measurement: Measurement) -> dict[str, object]:
@@ -27,7 +25,7 @@ def _row(measurement: Measurement) -> dict[str, object]:
         "n": measurement.n,
         "method": measurement.method,
         "verdict": measurement.verdict,
-        "css": CSS.get(measurement.verdict, "muted"),
+        "css": "leaks" if measurement.leaks else "quiet" if measurement.verdict.startswith(QUIET) else "muted",
     }
 
 
@@ -54,14 +52,13 @@ def _verdict(result: AttackResult) -> dict[str, object]:
     row = strongest(result)
     controls = [*result.positive, *result.negative]
     judged = [row for row in result.measurements if row.judged]
-    leaking = sum(row.verdict == "leaks" for row in judged)
+    leaking = sum(row.leaks for row in judged)
     return {
         "attack": result.name,
         "status": result.status,
         "reason": result.reason,
         "row": None if row is None else _row(row),
         "leaking": f"{leaking} of {len(judged)}",
-        "expected": f"{ERROR * len(judged):.1f}",
         "controls": controls_of(result) if controls else "",
         "controls_passed": all(control.passed for control in controls),
     }
@@ -93,6 +90,7 @@ def render(report: AttackReport) -> str:
         report=report.document(),
         promises=[guarantee_line(guarantee) for guarantee in report.guarantees],
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else [],
+        family=sum(row.judged for result in report.attacks for row in result.measurements),
         verdicts=[_verdict(result) for result in report.attacks],
         attacks=[_attack(result) for result in report.attacks],
     )

@@ -133,6 +133,9 @@ class AttackReport:
             "unit",
             "higher_is",
             "method",
+            "p_value",
+            "adjusted_p_value",
+            "leaks",
             "verdict",
             "unavailable",
         )
@@ -144,7 +147,8 @@ class AttackReport:
                 described = ";".join(f"{key}={value}" for key, value in row.slice.items())
                 writer.writerow((
                     attack.name, attack.adversary.get("name", ""), row.name, described, row.value, row.low, row.high,
-                    row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.verdict,
+                    row.chance, row.chance_kind, row.n, row.unit, row.higher_is, row.method, row.p_value,
+                    row.adjusted_p_value, row.leaks, row.verdict,
                     row.unavailable or "",
                 ))  # fmt: skip
         return buffer.getvalue()

@@ -32,7 +32,7 @@ def measure_recovered(group: Group) -> list[Measurement]:
         without.append(relative_error(answer.without.expand_as(true), true))
     blind = float(torch.cat(without).quantile(0.5))
     scale = Scale(chance=blind, chance_kind="measured", higher_is="safe")
-    return [median_row(name, group.slice, torch.cat(errors), scale, bounds=(0.0, None))]
+    return [median_row(name, group.slice, torch.cat(errors), scale, bounds=(0.0, None), sizes=list(map(len, errors)))]
 
 
 def relative_error(estimate: Tensor, true: Tensor) -> Tensor:

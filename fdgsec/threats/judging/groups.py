@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar, cast
 
 import torch
-from scipy import stats
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval
+from fdgsec.metrics.intervals import Interval, median_interval
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
 from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.attack import Answers, Case, Truth
@@ -120,12 +119,17 @@ def row(
     *,
     method: str = "",
 ) -> Measurement:
-    """Make a measurement; `method` names what made the interval where it is none of `intervals`' methods."""
+    """Make a measurement, with the p-value that agrees with its interval where it can show a leak.
+
+    `method` names what made the interval where it is none of `intervals`' methods."""
+    p_value = None
+    if interval is not None and scale.chance is not None and scale.higher_is != "descriptive":
+        p_value = interval.p_value(scale.chance, higher=scale.higher_is == "leak")
     return Measurement(
         name=name, value=value, low=None if interval is None else interval.low,
         high=None if interval is None else interval.high, chance=scale.chance, chance_kind=scale.chance_kind, n=n,
         unit=scale.unit, higher_is=scale.higher_is, slice=where,
-        method=method or ("" if interval is None else interval.method),
+        method=method or ("" if interval is None else interval.method), p_value=p_value,
     )  # fmt: skip
 
 
@@ -147,18 +151,14 @@ def median_row(
     scale: Scale,
     *,
     bounds: tuple[float, float | None],
+    sizes: Sequence[int] = (),
 ) -> Measurement:
-    """Measure a median with the interval between two order statistics: exact coverage of 95% or more at every n.
+    """Measure a median; `bounds` are the least and greatest value possible, `sizes` those of clusters of values.
 
-    The k-th smallest of n values lies above the median only if fewer than k fall below it, so k is a quantile of
-    Binomial(n, 1/2). A bootstrap of a median has no such promise, and none at all where values are equal. Below six
-    values no order statistic reaches 95%: then `bounds`, the least and greatest value possible, must do."""
-    ordered, n = values.to(torch.float64).sort().values, len(values)
-    k = int(stats.binom.ppf(0.025, n, 0.5))  # P(fewer than k below the median) <= 2.5%
-    low, high = bounds if k < 1 else (float(ordered[k - 1]), float(ordered[n - k]))
-    value = float(ordered.quantile(0.5))
-    measured = row(name, where, value, None, n, scale, method="exact")
-    return measured if high is None else replace(measured, low=low, high=high)
+    Too few values have no interval where there is no greatest possible value."""
+    least, most = bounds
+    interval = median_interval(values, bounds=(least, math.inf if most is None else most), sizes=sizes)
+    return row(name, where, float(values.quantile(0.5)), interval, len(values), scale)
 
 
 def finite(values: Mapping[str, Tensor]) -> str:

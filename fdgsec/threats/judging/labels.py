@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import balanced_accuracy_interval, wilson
+from fdgsec.metrics.intervals import balanced_accuracy_interval, clustered_proportion
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import accuracy, balanced_accuracy, majority_share
 from fdgsec.threats.answers import Labels
@@ -33,7 +33,9 @@ def measure_labels(group: Group) -> list[Measurement]:
     truth, guess = torch.cat(true), torch.cat(predicted)
     n, share = len(truth), majority_share(truth)
     right = accuracy(truth, guess)
-    plain = row("accuracy", group.slice, right, wilson(right * n, n), n, Scale(chance=share))
+    hits = [float((own == said).sum()) for own, said in zip(true, predicted, strict=True)]
+    interval = clustered_proportion(hits, [len(own) for own in true])
+    plain = row("accuracy", group.slice, right, interval, n, Scale(chance=share))
     relabeled, guess, classes = present_classes(truth, guess)
     if classes < 2:
         return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.bootstrap import unseen_bounds
-from fdgsec.metrics.intervals import Interval, cluster_auc_bootstrap, delong
+from fdgsec.metrics.intervals import Interval, cluster_auc_bootstrap, delong, tpr_interval
 from fdgsec.metrics.measurement import Measurement, Slice
-from fdgsec.metrics.roc import auc, placements, roc_band, tpr_at_fpr
+from fdgsec.metrics.roc import auc, placements, tpr_at_fpr
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Membership
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
@@ -82,16 +81,11 @@ def _low_rates(
             )
             rows += unavailable([name], group.slice, reason, n=len(others))
             continue
-        low, high = value, value
+        interval = None
         if min(len(hits), len(others)) > 1:
-            band = roc_band(
-                hits, others, pos_clusters=own, neg_clusters=foreign, fpr=[rate], rng=child(rng, name), repeats=repeats
+            interval = tpr_interval(
+                hits, others, pos_clusters=own, neg_clusters=foreign, fpr=rate, rng=child(rng, name), repeats=repeats
             )
-            low, high = float(band.low[0]), float(band.high[0])
-        # a percentile band is too short where few clients, or none, differ: what they cannot have shown joins it
-        floor, ceiling = unseen_bounds(value, len(hits) if alone else len(positive), (0.0, 1.0), level=0.95)
-        shortest = value - (value - floor) * (low >= value), value + (ceiling - value) * (high <= value)
-        interval = Interval(low=min(low, shortest[0]), high=max(high, shortest[1]), method="cluster-bootstrap")
         rows.append(row(name, group.slice, value, interval, len(hits) + len(others), Scale(chance=rate)))
     return rows
 

@@ -17,8 +17,6 @@ from fdgsec.threats.answers import Answer, Presence, Proportions
 from fdgsec.threats.judging.groups import Entry, Group, Scale, finite, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores
 
-LEVEL = 0.95
-
 
 def _true_shares(entries: Sequence[Entry[Answer]], given: Sequence[Tensor]) -> Tensor | str:
     """Give what each client's images are of, (clients, K) float64, or why that is not known.
@@ -58,9 +56,13 @@ def measure_proportions(group: Group, rng: torch.Generator, *, repeats: int) -> 
     if len(entries) > 1:
         most = max(2 / true.shape[1], float(torch.stack([errors, blind]).max()))  # shares differ by 2 in all at most
         apart = paired_bootstrap(errors, blind, rng=rng, repeats=repeats, bounds=(-most, most))
-        interval = Interval(low=max(chance + apart.low, 0.0), high=chance + apart.high, method=apart.method)
+        interval = Interval.of(lambda tail: _around(chance, apart.ends(tail)), apart.method)
     scale = Scale(chance=chance, chance_kind="measured", higher_is="safe")
     return [row(name, group.slice, value, interval, len(entries), scale)]
+
+
+def _around(chance: float, ends: tuple[float, float]) -> tuple[float, float]:
+    return max(chance + ends[0], 0.0), chance + ends[1]
 
 
 def measure_presence(group: Group) -> list[Measurement]:
@@ -110,13 +112,15 @@ def _area(scores: Tensor, present: Tensor) -> tuple[float, Interval]:
     without_one = area(everyone - torch.eye(clients, dtype=torch.float64))
     if len(without_one) < clients or constant(without_one) or not 0 < estimate < 1:
         units = int(min(present.any(1).sum(), (~present).any(1).sum()))  # clients on either side of any comparison
-        low, high = unseen_bounds(estimate, units, (0.0, 1.0), level=LEVEL)
-    else:
-        smaller = float(torch.minimum(present.sum(0), (~present).sum(0)).to(torch.float64).mean())
-        error = math.sqrt((clients - 1) * float(without_one.var(correction=0)))
-        reach = float(special.stdtrit(max(1.0, 2 * smaller - 2), (1 + LEVEL) / 2)) * error / (estimate * (1 - estimate))
-        low, high = (float(special.expit(special.logit(estimate) + end)) for end in (-reach, reach))
-    return estimate, Interval(low=low, high=high, method="jackknife")
+        return estimate, Interval.of(lambda tail: unseen_bounds(estimate, units, (0.0, 1.0), tail=tail), "jackknife")
+    smaller = float(torch.minimum(present.sum(0), (~present).sum(0)).to(torch.float64).mean())
+    deviation = math.sqrt((clients - 1) * float(without_one.var(correction=0))) / (estimate * (1 - estimate))
+
+    def ends(tail: float) -> tuple[float, float]:
+        reach, middle = -float(special.stdtrit(max(1.0, 2 * smaller - 2), tail)) * deviation, special.logit(estimate)
+        return float(special.expit(middle - reach)), float(special.expit(middle + reach))
+
+    return estimate, Interval.of(ends, "jackknife")
 
 
 def _proportion_scores(group: Group) -> Scores | None:

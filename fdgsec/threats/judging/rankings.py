@@ -11,7 +11,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval, bootstrap, wilson
+from fdgsec.metrics.intervals import clopper_pearson, clustered_proportion
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.answers import Ranking
@@ -54,22 +54,24 @@ def ranked(entries: Sequence[Entry[Ranking]]) -> list[Ranked] | str:
 def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") -> list[Measurement]:
     """Give top1, top5 and the median rank over all rows; chance is exact: k/G and (G + 1)/2, averaged over rows."""
     galleries = torch.cat([torch.full((len(block.truth),), block.distances.shape[1]) for block in blocks])
-    n, rows = len(galleries), []
+    n, rows, sizes = len(galleries), list[Measurement](), [len(block.truth) for block in blocks]
     for k in (1, 5):
         name = f"{prefix}top{k}"
         if int(galleries.min()) < k:
             rows += unavailable([name], where, f"a gallery of {int(galleries.min())} has no {k} nearest", n=n)
             continue
         # exactly rounded sums: a constant ranking scores chance to the last bit
-        credit = math.fsum(c for block in blocks for c in topk_credit(block.distances, block.truth, k=k).tolist())
+        credits = [math.fsum(topk_credit(block.distances, block.truth, k=k).tolist()) for block in blocks]
         chance = math.fsum(k / gallery for gallery in galleries.tolist()) / n
-        rows.append(row(name, where, credit / n, wilson(min(credit, float(n)), n), n, Scale(chance=chance)))
+        interval = clustered_proportion(credits, sizes)
+        rows.append(row(name, where, math.fsum(credits) / n, interval, n, Scale(chance=chance)))
     places = torch.cat([ranks(block.distances, block.truth) for block in blocks])
     scale = Scale(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
-    return [*rows, median_row("median_rank", where, places, scale, bounds=(1.0, float(galleries.max())))]
+    bounds = (1.0, float(galleries.max()))
+    return [*rows, median_row("median_rank", where, places, scale, bounds=bounds, sizes=sizes)]
 
 
-def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
+def measure_ranking(group: Group, rng: torch.Generator) -> list[Measurement]:
     """Judge one group of rankings, of images or of clients."""
     entries = group.of(Ranking)
     blocks = ranked(entries)
@@ -77,10 +79,10 @@ def measure_ranking(group: Group, rng: torch.Generator, *, repeats: int) -> list
     if isinstance(blocks, str):
         names = ["top1", "median_rank"] if linking else ["top1", "top5", "median_rank"]
         return unavailable(names, group.slice, blocks, n=len(entries))
-    return _measure_links(blocks, group, rng, repeats) if linking else measure_rows(blocks, group.slice)
+    return _measure_links(blocks, group, rng) if linking else measure_rows(blocks, group.slice)
 
 
-def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator, repeats: int) -> list[Measurement]:
+def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator) -> list[Measurement]:
     """Give top1 of the nearest client, its median rank, and top1 of the assignment of least total distance.
 
     Chance is 1/N, and (N + 1)/2 for the rank, which shows weak links where thirty clients give too few hits."""
@@ -93,29 +95,13 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator,
     rows = []
     for matching, credit in credits.items():
         where = {**group.slice, "matching": matching} if matching else group.slice
-        interval = _over_clients(credit, rng, repeats)
+        interval = clopper_pearson(min(float(credit.sum()), float(len(credit))), len(credit))
         rows.append(
-            row(
-                "top1",
-                where,
-                float(credit.mean()),
-                interval,
-                len(credit),
-                Scale(chance=1 / distances.shape[1]),
-            )
+            row("top1", where, float(credit.mean()), interval, len(credit), Scale(chance=1 / distances.shape[1]))
         )
     scale = Scale(chance=(distances.shape[1] + 1) / 2, higher_is="safe", unit="rank")
     bounds = (1.0, float(distances.shape[1]))
     return [*rows, median_row("median_rank", group.slice, ranks(distances, truth), scale, bounds=bounds)]
-
-
-def _over_clients(credit: Tensor, rng: torch.Generator, repeats: int) -> Interval:
-    """The union of a bootstrap over clients and Wilson's interval: 0/1 values resample badly where nearly all agree."""
-    score = wilson(min(float(credit.sum()), float(len(credit))), len(credit))
-    if len(credit) < 2:
-        return score
-    drawn = bootstrap(credit, rng=rng, repeats=repeats, bounds=(0.0, 1.0))
-    return Interval(low=min(score.low, drawn.low), high=max(score.high, drawn.high), method=drawn.method)
 
 
 def _matched(distances: Tensor, truth: Tensor, rng: torch.Generator) -> Tensor:

@@ -71,7 +71,7 @@ def measure_reconstructions(
     entries = group.of(Reconstructions)
     rows = _rows(entries, group, perceptual, rng, repeats=repeats, lineup=lineup, galleries=galleries)
     if any(entry.answer.descriptive for entry in entries):
-        return [replace(measured, higher_is="descriptive") for measured in rows]
+        return [replace(measured, higher_is="descriptive", p_value=None) for measured in rows]
     return rows
 
 

@@ -1,10 +1,8 @@
 """Judge pools of per-image rows: whose rows were published, and how many images a client holds."""
 
-from collections.abc import Sequence
-
 import torch
 
-from fdgsec.metrics.intervals import Interval, cluster_bootstrap, wilson
+from fdgsec.metrics.intervals import clopper_pearson, cluster_bootstrap, union
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.threats.answers import Exposure, InferredSize
 from fdgsec.threats.judging.groups import Group, Scale, median_row, row, unavailable
@@ -17,7 +15,7 @@ def measure_exposure(group: Group, rng: torch.Generator, *, repeats: int) -> lis
     """Give the share of a client's images that were correctly identified as published, averaged over clients.
 
     Chance is the hit rate of as many candidates drawn at random. The interval is the union of a bootstrap over clients
-    and Wilson's over their images, since clients hardly differ where all draw the same share."""
+    and the exact one over their images, since clients hardly differ where all draw the same share."""
     entries, name = group.of(Exposure), "exposed_fraction"
     rates, blind, right, total = [], [], 0, 0
     for entry in entries:
@@ -33,18 +31,11 @@ def measure_exposure(group: Group, rng: torch.Generator, *, repeats: int) -> lis
         rates.append(hits / images)
         blind.append(int(said.sum()) * int(members.sum()) / len(members) / images)
         right, total = right + hits, total + images
-    value = sum(rates) / len(rates)
-    interval = _over_clients(rates, wilson(right, total), rng, repeats)
-    return [row(name, group.slice, value, interval, total, Scale(chance=sum(blind) / len(blind)))]
-
-
-def _over_clients(rates: Sequence[float], score: Interval, rng: torch.Generator, repeats: int) -> Interval:
-    value = sum(rates) / len(rates)
-    low, high, method = min(score.low, value), max(score.high, value), score.method
+    interval = clopper_pearson(right, total)
     if len(rates) > 1:
         drawn = cluster_bootstrap(rates, list(range(len(rates))), rng=rng, repeats=repeats, bounds=(0.0, 1.0))
-        low, high, method = min(low, drawn.low), max(high, drawn.high), drawn.method
-    return Interval(low=low, high=high, method=method)
+        interval = union(interval, drawn, drawn.method)
+    return [row(name, group.slice, sum(rates) / len(rates), interval, total, Scale(chance=sum(blind) / len(blind)))]
 
 
 def measure_size(group: Group) -> list[Measurement]:

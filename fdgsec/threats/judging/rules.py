@@ -88,7 +88,7 @@ def each(measure: Callable[[Group, torch.Generator, JudgingContext], list[Measur
 
 RULES: Mapping[type[Answer], Rule] = {
     Ranking: Rule(
-        measure=each(lambda group, rng, context: measure_ranking(group, rng, repeats=context.repeats)),
+        measure=each(lambda group, rng, _context: measure_ranking(group, rng)),
         null=RANKING_TEST,
     ),
     Membership: Rule(

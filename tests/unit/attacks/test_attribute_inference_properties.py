@@ -128,7 +128,7 @@ def test_planted_shares_are_estimated_far_better_than_blindly():
         assert row.value is not None
         assert row.chance is not None
         assert row.value < 0.5 * row.chance
-        assert row.verdict == "leaks"
+        assert row.leaks
 
 
 def test_exchanged_releases_are_not_significant():
@@ -164,7 +164,7 @@ def test_classes_that_color_nothing_are_rarely_found():
             planted_control, ATTACK.run(planted_control.cases, planted_control.knowledge, stream(seed, "attack"))
         ):
             if row.slice["learned_on"] == "same domain":
-                called[row.name] += row.verdict == "leaks"
+                called[row.name] += row.leaks
 
     assert max(called.values()) <= 6, called  # Binomial(100, .025) exceeds 6 with probability .01
 

@@ -72,7 +72,7 @@ def test_its_statistic_is_recovered_up_to_the_rounding_of_float32():
     assert error.chance is not None
     assert error.value < 1e-5  # 21 records x 6e-8
     assert error.chance > 0.1
-    assert error.verdict == "leaks"
+    assert error.leaks
 
 
 def test_the_estimate_is_n_plus_1_times_the_second_mean_less_n_times_the_first():
@@ -174,7 +174,7 @@ def test_a_clients_style_is_the_difference_of_two_averages_over_clients(distribu
     assert row.chance is not None
     assert row.value < 1e-5  # 108 images in all, 10 to 17 in the client: some ten times the rounding of float32
     assert row.chance > 0.01
-    assert row.verdict == "leaks"
+    assert row.leaks
 
 
 def test_both_averages_are_rounded_to_float32_and_differ_by_one_client():
@@ -225,7 +225,7 @@ def test_an_image_that_joins_a_distribution_of_styles_is_recovered_from_four_vec
 
     assert rows["top1"].value == 1
     assert float(rows["relative_error"].value or 1) < 1e-4
-    assert rows["relative_error"].verdict == "leaks"
+    assert rows["relative_error"].leaks
 
 
 def test_without_a_release_there_is_nothing_to_find():
@@ -242,7 +242,7 @@ def test_without_a_release_there_is_nothing_to_find():
         ]
         answers = ATTACK.run(cases, planted_control.knowledge, rng)
         rows = Judge(bootstrap_repeats=50).measure(answers, cases, planted_control.truths, rng)
-        alarms += sum(row.verdict == "leaks" for row in rows if row.name in ("top1", "relative_error"))
+        alarms += sum(row.leaks for row in rows if row.name in ("top1", "relative_error"))
 
     assert alarms <= 4  # of 40; P(more | 5%) = 4.8%, and errors of random differences are far above chance
 

@@ -74,8 +74,8 @@ def test_everything_that_was_planted_is_found(seed: int):
     assert rows["relative_error", "20", "4", "client size"].chance == pytest.approx(2 ** (3 / 5) - 1, abs=0.05)
     assert rows["relative_error", "40", "4", "client size"].high is None  # three clients have no interval
     assert float(rows["top1", "as if released", "palette"].value or 0) > 0.9
-    assert rows["palette_emd_gain", "as if released", "public median"].verdict == "leaks"
-    assert rows["median_rank", "as if released", "neighbors"].verdict == "leaks"
+    assert rows["palette_emd_gain", "as if released", "public median"].leaks
+    assert rows["median_rank", "as if released", "neighbors"].leaks
     assert rows["lag1_p_value",].value == 1 / 1000
 
 
@@ -117,7 +117,7 @@ def test_foreign_images_published_over_rounds_expose_nobody():
         rows = measured(ATTACK.run(cases, planted_control.knowledge, rng), replace(planted_control, cases=cases), seed)
         told = [("exposed_fraction", "20", "4"), ("exposed_fraction", "40", "4"), ("top1", "as if released", "palette"),
                 ("median_rank", "as if released", "neighbors"), ("palette_emd_gain", "as if released", "public median")]  # fmt: skip
-        alarms += sum(rows[name].verdict == "leaks" for name in told)
+        alarms += sum(rows[name].leaks for name in told)
 
     assert alarms <= 10  # of 100; P(more | 5%) = 1.1%
 
@@ -214,12 +214,12 @@ def test_fedaligns_pool_exposes_one_minus_a_power_of_the_images_and_its_order_sa
         deviation = (expected * (1 - expected) / row.n) ** 0.5
         assert row.value == pytest.approx(expected, abs=3 * deviation)
     sizes = [row for row in rows if row.name == "relative_error"]
-    assert all(row.verdict == "leaks" for row in sizes)
+    assert all(row.leaks for row in sizes)
     assert max(float(row.value or 0) for row in sizes) < 0.35  # 20 images send as many rows as 29
     order = [row for row in rows if row.name == "median_rank" and row.slice.get("by") == "neighbors"]
-    assert not [row for row in order if row.verdict == "leaks"]
+    assert not [row for row in order if row.leaks]
     palette = [row for row in rows if row.name == "palette_emd_gain" and row.slice["over"] == "public median"]
-    assert all(row.verdict == "leaks" for row in palette if row.slice["rows"] == "as if released")
+    assert all(row.leaks for row in palette if row.slice["rows"] == "as if released")
 
 
 def test_a_truth_about_pools_without_images_is_unavailable():

@@ -127,8 +127,7 @@ def test_no_leak_behind_a_defense_that_an_attack_ignores_is_no_evidence_of_prote
     rows = [row for found in report.attacks for row in found.measurements if row.judged]
     assert rows
     said = "attack not adapted to ClipsRows: no evidence of protection"
-    assert {row.verdict for row in rows} <= {"leaks", said}
-    assert any(row.verdict == said for row in rows)
+    assert {row.verdict for row in rows if not row.leaks} == {said}
     assert any(json.dumps(row.document()).count("not adapted") for row in rows)
 
 
@@ -138,7 +137,8 @@ def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: 
         defenses=["style-noise:p=0.1,scale=500"],
     )  # fmt: skip
 
-    assert {row.verdict for row in report.attacks[0].measurements if row.judged} <= {"leaks", "no leak shown"}
+    rows = [row for row in report.attacks[0].measurements if row.judged]
+    assert all(row.leaks or row.verdict.startswith("no leak shown") for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,15 @@ from fdgsec.metrics.intervals import (
     Interval,
     balanced_accuracy_interval,
     bootstrap,
+    clopper_pearson,
     cluster_auc_bootstrap,
     cluster_bootstrap,
+    clustered_proportion,
     delong,
     median,
+    median_interval,
     paired_bootstrap,
+    tpr_interval,
     wilson,
 )
 from fdgsec.runtime.random_streams import stream
@@ -272,3 +276,58 @@ def test_flawless_labels_keep_an_interval_below_one() -> None:
 def test_a_single_cluster_is_refused() -> None:
     with pytest.raises(ValueError, match="second one"):
         cluster_bootstrap([1.0, 2.0], [7, 7], rng=stream(0, "attack"))
+
+
+@pytest.mark.parametrize("successes", [0, 1, 7, 49, 50])
+def test_exact_intervals_and_their_pvalues_agree_with_scipy(successes: int) -> None:
+    test = stats.binomtest(successes, 50, 0.1, alternative="greater")
+    oracle = stats.binomtest(successes, 50).proportion_ci(0.95, method="exact")
+
+    ours = clopper_pearson(successes, 50)
+
+    assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
+    p_value = float(test.pvalue)
+    assert ours.p_value(0.1) == pytest.approx(1.0 if p_value > 0.5 else max(p_value, 1e-15), rel=1e-5)
+
+
+def intervals(rng: torch.Generator) -> list[Interval]:
+    values = torch.rand(30, generator=rng, dtype=DOUBLE)
+    hits, others = torch.randn(20, generator=rng, dtype=DOUBLE) + 0.6, torch.randn(30, generator=rng, dtype=DOUBLE)
+    owners = torch.arange(20) % 5, torch.arange(30) % 5
+    few = median_interval(values, bounds=(0.0, 1.0), sizes=[10, 10, 10])
+    assert few is not None
+    return [
+        wilson(20, 30), clopper_pearson(20, 30), clustered_proportion([9.0, 7.0, 4.0], [10.0, 10.0, 10.0]),
+        clustered_proportion([5.0, 5.0], [10.0, 10.0]), bootstrap(values, rng=rng), delong(hits, others), few,
+        cluster_auc_bootstrap(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], rng=rng),
+        tpr_interval(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], fpr=0.3, rng=rng),
+        balanced_accuracy_interval([0] * 10 + [1] * 10, [0] * 9 + [1] * 11, classes=2),
+    ]  # fmt: skip
+
+
+def test_every_pvalue_agrees_with_its_interval_on_both_sides() -> None:
+    for one in intervals(stream(3, "attack")):
+        inside = 1e-6 * (one.high - one.low)
+        assert one.p_value(one.low + inside) >= 0.025 >= one.p_value(one.low - inside), one
+        assert one.p_value(one.high - inside, higher=False) >= 0.025 >= one.p_value(one.high + inside, higher=False)
+
+
+def test_intervals_of_smaller_tails_contain_those_of_larger_ones() -> None:
+    tails = [0.5, 0.2, 0.025, 1e-3, 1e-6]
+    for one in intervals(stream(4, "attack")):
+        lows, highs = zip(*(one.ends(tail) for tail in tails), strict=True)
+        assert list(lows) == sorted(lows, reverse=True), one
+        assert list(highs) == sorted(highs), one
+
+
+def test_a_proportion_of_clusters_that_differ_is_wider_and_that_of_one_cluster_is_not() -> None:
+    alike, apart = clustered_proportion([5.0] * 6, [10.0] * 6), clustered_proportion([10.0, 0.0] * 3, [10.0] * 6)
+
+    assert apart.high - apart.low > 2 * (alike.high - alike.low)
+    assert clustered_proportion([30.0], [60.0]) == clopper_pearson(30, 60)
+
+
+def test_clusters_that_were_all_right_bound_those_that_were_not_seen() -> None:
+    interval = clustered_proportion([50.0, 50.0, 50.0], [50.0, 50.0, 50.0])
+
+    assert interval.low == pytest.approx(0.025 ** (1 / 3), abs=1e-9)

@@ -27,10 +27,11 @@ def rows(*, descriptive: bool) -> dict[tuple[str, ...], Measurement]:
 def test_descriptive_reconstructions_have_the_same_numbers_and_no_verdict():
     plain, described = rows(descriptive=False), rows(descriptive=True)
 
-    assert plain["psnr_gain", "B3"].verdict == plain["gallery_top1", "mse"].verdict == "leaks"
+    assert plain["psnr_gain", "B3"].leaks
+    assert plain["gallery_top1", "mse"].leaks
     assert {row.verdict for row in described.values()} == {"descriptive"}
     for key, row in described.items():
-        assert asdict(row) == {**asdict(plain[key]), "higher_is": "descriptive"}
+        assert asdict(row) == {**asdict(plain[key]), "higher_is": "descriptive", "p_value": None}
 
 
 def test_no_claim_is_decided_by_a_descriptive_row():

@@ -1,0 +1,56 @@
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from fdgsec.metrics.measurement import Measurement
+
+
+def measured(
+    name: str, low: float, value: float, high: float, *, chance: float, higher_is: Literal["leak", "safe"] = "leak"
+) -> Measurement:
+    return Measurement(
+        name=name, value=value, low=low, high=high, chance=chance, chance_kind="exact", n=100, higher_is=higher_is
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        (measured("auc", 0.49, 0.52, 0.55, chance=0.5), "no leak shown"),
+        (measured("auc", 0.505, 0.51, 0.515, chance=0.5), "leaks slightly"),
+        (measured("auc", 0.56, 0.6, 0.65, chance=0.5), "leaks"),
+        (measured("auc", 0.76, 0.8, 0.9, chance=0.5), "leaks strongly"),
+        (measured("top1", 0.015, 0.03, 0.05, chance=0.01), "leaks slightly"),
+        (measured("top1", 0.03, 0.05, 0.07, chance=0.01), "leaks"),
+        (measured("top1", 0.96, 1.0, 1.0, chance=0.01), "leaks strongly"),
+        (measured("top1", 0.8, 0.9, 1.0, chance=0.5), "leaks strongly"),  # twice chance is out of reach
+        (measured("psnr_gain", 0.1, 0.2, 0.3, chance=0.0), "leaks"),  # gains have no margin and no best value
+        (measured("relative_error", 0.8, 0.9, 0.95, chance=1.0, higher_is="safe"), "leaks slightly"),
+        (measured("relative_error", 0.6, 0.7, 0.8, chance=1.0, higher_is="safe"), "leaks"),
+        (measured("relative_error", 0.0, 0.0, 0.4, chance=1.0, higher_is="safe"), "leaks strongly"),
+        (measured("median_rank", 2.0, 3.0, 50.0, chance=100.5, higher_is="safe"), "leaks strongly"),
+        (measured("mae", 0.9, 1.0, 1.1, chance=1.0, higher_is="safe"), "no leak shown"),
+    ],
+)
+def test_the_words_of_a_verdict_carry_its_size(row: Measurement, words: str) -> None:
+    assert row.verdict == words
+    assert row.leaks == words.startswith("leaks")
+
+
+def test_a_row_that_excludes_chance_by_itself_only_shows_no_leak() -> None:
+    alone = measured("auc", 0.56, 0.6, 0.65, chance=0.5)
+    corrected = replace(alone, p_value=0.004, adjusted_p_value=0.4, family=100)
+
+    assert (corrected.verdict, corrected.leaks) == ("no leak shown (not after Holm over 100 rows)", False)
+    assert replace(corrected, adjusted_p_value=0.05).verdict == "leaks"
+    assert "not adapted" in replace(corrected, not_adapted_to="style-noise").verdict
+
+
+def test_the_document_of_a_row_says_whether_it_leaks_with_both_p_values() -> None:
+    row = replace(measured("auc", 0.56, 0.6, 0.65, chance=0.5), p_value=1e-5, adjusted_p_value=1e-3, family=100)
+
+    document = row.document()
+
+    assert (document["leaks"], document["verdict"]) == (True, "leaks")
+    assert (document["p_value"], document["adjusted_p_value"], document["family"]) == (1e-5, 1e-3, 100)
