@@ -3,7 +3,8 @@
 `halves`: a client's images are split into two halves and each half is released once, under new names. This is what a
 second session of the same federation, or another federation with the same members, would show, though no image is in
 both. `sessions`: all of its images are released both times; FedAlign draws a new subset, a pooled style comes back
-unchanged. Each first release is linked to the nearest second one, or all are assigned one to one (the judge solves for
+unchanged. Releases that come back unchanged are linked by equality; where all of them do, the rows are descriptive.
+Each first release is linked to the nearest second one, or all are assigned one to one (the judge solves for
 the assignment of least total distance, the Hungarian method). Distances are between the statistics t that a release
 averages (fdgsec.federation.released_statistics; (mu, sigma^2 + mu^2) for CCST's styles):
 * `whitened`: over all directions, scaled so that two draws from one distribution differ equally in each (with a
@@ -142,6 +143,12 @@ class _Population:
         """Whether some client sent no row."""
         return any(not value.shape[0] for artifact in self.sent.values() for value in artifact.tensors().values())
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether every first release has its equal among the second ones."""
+        numbers = self.plain()
+        return not bool(_distances(numbers, self.first, self.second).amin(1).any())
+
     def plain(
         self, *, noise: float = 0.0, shrink: float = 0.0, rng: torch.Generator | None = None
     ) -> Mapping[int, Tensor]:
@@ -233,8 +240,9 @@ def _rank_partners(cases: Sequence[Case], knowledge: Knowledge, ring: torch.Gene
                 distances["nearest row"] = _nearest_rows(
                     {n: space.rows(given) for n, given in rows.items()}, seen, second
                 )
+        same = population.question == "sessions" and population.unchanged
         for name, apart in distances.items():
-            answers += _rankings(population, {"distance": name}, apart)
+            answers += _rankings(population, {"distance": name}, apart, descriptive=same)
     return answers
 
 
@@ -251,9 +259,12 @@ def _pairs(
     )  # fmt: skip
 
 
-def _rankings(population: _Population, where: Mapping[str, str | int], apart: Tensor) -> list[Ranking]:
+def _rankings(
+    population: _Population, where: Mapping[str, str | int], apart: Tensor, *, descriptive: bool = False
+) -> list[Ranking]:
+    said = {**population.data, **where}
     return [
-        Ranking(case=n, slice={**population.data, **where}, distances=row.unsqueeze(0), of="partner")
+        Ranking(case=n, slice=said, distances=row.unsqueeze(0), of="partner", descriptive=descriptive)
         for n, row in zip(population.first, apart, strict=True)
     ]
 

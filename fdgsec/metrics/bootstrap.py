@@ -57,10 +57,10 @@ def jackknife(values: Tensor, statistic: Statistic) -> Tensor:
 def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, tail: float) -> tuple[float, float]:
     """Cut `resampled` (R,) at the BCa levels of `tail`; give the union with Student's interval around `estimate`.
 
-    `without_one` (n,) are the jackknife values; their skewness gives the acceleration. Efron's normal quantiles become
-    Student's, widened by sqrt(n / (n - 1)). Student's own interval (bootstrap standard error, n - 1 degrees of freedom)
-    is included because resamples of few or bounded values cannot reach beyond the observed ones. The result contains
-    `estimate`."""
+    `resampled` is in ascending order. `without_one` (n,) are the jackknife values; their skewness gives the
+    acceleration. Efron's normal quantiles become Student's, widened by sqrt(n / (n - 1)). Student's own interval
+    (bootstrap standard error, n - 1 degrees of freedom) is included because resamples of few or bounded values cannot
+    reach beyond the observed ones. The result contains `estimate`."""
     n, repeats = len(without_one), len(resampled)
     below = float((resampled < estimate).sum()) + 0.5 * float((resampled == estimate).sum())
     bias = float(special.ndtri(min(max(below / repeats, 1 / (repeats + 1)), repeats / (repeats + 1))))
@@ -69,9 +69,17 @@ def bca_bounds(estimate: float, resampled: Tensor, without_one: Tensor, *, tail:
     acceleration = float(pull.pow(3).sum()) / (6 * energy**1.5) if energy > 0 else 0.0
     width = -float(special.stdtrit(n - 1, tail)) * math.sqrt(n / (n - 1))
     cuts = [_bca_level(bias, acceleration, -width), _bca_level(bias, acceleration, width)]
-    low, high = resampled.quantile(torch.tensor(cuts, dtype=torch.float64)).tolist()
+    low, high = (ordered_quantile(resampled, cut) for cut in cuts)
     half = width * float(resampled.std())
     return min(low, estimate - half), max(high, estimate + half)
+
+
+def ordered_quantile(ordered: Tensor, level: float) -> float:
+    """The quantile of values (n,) in ascending order, as `torch.quantile` has it, without sorting them again."""
+    place = level * (len(ordered) - 1)
+    below = min(int(place), len(ordered) - 2)
+    first, second = ordered[below : below + 2].tolist()
+    return float(first + (place - below) * (second - first))
 
 
 def _bca_level(bias: float, acceleration: float, z: float) -> float:

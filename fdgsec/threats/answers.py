@@ -28,11 +28,13 @@ class Answer:
 class Ranking(Answer):
     """For each released row a distance to each candidate, (R, G): the smallest is the best guess.
 
-    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains"."""
+    `truth` overrides what is ranked: "rows" (images), "partner" (clients), or "domains". `descriptive` answers are
+    measured, but are no evidence of a leak."""
 
     kind: ClassVar[str] = "ranking"
     distances: Tensor
     of: Literal["rows", "partner"] = "rows"
+    descriptive: bool = False
 
     @property
     def subject(self) -> str:

@@ -66,8 +66,17 @@ def followed_rows(bare: Row) -> dict[str, Row]:
 def strongest(rows: Sequence[Row]) -> Row | None:
     """The row whose interval lies farthest beyond chance, in units of the room between chance and certainty.
 
-    Of equals the first: what an attack lists first is what it holds to be strongest."""
-    judged = [row for row in rows if row["verdict"] not in ("descriptive", "unavailable") and row["name"] in BOUNDED]
+    Of equals the first: what an attack lists first is what it holds to be strongest. Linkage of releases that come back
+    unchanged is descriptive without a defense; a sweep asks from which value on they are not linked."""
+    judged = [
+        row
+        for row in rows
+        if row["name"] in BOUNDED
+        and (
+            row["verdict"] not in ("descriptive", "unavailable")
+            or (row["slice"].get("data") == "the same" and row["low"] is not None)
+        )
+    ]
     return max(judged, key=lambda row: (row["low"] - row["chance"]) / max(1 - row["chance"], 1e-9), default=None)
 
 

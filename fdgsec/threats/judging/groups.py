@@ -144,6 +144,11 @@ def unavailable(names: Sequence[str], where: Slice, reason: str, *, n: int = 0) 
     ]  # fmt: skip
 
 
+def described(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows without a verdict; they keep chance and interval."""
+    return [replace(measured, higher_is="descriptive", p_value=None) for measured in rows]
+
+
 def median_row(
     name: str,
     where: Slice,

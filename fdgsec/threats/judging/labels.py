@@ -40,7 +40,8 @@ def measure_labels(group: Group) -> list[Measurement]:
     if classes < 2:
         return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]
     balanced = balanced_accuracy(relabeled, guess, classes=classes)
-    interval = balanced_accuracy_interval(relabeled, guess, classes=classes)
+    owners = torch.arange(len(true)).repeat_interleave(torch.tensor([len(own) for own in true]))
+    interval = balanced_accuracy_interval(relabeled, guess, classes=classes, clusters=owners)
     return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
 
 

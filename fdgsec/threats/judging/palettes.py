@@ -88,7 +88,7 @@ def measure_palettes(group: Group, rng: torch.Generator, *, repeats: int) -> lis
     compared = bool(paired.any())
     scale = Scale(
         chance=float(another[paired].mean()) if compared else None, chance_kind="measured" if compared else "none",
-        higher_is="safe",
+        higher_is="descriptive",
     )  # fmt: skip
     interval = None if len(own) < 2 else bootstrap(own, rng=child(rng, "own"), repeats=repeats, bounds=(0.0, 1.0))
     rows = [row("palette_emd", group.slice, float(own.mean()), interval, len(own), scale)]

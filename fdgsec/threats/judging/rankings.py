@@ -15,7 +15,7 @@ from fdgsec.metrics.intervals import clopper_pearson, clustered_proportion
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.answers import Ranking
-from fdgsec.threats.judging.groups import Entry, Group, Scale, median_row, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, described, median_row, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 MATCHINGS = 8
@@ -72,14 +72,15 @@ def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") ->
 
 
 def measure_ranking(group: Group, rng: torch.Generator) -> list[Measurement]:
-    """Judge one group of rankings, of images or of clients."""
+    """Judge one group of rankings, of images or of clients; descriptive answers get no verdict."""
     entries = group.of(Ranking)
     blocks = ranked(entries)
     linking = entries[0].answer.of == "partner"
     if isinstance(blocks, str):
         names = ["top1", "median_rank"] if linking else ["top1", "top5", "median_rank"]
         return unavailable(names, group.slice, blocks, n=len(entries))
-    return _measure_links(blocks, group, rng) if linking else measure_rows(blocks, group.slice)
+    rows = _measure_links(blocks, group, rng) if linking else measure_rows(blocks, group.slice)
+    return described(rows) if any(entry.answer.descriptive for entry in entries) else rows
 
 
 def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator) -> list[Measurement]:

@@ -17,7 +17,7 @@ from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows, squared_distances
-from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, described, finite, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 CONTROLS = ("B0", "B1", "B2", "B3", "B4")
@@ -71,7 +71,7 @@ def measure_reconstructions(
     entries = group.of(Reconstructions)
     rows = _rows(entries, group, perceptual, rng, repeats=repeats, lineup=lineup, galleries=galleries)
     if any(entry.answer.descriptive for entry in entries):
-        return [replace(measured, higher_is="descriptive", p_value=None) for measured in rows]
+        return described(rows)
     return rows
 
 

@@ -229,6 +229,21 @@ def test_the_same_release_twice_is_a_link_by_every_distance():
     assert rows["plain 0.02"].value == rows["plain 0.05"].value == 1
 
 
+def test_equal_releases_are_descriptive_and_noisy_or_changed_ones_are_not():
+    planted_control = planted()
+    same = again(planted_control)
+    for number in range(12):
+        partner = planted_control.truths[number].partner
+        assert partner is not None
+        same[12 + partner] = replace(same[12 + partner], views=same[number].views)
+
+    unchanged, changed = judged(same, planted_control), judged(again(planted_control), planted_control)
+
+    assert {unchanged[name].verdict for name in ("whitened", "class directions", "plain")} == {"descriptive"}
+    assert unchanged["plain 0.02"].verdict == "leaks strongly"
+    assert all(row.judged for row in changed.values())
+
+
 def test_linkage_falls_with_noise_until_nothing_is_left():
     planted_control = planted()
     attack = Linkage(noise=(), noise_in_sds=(0.1, 0.5, 1.0, 2.0, 4.0, 1000.0))

@@ -24,7 +24,7 @@ def test_bca_bounds_agree_with_a_transcription_of_efron_and_hesterberg() -> None
     )
     student = x.mean() - wide * drawn.std(ddof=1), x.mean() + wide * drawn.std(ddof=1)
 
-    bounds = bca_bounds(float(values.mean()), resampled, (values.sum() - values) / 39, tail=0.025)
+    bounds = bca_bounds(float(values.mean()), resampled.sort().values, (values.sum() - values) / 39, tail=0.025)
 
     assert bounds == pytest.approx((min(low, student[0]), max(high, student[1])), abs=1e-9)
     assert high > student[1] + 0.01  # right skew: BCa gives the upper bound, Student the lower

@@ -137,7 +137,7 @@ def test_true_palettes_leak_and_the_public_guess_does_not():
     untold = judged([Palettes(case=0, palettes=blind.expand_as(true), without=blind)], [case()], [truth])
 
     assert told["palette_emd",].value == 0
-    assert told["palette_emd",].leaks
+    assert told["palette_emd",].verdict == "descriptive"
     assert told["palette_emd_gain", "public median"].leaks
     assert untold["palette_emd_gain", "public median"].value == 0
     assert untold["palette_emd_gain", "public median"].verdict == "no leak shown"
