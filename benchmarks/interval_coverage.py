@@ -1,0 +1,163 @@
+"""Coverage of the judge's 95% intervals where answers come in clusters: AUC, top1 and relative error.
+
+    python -m benchmarks.interval_coverage                  # 2,000 draws per row, a quarter of an hour
+    python -m benchmarks.interval_coverage --summary        # the stored table
+
+Clients are drawn from a population with a known truth, and their answers pass through the judge. A client's answers
+depend on each other:
+
+* `auc`: scores are N(delta_c, 1) for members and N(0, 1) for others, delta_c ~ N(delta, between^2). The truth is the
+  mean over clients of their AUC, Phi(delta / sqrt(2 + between^2)).
+* `top1`: a client's hit rate is Beta(r / rho - r, ...) with mean r and intra-class correlation rho.
+* `relative_error`: log errors are N(log m + u_c, within^2), u_c ~ N(0, between^2). The truth is the median m.
+
+`covered` is the share of intervals that contain the truth, `above` and `below` those of intervals that lie wholly on
+either side of it; `above` for rates, and `below` for errors, are the false leaks of a row whose truth is chance.
+Draws whose clients are too few to bound an error from above have no interval, hence no verdict, and do not count."""
+
+import argparse
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import torch
+from scipy import special
+
+from fdgsec.metrics.intervals import clopper_pearson
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.answers import Answer, Membership, Ranking, Recovered
+from fdgsec.threats.attack import Case, Truth
+from fdgsec.threats.judging.judge import Judge
+
+RESULTS = Path(__file__).parent / "results" / "interval-coverage.jsonl"
+JUDGE = Judge(bootstrap_repeats=500)
+GALLERY = 100
+DOUBLE = torch.float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Design:
+    """A population: the measurement, clients, answers per client, correlation within clients, and the truth."""
+
+    measurement: str
+    clients: int
+    size: int
+    correlation: float
+    truth: float
+
+
+def designs() -> list[Design]:
+    """Few and many clients, small and large, independent and dependent, at chance, between, and near the best value."""
+    truths = {"auc": (0.5, 0.75, 0.97), "top1": (0.01, 0.1, 0.9, 0.99), "relative_error": (0.9, 0.05)}
+    return [
+        Design(measurement=name, clients=clients, size=size, correlation=correlation, truth=truth)
+        for name, found in truths.items()
+        for truth in found
+        for clients, size in ((3, 70), (12, 20), (40, 20), (12, 2))
+        for correlation in (0.0, 0.3)
+        if size > 2 or name != "auc"
+    ]
+
+
+def row(design: Design, rng: torch.Generator) -> Measurement:
+    """One simulated report's row."""
+    answers, truths = zip(
+        *(DRAWS[design.measurement](design, number, rng) for number in range(design.clients)), strict=True
+    )
+    case = Case(question="released", views=(), victim="client:1", slice={"domain": "photo"})
+    rows = JUDGE.measure(answers, [case] * design.clients, truths, rng)
+    return next(found for found in rows if found.name == design.measurement)
+
+
+def _scores(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
+    between = math.sqrt(2 * design.correlation / (1 - design.correlation))
+    delta = NormalDist().inv_cdf(design.truth) * math.sqrt(2 + between**2)
+    shift = delta + between * float(torch.randn(1, generator=rng))
+    members = torch.arange(2 * design.size) < design.size
+    scores = torch.randn(2 * design.size, generator=rng, dtype=DOUBLE) + shift * members
+    return Membership(case=number, scores=scores), Truth(members=members)
+
+
+def _ranks(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
+    rate, spread = design.truth, design.correlation
+    if spread:
+        a, b = (share * (1 - spread) / spread for share in (rate, 1 - rate))
+        rate = float(special.betaincinv(a, b, float(torch.rand(1, generator=rng, dtype=DOUBLE))))
+    hit = torch.rand(design.size, generator=rng, dtype=DOUBLE) < rate
+    distances = torch.ones(design.size, GALLERY)
+    distances[:, 0] = torch.where(hit, 0.0, 2.0)
+    return Ranking(case=number, distances=distances), Truth(rows=torch.zeros(design.size, dtype=torch.int64))
+
+
+def _errors(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
+    between, within = math.sqrt(design.correlation), math.sqrt(1 - design.correlation)
+    shift = between * float(torch.randn(1, generator=rng))
+    noise = shift + within * torch.randn(design.size, generator=rng, dtype=DOUBLE)
+    true = torch.ones(design.size, 1, dtype=DOUBLE)
+    statistic = true + design.truth * noise.exp().unsqueeze(1)
+    return Recovered(case=number, statistic=statistic, without=torch.ones(1, dtype=DOUBLE)), Truth(statistic=true)
+
+
+DRAWS: Mapping[str, Callable[[Design, int, torch.Generator], tuple[Answer, Truth]]] = {
+    "auc": _scores, "top1": _ranks, "relative_error": _errors,
+}  # fmt: skip
+
+
+def coverage(design: Design, draws: int) -> dict[str, object]:
+    """How many of `draws` intervals contain the truth, lie above and lie below it."""
+    rng, above, below, unbounded = stream(0, "attack", "coverage", str(design)), 0, 0, 0
+    for _ in range(draws):
+        found = row(design, rng)
+        if found.low is None or found.high is None:
+            unbounded += 1  # too few clients to bound an error from above: no interval, and no verdict
+            continue
+        above += found.low > design.truth + 1e-12
+        below += found.high < design.truth - 1e-12
+    covered = draws - unbounded - above - below
+    return {**asdict(design), "draws": draws - unbounded, "covered": covered, "above": above, "below": below}
+
+
+def stored(path: Path) -> list[dict[str, object]]:
+    """The rows of earlier calls."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def line(found: Mapping[str, object]) -> str:
+    """One row of the table."""
+    covered, draws = int(str(found["covered"])), int(str(found["draws"]))
+    if not draws:
+        return f"| {found['measurement']} | {found['truth']} | {found['clients']} | {found['size']} | " + (
+            f"{found['correlation']} | 0 | no interval | | |"
+        )
+    interval = clopper_pearson(covered, draws)
+    numbers = [str(found[key]) for key in ("measurement", "truth", "clients", "size", "correlation", "draws")]
+    shares = [f"{covered / draws:.4f} [{interval.low:.4f}, {interval.high:.4f}]"]
+    shares += [f"{int(str(found[side])) / draws:.4f}" for side in ("above", "below")]
+    return " | ".join(["", *numbers, *shares, ""]).strip()
+
+
+def main() -> None:
+    """Simulate the designs that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--summary", action="store_true", help="print the stored table only")
+    told = parser.parse_args()
+    done = [{key: one[key] for key in asdict(designs()[0])} for one in stored(told.out)]
+    for design in [] if told.summary else designs():
+        if asdict(design) not in done:
+            found = coverage(design, told.draws)
+            with told.out.open("a") as out:
+                out.write(json.dumps(found) + "\n")
+            print(line(found), flush=True)
+    print("| measurement | truth | clients | answers per client | correlation | draws | covered | above | below |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(map(line, stored(told.out))))
+
+
+if __name__ == "__main__":
+    main()
