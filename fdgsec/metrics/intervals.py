@@ -129,8 +129,9 @@ def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:
     """Bound the share of successes in all trials, which come in clusters (k,): by case, client or image.
 
     Clopper-Pearson's interval of as many independent trials as have the variance between clusters (Korn & Graubard
-    1998), never of more than there are. Where clusters do not differ, they alone bound what others may be
-    (`unseen_bounds`). A single cluster's trials are taken for independent; the interval then is about it alone."""
+    1998), never of more than there are, in union with what the clusters cannot have shown (`unseen_bounds`), because
+    near 0 and 1 few clusters carry the variance. A single cluster's trials are taken for independent; the interval
+    then is about it alone."""
     hits, counts = as_vector(successes, "successes"), as_vector(trials, "trials")
     total, n, clusters = math.fsum(hits.tolist()), int(counts.sum()), len(counts)
     _check_proportion(min(total, float(n)), n)
@@ -138,22 +139,23 @@ def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:
     independent = clopper_pearson(rate * n, n)
     if clusters in (1, n):
         return independent
-    if constant(hits / counts):
-        return union(independent, _unseen(rate, clusters, (0.0, 1.0), method="exact"), "clopper-pearson")
 
     def ends(tail: float) -> tuple[float, float]:
         size = _effective_trials(hits, counts, tail)
         return _beta_bounds(rate * size, size, tail)
 
-    return union(independent, Interval.of(ends, "clopper-pearson"), "clopper-pearson")
+    dependent = union(Interval.of(ends, "clopper-pearson"), independent, "clopper-pearson")
+    return union(dependent, _unseen(rate, clusters, (0.0, 1.0), method="clopper-pearson"), "clopper-pearson")
 
 
 def _effective_trials(hits: Tensor, counts: Tensor, tail: float) -> float:
-    """How many independent trials vary as much as these clusters do; the Student quantiles are those of `tail`."""
+    """How many independent trials vary as much as these clusters do; the Student quantiles are those of `tail`.
+
+    Trials of one cluster, and clusters of one trial, are independent."""
     n, clusters = float(counts.sum()), len(counts)
     rate = float(hits.sum()) / n
     spread = float((hits - rate * counts).square().sum()) * clusters / (max(clusters - 1, 1) * n * n)
-    if clusters == 1 or not spread:
+    if clusters in (1, n) or not spread:
         return n
     return min(rate * (1 - rate) / spread * _student_ratio(clusters, int(n), tail), n)
 
@@ -280,8 +282,8 @@ def cluster_auc_bootstrap(
     """Bound an AUC whose scores come in clusters (clients, runs) by resampling clusters.
 
     An id on both sides is one cluster. With `within` this bounds the plain mean over clusters of the AUC inside each
-    (every cluster needs both sides), otherwise the AUC of all scores pooled. Raises ValueError for fewer than two
-    clusters of a kind."""
+    (every cluster needs both sides), also by their logits, which are not skewed near 0 and 1; otherwise the AUC of all
+    scores pooled. Raises ValueError for fewer than two clusters of a kind."""
     hits, others = as_vector(positive, "positive", finite=False), as_vector(negative, "negative", finite=False)
     own, foreign = labels(pos_clusters, "pos_clusters"), labels(neg_clusters, "neg_clusters")
     if len(own) != len(hits) or len(foreign) != len(others):
@@ -290,7 +292,12 @@ def cluster_auc_bootstrap(
         )
     if within:
         areas = _areas_within(hits, others, own, foreign)
-        return _resampled(areas, mean, "cluster-bootstrap", rng, repeats=repeats, bounds=(0.0, 1.0))
+        drawn = _resampled(areas, mean, "cluster-bootstrap", rng, repeats=repeats, bounds=(0.0, 1.0))
+        return (
+            drawn
+            if constant(areas)
+            else union(drawn, _shifted(areas, len(hits) * len(others) // len(areas) ** 2), drawn.method)
+        )
     drawn, pos_column, neg_column = cluster_multiplicities(own, foreign, rng=rng, repeats=repeats)
     wins = _wins(hits, others, pos_column, neg_column, drawn.shape[1])
     n = torch.bincount(pos_column, minlength=drawn.shape[1]).to(torch.float64)
@@ -305,6 +312,21 @@ def cluster_auc_bootstrap(
         return _unseen(estimate, units, (0.0, 1.0), method="cluster-bootstrap")
     without_one = area(1 - torch.eye(drawn.shape[1], dtype=torch.float64))
     return _interval(estimate, resampled, without_one, bounds=(0.0, 1.0), method="cluster-bootstrap")
+
+
+def _shifted(areas: Tensor, pairs: int) -> Interval:
+    """Bound a mean of AUCs by moving the logits of all of them by Student's half-width for the mean logit.
+
+    An AUC of 0 or 1 counts as half a pair of `pairs` wrong or right, the number in a cluster of average size."""
+    n, half = len(areas), 0.5 / max(pairs, 1)
+    logits = areas.clamp(half, 1 - half).logit()
+    error = float(logits.std()) / math.sqrt(n - 1)  # widened by sqrt(n / (n - 1)), as in `bca_bounds`
+
+    def ends(tail: float) -> tuple[float, float]:
+        reach = -float(special.stdtrit(n - 1, tail)) * error
+        return float((logits - reach).sigmoid().mean()), float((logits + reach).sigmoid().mean())
+
+    return Interval.of(ends, "cluster-bootstrap")
 
 
 def tpr_interval(

@@ -29,6 +29,7 @@ def test_a_claim_has_a_verdict_with_the_row_behind_it_and_the_command(folder: Pa
     assert row["low"] <= row["value"] <= row["high"]
     assert row["low"] > 2 * row["chance"]
     assert row["n"] >= 10
+    assert (row["adjusted_p_value"], row["family"]) == (row["p_value"], 1)
     assert row["encoder"] == "mini"
     assert row["command"].startswith("fdgsec attack --target ccst-overall --dataset shapes --attack differencing")
 

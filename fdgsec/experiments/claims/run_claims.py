@@ -13,7 +13,7 @@ from typing import Any
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, ledger
 from fdgsec.experiments.claims.tables import markdown, page
-from fdgsec.experiments.claims.verdicts import Finding, Verdict, finding, verdicts
+from fdgsec.experiments.claims.verdicts import Finding, Verdict, adjusted_p_values, finding, verdicts
 from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.federation.run_folder import code_sha256, run_key
 from fdgsec.runtime.cache_files import write_atomic
@@ -130,8 +130,10 @@ def _outcome(claim: Claim, report: Mapping[str, Any] | str, request: ClaimsReque
 
 
 def _rows(outcomes: Sequence[_Outcome], request: ClaimsRequest) -> list[dict[str, Any]]:
-    decided = verdicts([outcome.found for outcome in outcomes if outcome.found is not None])
-    return [_row(outcome, decided.get(outcome.claim.id, "not run"), request) for outcome in outcomes]
+    family = [outcome.found for outcome in outcomes if outcome.found is not None]
+    decided, adjusted = verdicts(family), adjusted_p_values(family)
+    rows = [_row(outcome, decided.get(outcome.claim.id, "not run"), request) for outcome in outcomes]
+    return [row | {"adjusted_p_value": adjusted.get(row["id"]), "family": len(family)} for row in rows]
 
 
 def _row(outcome: _Outcome, verdict: Verdict, request: ClaimsRequest) -> dict[str, Any]:

@@ -115,10 +115,18 @@ def finding(
     return Finding(claim=claim, populations=complete, controlled=controlled)
 
 
+def adjusted_p_values(findings: Sequence[Finding]) -> dict[str, float]:
+    """Holm's p-value of every claim; the claims are the family."""
+    return dict(zip([one.claim for one in findings], holm([one.p_value for one in findings]), strict=True))
+
+
 def verdicts(findings: Sequence[Finding], *, level: float = LEVEL) -> dict[str, Verdict]:
     """The verdict of every claim: refuted by Holm's step-down procedure, else supported or undecided."""
-    adjusted = holm([one.p_value for one in findings])
-    return {
-        one.claim: "refuted" if p_value <= level else "supported" if one.quiet and one.controlled else "undecided"
-        for one, p_value in zip(findings, adjusted, strict=True)
-    }
+    adjusted = adjusted_p_values(findings)
+    return {one.claim: _verdict(one, refuted=adjusted[one.claim] <= level) for one in findings}
+
+
+def _verdict(one: Finding, *, refuted: bool) -> Verdict:
+    if refuted:
+        return "refuted"
+    return "supported" if one.quiet and one.controlled else "undecided"

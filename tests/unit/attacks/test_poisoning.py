@@ -125,7 +125,7 @@ def test_accuracy_lost_is_the_mean_difference_of_pairs_against_no_loss():
 
     lost = rows["honest_accuracy_drop", ""]
     assert lost.value == pytest.approx(0.3, abs=1e-12)
-    assert (lost.chance, lost.verdict, lost.method) == (0.0, "leaks", "paired-bootstrap")
+    assert (lost.chance, lost.leaks, lost.method) == (0.0, True, "paired-bootstrap")
     assert (rows["accuracy", "honest"].value, rows["accuracy", "honest"].chance) == (pytest.approx(0.8), 0.25)
     assert rows["accuracy", "hostile"].value == pytest.approx(0.5)
     assert rows["displacement", "InterpolationStyle"].value == pytest.approx(2.5 / 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fdgsec.experiments.claims.catalogue import ledger
-from fdgsec.experiments.claims.verdicts import Criterion, Finding, evidence_of, finding, verdicts
+from fdgsec.experiments.claims.verdicts import Criterion, Finding, adjusted_p_values, evidence_of, finding, verdicts
 from fdgsec.metrics.intervals import wilson
 from fdgsec.runtime.registry import TARGETS
 
@@ -108,6 +108,17 @@ def test_holm_asks_more_of_one_claim_among_many():
 
     assert verdicts([alone])["alone"] == "refuted"
     assert verdicts([alone, *others])["alone"] == "undecided"
+
+
+def test_the_adjusted_pvalue_of_a_claim_says_whether_it_is_refuted():
+    findings = [finding(f"claim {i}", [row(0.6, 0.1 - 0.02 * i)], [AUC], controlled=True) for i in range(5)]
+
+    adjusted, decided_ = adjusted_p_values(findings), verdicts(findings)
+
+    assert {name for name, p_value in adjusted.items() if p_value <= 0.05} == {
+        name for name, verdict in decided_.items() if verdict == "refuted"
+    }
+    assert all(adjusted[one.claim] >= one.p_value for one in findings)
 
 
 def test_true_claims_are_refuted_in_at_most_one_ledger_of_twenty():

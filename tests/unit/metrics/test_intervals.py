@@ -327,6 +327,13 @@ def test_a_proportion_of_clusters_that_differ_is_wider_and_that_of_one_cluster_i
     assert clustered_proportion([30.0], [60.0]) == clopper_pearson(30, 60)
 
 
+def test_clusters_of_one_value_are_independent_values() -> None:
+    values = torch.rand(9, generator=stream(5, "attack"), dtype=DOUBLE)
+
+    assert median_interval(values, bounds=(0.0, math.inf), sizes=[1] * 9) == median_interval(values, bounds=(0.0, 1.0))
+    assert clustered_proportion([1.0, 0.0, 1.0], [1.0, 1.0, 1.0]) == clopper_pearson(2, 3)
+
+
 def test_clusters_that_were_all_right_bound_those_that_were_not_seen() -> None:
     interval = clustered_proportion([50.0, 50.0, 50.0], [50.0, 50.0, 50.0])
 
