@@ -1,10 +1,10 @@
 """Coverage of the judge's 95% intervals where answers come in clusters: AUC, top1 and relative error.
 
-    python -m benchmarks.interval_coverage                  # 2,000 draws per row, a quarter of an hour
+    python -m benchmarks.interval_coverage                  # 2,000 draws per row, some minutes
     python -m benchmarks.interval_coverage --summary        # the stored table
 
-Clients are drawn from a population with a known truth, and their answers pass through the judge. A client's answers
-depend on each other:
+Clients are drawn from a population with a known truth, and bounded by the functions that the judge bounds such rows by.
+A client's answers depend on each other:
 
 * `auc`: scores are N(delta_c, 1) for members and N(0, 1) for others, delta_c ~ N(delta, between^2). The truth is the
   mean over clients of their AUC, Phi(delta / sqrt(2 + between^2)).
@@ -26,16 +26,16 @@ from statistics import NormalDist
 import torch
 from scipy import special
 
-from fdgsec.metrics.intervals import clopper_pearson
-from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.intervals import (
+    Interval,
+    clopper_pearson,
+    cluster_auc_bootstrap,
+    clustered_proportion,
+    median_interval,
+)
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.answers import Answer, Membership, Ranking, Recovered
-from fdgsec.threats.attack import Case, Truth
-from fdgsec.threats.judging.judge import Judge
 
 RESULTS = Path(__file__).parent / "results" / "interval-coverage.jsonl"
-JUDGE = Judge(bootstrap_repeats=500)
-GALLERY = 100
 DOUBLE = torch.float64
 
 
@@ -63,47 +63,41 @@ def designs() -> list[Design]:
     ]
 
 
-def row(design: Design, rng: torch.Generator) -> Measurement:
-    """One simulated report's row."""
-    answers, truths = zip(
-        *(DRAWS[design.measurement](design, number, rng) for number in range(design.clients)), strict=True
-    )
-    case = Case(question="released", views=(), victim="client:1", slice={"domain": "photo"})
-    rows = JUDGE.measure(answers, [case] * design.clients, truths, rng)
-    return next(found for found in rows if found.name == design.measurement)
-
-
-def _scores(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
+def auc_interval(design: Design, rng: torch.Generator, *, repeats: int = 1000) -> Interval:
+    """Bound the mean AUC of clients that differ in how far their members' scores lie from the others'."""
+    k, size = design.clients, design.size
     between = math.sqrt(2 * design.correlation / (1 - design.correlation))
     delta = NormalDist().inv_cdf(design.truth) * math.sqrt(2 + between**2)
-    shift = delta + between * float(torch.randn(1, generator=rng))
-    members = torch.arange(2 * design.size) < design.size
-    scores = torch.randn(2 * design.size, generator=rng, dtype=DOUBLE) + shift * members
-    return Membership(case=number, scores=scores), Truth(members=members)
+    shifts = delta + between * torch.randn(k, 1, generator=rng, dtype=DOUBLE)
+    positive, negative = (torch.randn(k, size, generator=rng, dtype=DOUBLE) for _ in range(2))
+    owners = torch.arange(k).repeat_interleave(size)
+    return cluster_auc_bootstrap(
+        (positive + shifts).flatten(), negative.flatten(), pos_clusters=owners, neg_clusters=owners, rng=rng,
+        repeats=repeats,
+    )  # fmt: skip
 
 
-def _ranks(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
-    rate, spread = design.truth, design.correlation
-    if spread:
-        a, b = (share * (1 - spread) / spread for share in (rate, 1 - rate))
-        rate = float(special.betaincinv(a, b, float(torch.rand(1, generator=rng, dtype=DOUBLE))))
-    hit = torch.rand(design.size, generator=rng, dtype=DOUBLE) < rate
-    distances = torch.ones(design.size, GALLERY)
-    distances[:, 0] = torch.where(hit, 0.0, 2.0)
-    return Ranking(case=number, distances=distances), Truth(rows=torch.zeros(design.size, dtype=torch.int64))
+def top1_interval(design: Design, rng: torch.Generator) -> Interval:
+    """Bound the hit rate of clients that have hit rates of their own."""
+    rates = torch.full((design.clients,), design.truth, dtype=DOUBLE)
+    if design.correlation:
+        a, b = (share * (1 / design.correlation - 1) for share in (design.truth, 1 - design.truth))
+        drawn = torch.rand(design.clients, generator=rng, dtype=DOUBLE).numpy()
+        rates = torch.from_numpy(special.betaincinv(a, b, drawn))
+    hits = torch.rand(design.clients, design.size, generator=rng, dtype=DOUBLE) < rates.unsqueeze(1)
+    return clustered_proportion(hits.sum(1).tolist(), [design.size] * design.clients)
 
 
-def _errors(design: Design, number: int, rng: torch.Generator) -> tuple[Answer, Truth]:
-    between, within = math.sqrt(design.correlation), math.sqrt(1 - design.correlation)
-    shift = between * float(torch.randn(1, generator=rng))
-    noise = shift + within * torch.randn(design.size, generator=rng, dtype=DOUBLE)
-    true = torch.ones(design.size, 1, dtype=DOUBLE)
-    statistic = true + design.truth * noise.exp().unsqueeze(1)
-    return Recovered(case=number, statistic=statistic, without=torch.ones(1, dtype=DOUBLE)), Truth(statistic=true)
+def error_interval(design: Design, rng: torch.Generator) -> Interval | None:
+    """Bound the median error of clients whose errors are larger or smaller than those of others."""
+    shifts = math.sqrt(design.correlation) * torch.randn(design.clients, 1, generator=rng, dtype=DOUBLE)
+    noise = math.sqrt(1 - design.correlation) * torch.randn(design.clients, design.size, generator=rng, dtype=DOUBLE)
+    errors = design.truth * (shifts + noise).exp()
+    return median_interval(errors.flatten(), bounds=(0.0, math.inf), sizes=[design.size] * design.clients)
 
 
-DRAWS: Mapping[str, Callable[[Design, int, torch.Generator], tuple[Answer, Truth]]] = {
-    "auc": _scores, "top1": _ranks, "relative_error": _errors,
+INTERVALS: Mapping[str, Callable[[Design, torch.Generator], Interval | None]] = {
+    "auc": auc_interval, "top1": top1_interval, "relative_error": error_interval,
 }  # fmt: skip
 
 
@@ -111,8 +105,8 @@ def coverage(design: Design, draws: int) -> dict[str, object]:
     """How many of `draws` intervals contain the truth, lie above and lie below it."""
     rng, above, below, unbounded = stream(0, "attack", "coverage", str(design)), 0, 0, 0
     for _ in range(draws):
-        found = row(design, rng)
-        if found.low is None or found.high is None:
+        found = INTERVALS[design.measurement](design, rng)
+        if found is None:
             unbounded += 1  # too few clients to bound an error from above: no interval, and no verdict
             continue
         above += found.low > design.truth + 1e-12
