@@ -13,7 +13,8 @@ A client's answers depend on each other:
 
 `covered` is the share of intervals that contain the truth, `above` and `below` those of intervals that lie wholly on
 either side of it; `above` for rates, and `below` for errors, are the false leaks of a row whose truth is chance.
-Draws whose clients are too few to bound an error from above have no interval, hence no verdict, and do not count."""
+In `unbounded` draws clients are too few to bound an error from above: no end excludes the truth, and the row has no
+interval and no verdict."""
 
 import argparse
 import json
@@ -26,13 +27,9 @@ from statistics import NormalDist
 import torch
 from scipy import special
 
-from fdgsec.metrics.intervals import (
-    Interval,
-    clopper_pearson,
-    cluster_auc_bootstrap,
-    clustered_proportion,
-    median_interval,
-)
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import cluster_auc_bootstrap
+from fdgsec.metrics.proportion_intervals import clopper_pearson, clustered_proportion, median_interval
 from fdgsec.runtime.random_streams import stream
 
 RESULTS = Path(__file__).parent / "results" / "interval-coverage.jsonl"
@@ -106,13 +103,13 @@ def coverage(design: Design, draws: int) -> dict[str, object]:
     rng, above, below, unbounded = stream(0, "attack", "coverage", str(design)), 0, 0, 0
     for _ in range(draws):
         found = INTERVALS[design.measurement](design, rng)
-        if found is None:
-            unbounded += 1  # too few clients to bound an error from above: no interval, and no verdict
-            continue
-        above += found.low > design.truth + 1e-12
-        below += found.high < design.truth - 1e-12
-    covered = draws - unbounded - above - below
-    return {**asdict(design), "draws": draws - unbounded, "covered": covered, "above": above, "below": below}
+        unbounded += found is None
+        above += found is not None and found.low > design.truth + 1e-12
+        below += found is not None and found.high < design.truth - 1e-12
+    covered = draws - above - below
+    return {
+        **asdict(design), "draws": draws, "covered": covered, "above": above, "below": below, "unbounded": unbounded
+    }  # fmt: skip
 
 
 def stored(path: Path) -> list[dict[str, object]]:
@@ -123,20 +120,16 @@ def stored(path: Path) -> list[dict[str, object]]:
 def line(found: Mapping[str, object]) -> str:
     """One row of the table."""
     covered, draws = int(str(found["covered"])), int(str(found["draws"]))
-    if not draws:
-        return f"| {found['measurement']} | {found['truth']} | {found['clients']} | {found['size']} | " + (
-            f"{found['correlation']} | 0 | no interval | | |"
-        )
     interval = clopper_pearson(covered, draws)
-    numbers = [str(found[key]) for key in ("measurement", "truth", "clients", "size", "correlation", "draws")]
-    shares = [f"{covered / draws:.4f} [{interval.low:.4f}, {interval.high:.4f}]"]
-    shares += [f"{int(str(found[side])) / draws:.4f}" for side in ("above", "below")]
-    return " | ".join(["", *numbers, *shares, ""]).strip()
+    numbers = [str(found[key]) for key in ("measurement", "truth", "clients", "size", "correlation")]
+    shares = [f"{covered / draws:.3f} [{interval.low:.3f}, {interval.high:.3f}]"]
+    shares += [f"{int(str(found[side])) / draws:.3f}" for side in ("above", "below", "unbounded")]
+    return "| " + " | ".join([*numbers, *shares]) + " |"
 
 
 def main() -> None:
     """Simulate the designs that are missing, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--summary", action="store_true", help="print the stored table only")
@@ -148,7 +141,7 @@ def main() -> None:
             with told.out.open("a") as out:
                 out.write(json.dumps(found) + "\n")
             print(line(found), flush=True)
-    print("| measurement | truth | clients | answers per client | correlation | draws | covered | above | below |")
+    print("| measurement | truth | clients | answers each | correlation | covered | above | below | unbounded |")
     print("|---|---|---|---|---|---|---|---|---|")
     print("\n".join(map(line, stored(told.out))))
 

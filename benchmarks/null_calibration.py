@@ -7,7 +7,8 @@ Per target and seed a run is attacked as `fdgsec attack` does it. Then the truth
 independently of what was released: which candidates the rows are of, which are members, which client is whose partner,
 and among cases of one slice whose labels, shares and statistics are whose. No answer depends on that truth. The judge
 measures the answers against it with its own intervals and p-values, and Holm's procedure runs over the report's rows.
-A run is shared by `--redraws` reports; the interval of the share treats a run as a cluster.
+A run is shared by `--redraws` reports, whose truths are drawn independently; the interval of the share is that for
+these runs.
 
 Left out are sizes inferred by pool-exposure, which are part of a case's slice and cannot be redrawn, and whole clients
 recovered by differencing: another client's mean of images from the same pool is close to the true one, so that an
@@ -32,8 +33,8 @@ from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.experiments.setup.defenses import defense_stack_of
 from fdgsec.experiments.setup.run_federation import observe
 from fdgsec.experiments.setup.run_inputs import attackable, attacked_clients, load_world, method_of, model_of, roles_of
-from fdgsec.metrics.intervals import clopper_pearson, clustered_proportion
 from fdgsec.metrics.measurement import LEVEL, Measurement
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.random_streams import child, stream
@@ -202,14 +203,11 @@ def stored(path: Path) -> list[dict[str, object]]:
 
 def summary(reports: Sequence[dict[str, object]]) -> list[str]:
     """The share of reports with a false "leaks", with and without Holm, and the share of rows by measurement."""
-    runs: dict[tuple[object, object], list[dict[str, object]]] = {}
-    for report in reports:
-        runs.setdefault((report["target"], report["seed"]), []).append(report)
+    runs = {(report["target"], report["seed"]) for report in reports}
     lines = [f"{len(reports)} reports of {len(runs)} runs, {sum(_int(r['rows']) for r in reports)} judged rows"]
     for name, key in (("after Holm", "leaks"), ("by intervals alone", "excluding")):
-        alarms = [[bool(report[key]) for report in mine] for mine in runs.values()]
-        interval = clustered_proportion([sum(each) for each in alarms], [len(each) for each in alarms])
-        share = sum(map(sum, alarms)) / len(reports)
+        alarms = sum(bool(report[key]) for report in reports)
+        interval, share = clopper_pearson(alarms, len(reports)), alarms / len(reports)
         lines.append(
             f"reports with a false leak, {name}: {share:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
             + (f", nominal at most {LEVEL:g}" if key == "leaks" else "")
@@ -237,7 +235,7 @@ def _int(value: object) -> int:
 
 def main() -> None:
     """Make the reports that are missing, and print the summary."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=TARGETS, choices=TARGETS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--redraws", type=int, default=8)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval, clopper_pearson
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.metrics.roc import topk_credit
 
 

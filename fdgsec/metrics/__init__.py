@@ -16,21 +16,23 @@ if TYPE_CHECKING:
         psnr,
         ssim,
     )
+    from fdgsec.metrics.interval import Interval
     from fdgsec.metrics.intervals import (
-        Interval,
-        balanced_accuracy_interval,
-        clopper_pearson,
         cluster_auc_bootstrap,
         cluster_bootstrap,
-        clustered_proportion,
         delong,
         mean,
         median,
         paired_bootstrap,
-        wilson,
     )
     from fdgsec.metrics.kernel_distance import kernel_estimate
     from fdgsec.metrics.measurement import Control, Goal, Measurement, Slice
+    from fdgsec.metrics.proportion_intervals import (
+        balanced_accuracy_interval,
+        clopper_pearson,
+        clustered_proportion,
+        wilson,
+    )
     from fdgsec.metrics.roc import (
         RocCurve,
         auc,

@@ -1,16 +1,11 @@
 """Confidence intervals that keep their coverage at n = 50, and never have width zero by accident.
 
-Hit rates: `clopper_pearson`, `clustered_proportion`; other proportions: `wilson`; class means of proportions:
-`balanced_accuracy_interval`. Means and other statistics: `bootstrap`, `paired_bootstrap`, `cluster_bootstrap`, all BCa
-with small-sample corrections (`bca_bounds`), because a percentile bootstrap covers too rarely. AUC: `delong`,
-`cluster_auc_bootstrap`; TPR at a low FPR: `tpr_interval`. Every interval contains its estimate, and gives the one-sided
-p-value that agrees with it (`Interval.p_value`). Input may be a tensor, a float array or a sequence; all arithmetic is
-float64 on the CPU."""
+Means and other statistics: `bootstrap`, `paired_bootstrap`, `cluster_bootstrap`, all BCa with small-sample corrections
+(`bca_bounds`), because a percentile bootstrap covers too rarely. AUC: `delong`, `cluster_auc_bootstrap`; TPR at a low
+FPR: `tpr_interval`. Every interval contains its estimate, and gives the one-sided p-value that agrees with it
+(`Interval.p_value`). Input may be a tensor, a float array or a sequence; all arithmetic is float64 on the CPU."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from scipy import special
@@ -27,66 +22,9 @@ from fdgsec.metrics.bootstrap import (
     ordered_quantile,
     unseen_bounds,
 )
-from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, placements, recalls, tpr_resamples
-
-Method = Literal[
-    "wilson", "clopper-pearson", "bootstrap", "paired-bootstrap", "cluster-bootstrap", "delong", "jackknife", "exact"
-]
-Ends = Callable[[float], tuple[float, float]]
-"""Maps a tail probability, above 0 and at most 1/2, to the interval that leaves so much on either side."""
-TAIL = 0.025
-"""The tail of all reported intervals, which are 95% ones."""
-LEAST_TAIL = 1e-15
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """A two-sided 95% interval, `low` <= `high`, the family `ends` that it is of, and its method in the report."""
-
-    low: float
-    high: float
-    method: Method
-    ends: Ends = field(compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ValueError(f"an interval needs finite low <= high; got [{self.low}, {self.high}] ({self.method}).")
-
-    @classmethod
-    def of(cls, ends: Ends, method: Method) -> "Interval":
-        """The 95% interval of a family."""
-        low, high = ends(TAIL)
-        return cls(low=low, high=high, method=method, ends=ends)
-
-    def p_value(self, limit: float, *, higher: bool = True) -> float:
-        """The one-sided p-value of "at most `limit`", or of "at least `limit`" where `higher` is False.
-
-        It is the least tail at which the family's interval excludes `limit`, from 1e-15; 1 where that is above 1/2.
-        Below .025 it says the same as the 95% interval."""
-
-        def excluded(tail: float) -> bool:
-            low, high = self.ends(tail)
-            return low > limit if higher else high < limit
-
-        if not excluded(0.5):
-            return 1.0
-        least, most = math.log(LEAST_TAIL), math.log(0.5)
-        if excluded(LEAST_TAIL):
-            return LEAST_TAIL
-        for _ in range(30):
-            middle = (least + most) / 2
-            least, most = (least, middle) if excluded(math.exp(middle)) else (middle, most)
-        return math.exp(most)
-
-
-def union(one: Interval, other: Interval, method: Method) -> Interval:
-    """The least interval that contains both, at every tail."""
-
-    def ends(tail: float) -> tuple[float, float]:
-        first, second = one.ends(tail), other.ends(tail)
-        return min(first[0], second[0]), max(first[1], second[1])
-
-    return Interval.of(ends, method)
+from fdgsec.metrics.interval import Interval, Method, union, unseen_interval
+from fdgsec.metrics.proportion_intervals import beta_bounds
+from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, placements, tpr_resamples
 
 
 def mean(values: Tensor) -> Tensor:
@@ -97,90 +35,6 @@ def mean(values: Tensor) -> Tensor:
 def median(values: Tensor) -> Tensor:
     """Take the median of the last dimension, averaging the middle two."""
     return values.quantile(0.5, dim=-1)
-
-
-def wilson(successes: float, n: int) -> Interval:
-    """Bound a proportion by inverting the score test (Wilson 1927); ties may make `successes` fractional.
-
-    Raises ValueError unless 0 <= successes <= n and n >= 1."""
-    _check_proportion(successes, n)
-    rate = successes / n
-
-    def ends(tail: float) -> tuple[float, float]:
-        z = -float(special.ndtri(tail))
-        center = (rate + z * z / (2 * n)) / (1 + z * z / n)
-        half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-        low = 0.0 if successes == 0 else min(center - half, rate)
-        high = 1.0 if successes == n else max(center + half, rate)
-        return max(low, 0.0), min(high, 1.0)
-
-    return Interval.of(ends, "wilson")
-
-
-def clopper_pearson(successes: float, n: int) -> Interval:
-    """Bound a proportion by inverting the binomial tails: covers 95% or more at every n (Clopper & Pearson 1934).
-
-    Ties may make `successes` fractional. Raises ValueError unless 0 <= successes <= n and n >= 1."""
-    _check_proportion(successes, n)
-    return Interval.of(lambda tail: _beta_bounds(successes, n, tail), "clopper-pearson")
-
-
-def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:
-    """Bound the share of successes in all trials, which come in clusters (k,): by case, client or image.
-
-    Clopper-Pearson's interval of as many independent trials as have the variance between clusters (Korn & Graubard
-    1998), never of more than there are, in union with what the clusters cannot have shown (`unseen_bounds`), because
-    near 0 and 1 few clusters carry the variance. A single cluster's trials are taken for independent; the interval
-    then is about it alone."""
-    hits, counts = as_vector(successes, "successes"), as_vector(trials, "trials")
-    total, n, clusters = math.fsum(hits.tolist()), int(counts.sum()), len(counts)
-    _check_proportion(min(total, float(n)), n)
-    rate = min(total / n, 1.0)
-    independent = clopper_pearson(rate * n, n)
-    if clusters in (1, n):
-        return independent
-
-    def ends(tail: float) -> tuple[float, float]:
-        size = _effective_trials(hits, counts, tail)
-        return _beta_bounds(rate * size, size, tail)
-
-    dependent = union(Interval.of(ends, "clopper-pearson"), independent, "clopper-pearson")
-    return union(dependent, _unseen(rate, clusters, (0.0, 1.0), method="clopper-pearson"), "clopper-pearson")
-
-
-def _effective_trials(hits: Tensor, counts: Tensor, tail: float) -> float:
-    """How many independent trials vary as much as these clusters do; the Student quantiles are those of `tail`.
-
-    Trials of one cluster, and clusters of one trial, are independent."""
-    n, clusters = float(counts.sum()), len(counts)
-    rate = float(hits.sum()) / n
-    spread = float((hits - rate * counts).square().sum()) * clusters / (max(clusters - 1, 1) * n * n)
-    if clusters in (1, n) or not spread:
-        return n
-    return min(rate * (1 - rate) / spread * _student_ratio(clusters, int(n), tail), n)
-
-
-def median_interval(values: Numbers, *, bounds: Bounds, sizes: Sequence[int] = ()) -> Interval | None:
-    """Bound a median by two order statistics: covers 95% or more at every n, also where values are equal.
-
-    The k-th smallest of n values lies above the median only if fewer than k fall below it, so k is a quantile of
-    Binomial(n, 1/2). With `sizes`, values come in clusters of so many, one after the other; then n is the number of
-    independent values that vary about the median as much as the clusters do (Woodruff 1952). Too few values are bounded
-    by `bounds`, the least and greatest value possible; None where such a bound is infinite."""
-    vector = as_vector(values, "values")
-    ordered, n = vector.sort().values, len(vector)
-    middle = float(vector.quantile(0.5))
-    above = (vector > middle).to(torch.float64) + (vector == middle).to(torch.float64) / 2
-    parts = above.split(list(sizes) or [1] * n)
-    hits, counts = torch.stack([part.sum() for part in parts]), torch.tensor([float(len(part)) for part in parts])
-
-    def ends(tail: float) -> tuple[float, float]:
-        size = n if not sizes else max(int(_effective_trials(hits, counts, tail)), 1)
-        k = math.ceil(special.bdtrik(tail, size, 0.5) - 1e-9)  # P(fewer than k below the median) <= tail
-        place = k * n // size
-        return bounds if place < 1 else (float(ordered[place - 1]), float(ordered[n - place]))
-
-    return None if any(map(math.isinf, ends(TAIL))) else Interval.of(ends, "exact")
 
 
 def bootstrap(
@@ -237,7 +91,7 @@ def cluster_bootstrap(
     drawn, _, _ = cluster_multiplicities(names, names, rng=rng, repeats=repeats)
     estimate, resampled = float(vector.mean()), (drawn @ sums) / (drawn @ counts)
     if constant(resampled):
-        return _unseen(estimate, len(names), bounds, method="cluster-bootstrap")
+        return unseen_interval(estimate, len(names), bounds, method="cluster-bootstrap")
     without_one = (sums.sum() - sums) / (counts.sum() - counts)
     return _interval(estimate, resampled, without_one, bounds=bounds, method="cluster-bootstrap")
 
@@ -260,7 +114,7 @@ def delong(positive: Numbers, negative: Numbers) -> Interval:
     deviation = math.sqrt(max(float(outer.var()) / n + float(inner.var()) / m, model))
 
     def ends(tail: float) -> tuple[float, float]:
-        low, high = _beta_bounds(area * min(n, m), min(n, m), tail)
+        low, high = beta_bounds(area * min(n, m), min(n, m), tail)
         if 0 < area < 1:
             reach, logit = -float(special.ndtri(tail)) * deviation / (area * (1 - area)), float(special.logit(area))
             low, high = max(low, float(special.expit(logit - reach))), min(high, float(special.expit(logit + reach)))
@@ -292,12 +146,10 @@ def cluster_auc_bootstrap(
         )
     if within:
         areas = _areas_within(hits, others, own, foreign)
-        drawn = _resampled(areas, mean, "cluster-bootstrap", rng, repeats=repeats, bounds=(0.0, 1.0))
-        return (
-            drawn
-            if constant(areas)
-            else union(drawn, _shifted(areas, len(hits) * len(others) // len(areas) ** 2), drawn.method)
-        )
+        plain = _resampled(areas, mean, "cluster-bootstrap", rng, repeats=repeats, bounds=(0.0, 1.0))
+        if constant(areas):
+            return plain
+        return union(plain, _shifted(areas, len(hits) * len(others) // len(areas) ** 2), plain.method)
     drawn, pos_column, neg_column = cluster_multiplicities(own, foreign, rng=rng, repeats=repeats)
     wins = _wins(hits, others, pos_column, neg_column, drawn.shape[1])
     n = torch.bincount(pos_column, minlength=drawn.shape[1]).to(torch.float64)
@@ -309,7 +161,7 @@ def cluster_auc_bootstrap(
     estimate, resampled = float(wins.sum() / (n.sum() * m.sum())), area(drawn)
     if constant(resampled):
         units = min(int((n > 0).sum()), int((m > 0).sum()))
-        return _unseen(estimate, units, (0.0, 1.0), method="cluster-bootstrap")
+        return unseen_interval(estimate, units, (0.0, 1.0), method="cluster-bootstrap")
     without_one = area(1 - torch.eye(drawn.shape[1], dtype=torch.float64))
     return _interval(estimate, resampled, without_one, bounds=(0.0, 1.0), method="cluster-bootstrap")
 
@@ -358,50 +210,6 @@ def tpr_interval(
     return Interval.of(ends, "cluster-bootstrap")
 
 
-def balanced_accuracy_interval(
-    true: Labels, predicted: Labels, *, classes: int, clusters: Labels | None = None
-) -> Interval:
-    """Bound balanced accuracy: the union of two ways to combine Clopper-Pearson intervals.
-
-    Of the recalls, the squared distances from their bounds add like variances (method of variance estimates recovery,
-    Zou & Donner 2008). A bootstrap stratified by class has no spread in a class that is all right or all wrong: in
-    simulations at n = 50 it covered down to 23%, this at least 92.7% (400 random designs of 2 to 7 classes). With one
-    record per class, however, it excludes 1/3 at every level. So the interval of as many independent trials as have the
-    variance of equal recalls, or of `clusters` (n,) where that is larger, is added. Raises ValueError for a class
-    without records."""
-    hits, counts = recalls(true, predicted, classes=classes)
-    rates = (hits / counts).tolist()
-    estimate = math.fsum(rates) / classes
-    alike = classes**2 / float((1 / counts).sum())
-
-    def recovered(tail: float) -> tuple[float, float]:
-        bounds = [_beta_bounds(h, c, tail) for h, c in zip(hits.tolist(), counts.tolist(), strict=True)]
-        below = math.sqrt(sum((rate - low) ** 2 for rate, (low, _) in zip(rates, bounds, strict=True))) / classes
-        above = math.sqrt(sum((high - rate) ** 2 for rate, (_, high) in zip(rates, bounds, strict=True))) / classes
-        return max(0.0, estimate - below), min(1.0, estimate + above)
-
-    own, said = labels(true, "true"), labels(predicted, "predicted")
-    pulls = ((own == said).to(torch.float64) - (hits / counts)[own]) / (classes * counts[own])
-    owners = torch.arange(len(own)) if clusters is None else labels(clusters, "clusters")
-    _, column = torch.unique(owners, return_inverse=True)
-    sums = torch.zeros(int(column.max()) + 1, dtype=torch.float64).index_add_(0, column, pulls)
-
-    def pooled(tail: float) -> tuple[float, float]:
-        size = alike
-        if 1 < len(sums) < len(own) and not constant(sums):
-            spread = float(sums.square().sum()) * len(sums) / (len(sums) - 1)
-            size = min(estimate * (1 - estimate) / spread * _student_ratio(len(sums), len(own), tail), alike)
-        return _beta_bounds(estimate * size, size, tail)
-
-    return union(Interval.of(recovered, "clopper-pearson"), Interval.of(pooled, "clopper-pearson"), "clopper-pearson")
-
-
-def _student_ratio(clusters: int, n: int, tail: float) -> float:
-    """The squared ratio of Student's quantiles, of n independent values to those of so many clusters."""
-    few, many = (float(special.stdtrit(units - 1, min(tail, 0.49))) for units in (clusters, n))
-    return (many / few) ** 2
-
-
 def _resampled(
     values: Tensor,
     statistic: Statistic,
@@ -417,7 +225,7 @@ def _resampled(
     _check_bounds(values, bounds)
     estimate = float(statistic(values))
     if constant(values):
-        return _unseen(estimate, n, bounds, method=method)
+        return unseen_interval(estimate, n, bounds, method=method)
     resampled = bootstrap_statistics(values, statistic, rng=rng, repeats=repeats)
     without_one = (values.sum() - values) / (n - 1) if statistic is mean else jackknife(values, statistic)
     return _interval(estimate, resampled, without_one, bounds=bounds, method=method)
@@ -434,11 +242,6 @@ def _interval(
         return (low, high) if bounds is None else (max(low, bounds[0]), min(high, bounds[1]))
 
     return Interval.of(ends, method)
-
-
-def _unseen(estimate: float, units: int, bounds: Bounds | None, *, method: Method) -> Interval:
-    """The interval where no resampling varies the estimate."""
-    return Interval.of(lambda tail: unseen_bounds(estimate, units, bounds, tail=tail), method)
 
 
 def _check_bounds(values: Tensor, bounds: Bounds | None) -> None:
@@ -467,15 +270,3 @@ def _exponential_variance(area: float, n: int, m: int) -> float:
     """Compute the AUC's variance for exponential scores (Hanley & McNeil 1982), n positives and m negatives."""
     one, other = area / (2 - area), 2 * area * area / (1 + area)
     return (area * (1 - area) + (n - 1) * (one - area * area) + (m - 1) * (other - area * area)) / (n * m)
-
-
-def _beta_bounds(successes: float, n: float, tail: float) -> tuple[float, float]:
-    """Compute Clopper-Pearson's bounds, extended to fractional numbers by the incomplete beta function."""
-    low = 0.0 if successes <= 0 else float(special.betaincinv(successes, n - successes + 1, tail))
-    high = 1.0 if successes >= n else float(special.betainccinv(successes + 1, n - successes, tail))
-    return low, high
-
-
-def _check_proportion(successes: float, n: int) -> None:
-    if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"a proportion needs n >= 1 and 0 <= successes <= n; got {successes} of {n}.")

@@ -5,15 +5,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fdgsec.metrics.image_similarity import psnr
-from fdgsec.metrics.intervals import (
-    balanced_accuracy_interval,
-    bootstrap,
-    clopper_pearson,
-    cluster_auc_bootstrap,
-    cluster_bootstrap,
-    delong,
-    wilson,
-)
+from fdgsec.metrics.intervals import bootstrap, cluster_auc_bootstrap, cluster_bootstrap, delong
+from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clopper_pearson, wilson
 from fdgsec.metrics.roc import auc, ranks, topk_credit, tpr_at_fpr
 from fdgsec.metrics.significance import permutation_pvalue
 from fdgsec.runtime.random_streams import stream

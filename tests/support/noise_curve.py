@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from fdgsec.attacks.statistics.tracing import TracingTest, separation, standardized_score, theory_auc
-from fdgsec.metrics.intervals import Interval, cluster_auc_bootstrap
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import cluster_auc_bootstrap
 from fdgsec.metrics.roc import auc, tpr_at_fpr
 from fdgsec.runtime.random_streams import child
 

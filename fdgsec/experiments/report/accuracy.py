@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.method import GlobalModel
 from fdgsec.metrics.accuracy import classification
-from fdgsec.metrics.intervals import wilson
+from fdgsec.metrics.proportion_intervals import wilson
 from fdgsec.nn.training.test_time_adaptation import Tent, tent_predictions
 from fdgsec.nn.training.training_loop import logits, predictions
 from fdgsec.runtime.random_streams import stream

@@ -8,8 +8,9 @@ from typing import Generic, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval, median_interval
+from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
+from fdgsec.metrics.proportion_intervals import median_interval
 from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.attack import Answers, Case, Truth
 

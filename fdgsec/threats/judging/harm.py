@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import torch
 
-from fdgsec.metrics.intervals import Interval, bootstrap, paired_bootstrap, wilson
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.proportion_intervals import wilson
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Harm, Harmed
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import balanced_accuracy_interval, clustered_proportion
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clustered_proportion
 from fdgsec.metrics.roc import accuracy, balanced_accuracy, majority_share
 from fdgsec.threats.answers import Labels
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable

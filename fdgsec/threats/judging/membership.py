@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.intervals import Interval, cluster_auc_bootstrap, delong, tpr_interval
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import cluster_auc_bootstrap, delong, tpr_interval
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import auc, placements, tpr_at_fpr
 from fdgsec.runtime.random_streams import child

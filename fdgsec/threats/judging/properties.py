@@ -10,7 +10,8 @@ from scipy import special
 from torch import Tensor
 
 from fdgsec.metrics.bootstrap import constant, unseen_bounds
-from fdgsec.metrics.intervals import Interval, paired_bootstrap
+from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import placements
 from fdgsec.threats.answers import Answer, Presence, Proportions

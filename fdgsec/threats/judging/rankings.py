@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from fdgsec.metrics.intervals import clopper_pearson, clustered_proportion
 from fdgsec.metrics.measurement import Measurement, Slice
+from fdgsec.metrics.proportion_intervals import clopper_pearson, clustered_proportion
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.answers import Ranking
 from fdgsec.threats.judging.groups import Entry, Group, Scale, described, median_row, row, unavailable

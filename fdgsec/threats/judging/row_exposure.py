@@ -2,8 +2,10 @@
 
 import torch
 
-from fdgsec.metrics.intervals import clopper_pearson, cluster_bootstrap, union
+from fdgsec.metrics.interval import union
+from fdgsec.metrics.intervals import cluster_bootstrap
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.threats.answers import Exposure, InferredSize
 from fdgsec.threats.judging.groups import Group, Scale, median_row, row, unavailable
 

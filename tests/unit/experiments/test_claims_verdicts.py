@@ -8,7 +8,7 @@ import torch
 
 from fdgsec.experiments.claims.catalogue import ledger
 from fdgsec.experiments.claims.verdicts import Criterion, Finding, adjusted_p_values, evidence_of, finding, verdicts
-from fdgsec.metrics.intervals import wilson
+from fdgsec.metrics.proportion_intervals import wilson
 from fdgsec.runtime.registry import TARGETS
 
 AUC = Criterion(measurement="auc")

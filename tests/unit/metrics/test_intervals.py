@@ -6,19 +6,21 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.intervals import (
-    Interval,
-    balanced_accuracy_interval,
     bootstrap,
-    clopper_pearson,
     cluster_auc_bootstrap,
     cluster_bootstrap,
-    clustered_proportion,
     delong,
     median,
-    median_interval,
     paired_bootstrap,
     tpr_interval,
+)
+from fdgsec.metrics.proportion_intervals import (
+    balanced_accuracy_interval,
+    clopper_pearson,
+    clustered_proportion,
+    median_interval,
     wilson,
 )
 from fdgsec.runtime.random_streams import stream

@@ -1,0 +1,154 @@
+"""Exact intervals of proportions, medians and balanced accuracy, also where trials come in clusters.
+
+`clopper_pearson` and `clustered_proportion` bound hit rates, `wilson` other proportions."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from scipy import special
+from torch import Tensor
+
+from fdgsec.metrics.bootstrap import Bounds, constant
+from fdgsec.metrics.interval import TAIL, Interval, union, unseen_interval
+from fdgsec.metrics.roc import Labels, Numbers, as_vector, labels, recalls
+
+
+def wilson(successes: float, n: int) -> Interval:
+    """Bound a proportion by inverting the score test (Wilson 1927); ties may make `successes` fractional.
+
+    Raises ValueError unless 0 <= successes <= n and n >= 1."""
+    _check_proportion(successes, n)
+    rate = successes / n
+
+    def ends(tail: float) -> tuple[float, float]:
+        z = -float(special.ndtri(tail))
+        center = (rate + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+        low = 0.0 if successes == 0 else min(center - half, rate)
+        high = 1.0 if successes == n else max(center + half, rate)
+        return max(low, 0.0), min(high, 1.0)
+
+    return Interval.of(ends, "wilson")
+
+
+def clopper_pearson(successes: float, n: int) -> Interval:
+    """Bound a proportion by inverting the binomial tails: covers 95% or more at every n (Clopper & Pearson 1934).
+
+    Ties may make `successes` fractional. Raises ValueError unless 0 <= successes <= n and n >= 1."""
+    _check_proportion(successes, n)
+    return Interval.of(lambda tail: beta_bounds(successes, n, tail), "clopper-pearson")
+
+
+def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:
+    """Bound the share of successes in all trials, which come in clusters (k,): by case, client or image.
+
+    Clopper-Pearson's interval of as many independent trials as have the variance between clusters (Korn & Graubard
+    1998), never of more than there are, in union with what the clusters cannot have shown (`unseen_bounds`), because
+    near 0 and 1 few clusters carry the variance. A single cluster's trials are taken for independent; the interval
+    then is about it alone."""
+    hits, counts = as_vector(successes, "successes"), as_vector(trials, "trials")
+    total, n, clusters = math.fsum(hits.tolist()), int(counts.sum()), len(counts)
+    _check_proportion(min(total, float(n)), n)
+    rate = min(total / n, 1.0)
+    independent = clopper_pearson(rate * n, n)
+    if clusters in (1, n):
+        return independent
+
+    def ends(tail: float) -> tuple[float, float]:
+        size = _effective_trials(hits, counts, tail)
+        return beta_bounds(rate * size, size, tail)
+
+    dependent = union(Interval.of(ends, "clopper-pearson"), independent, "clopper-pearson")
+    return union(dependent, unseen_interval(rate, clusters, (0.0, 1.0), method="clopper-pearson"), "clopper-pearson")
+
+
+def _effective_trials(hits: Tensor, counts: Tensor, tail: float) -> float:
+    """How many independent trials vary as much as these clusters do; the Student quantiles are those of `tail`.
+
+    Trials of one cluster, and clusters of one trial, are independent."""
+    n, clusters = float(counts.sum()), len(counts)
+    rate = float(hits.sum()) / n
+    spread = float((hits - rate * counts).square().sum()) * clusters / (max(clusters - 1, 1) * n * n)
+    if clusters in (1, n) or not spread:
+        return n
+    return min(rate * (1 - rate) / spread * _student_ratio(clusters, int(n), tail), n)
+
+
+def median_interval(values: Numbers, *, bounds: Bounds, sizes: Sequence[int] = ()) -> Interval | None:
+    """Bound a median by two order statistics: covers 95% or more at every n, also where values are equal.
+
+    The k-th smallest of n values lies above the median only if fewer than k fall below it, so k is a quantile of
+    Binomial(n, 1/2). With `sizes`, values come in clusters of so many, one after the other; then n is the number of
+    independent values that vary about the median as much as the clusters do (Woodruff 1952). Too few values are bounded
+    by `bounds`, the least and greatest value possible; None where such a bound is infinite."""
+    vector = as_vector(values, "values")
+    ordered, n = vector.sort().values, len(vector)
+    middle = float(vector.quantile(0.5))
+    above = (vector > middle).to(torch.float64) + (vector == middle).to(torch.float64) / 2
+    parts = above.split(list(sizes) or [1] * n)
+    hits, counts = torch.stack([part.sum() for part in parts]), torch.tensor([float(len(part)) for part in parts])
+
+    def ends(tail: float) -> tuple[float, float]:
+        size = n if not sizes else max(int(_effective_trials(hits, counts, tail)), 1)
+        k = math.ceil(special.bdtrik(tail, size, 0.5) - 1e-9)  # P(fewer than k below the median) <= tail
+        place = k * n // size
+        return bounds if place < 1 else (float(ordered[place - 1]), float(ordered[n - place]))
+
+    return None if any(map(math.isinf, ends(TAIL))) else Interval.of(ends, "exact")
+
+
+def balanced_accuracy_interval(
+    true: Labels, predicted: Labels, *, classes: int, clusters: Labels | None = None
+) -> Interval:
+    """Bound balanced accuracy: the union of two ways to combine Clopper-Pearson intervals.
+
+    Of the recalls, the squared distances from their bounds add like variances (method of variance estimates recovery,
+    Zou & Donner 2008). A bootstrap stratified by class has no spread in a class that is all right or all wrong: in
+    simulations at n = 50 it covered down to 23%, this at least 92.7% (400 random designs of 2 to 7 classes). With one
+    record per class, however, it excludes 1/3 at every level. So the interval of as many independent trials as have the
+    variance of equal recalls, or of `clusters` (n,) where that is larger, is added. Raises ValueError for a class
+    without records."""
+    hits, counts = recalls(true, predicted, classes=classes)
+    rates = (hits / counts).tolist()
+    estimate = math.fsum(rates) / classes
+    alike = classes**2 / float((1 / counts).sum())
+
+    def recovered(tail: float) -> tuple[float, float]:
+        bounds = [beta_bounds(h, c, tail) for h, c in zip(hits.tolist(), counts.tolist(), strict=True)]
+        below = math.sqrt(sum((rate - low) ** 2 for rate, (low, _) in zip(rates, bounds, strict=True))) / classes
+        above = math.sqrt(sum((high - rate) ** 2 for rate, (_, high) in zip(rates, bounds, strict=True))) / classes
+        return max(0.0, estimate - below), min(1.0, estimate + above)
+
+    own, said = labels(true, "true"), labels(predicted, "predicted")
+    pulls = ((own == said).to(torch.float64) - (hits / counts)[own]) / (classes * counts[own])
+    owners = torch.arange(len(own)) if clusters is None else labels(clusters, "clusters")
+    _, column = torch.unique(owners, return_inverse=True)
+    sums = torch.zeros(int(column.max()) + 1, dtype=torch.float64).index_add_(0, column, pulls)
+
+    def pooled(tail: float) -> tuple[float, float]:
+        size = alike
+        if 1 < len(sums) < len(own) and not constant(sums):
+            spread = float(sums.square().sum()) * len(sums) / (len(sums) - 1)
+            size = min(estimate * (1 - estimate) / spread * _student_ratio(len(sums), len(own), tail), alike)
+        return beta_bounds(estimate * size, size, tail)
+
+    return union(Interval.of(recovered, "clopper-pearson"), Interval.of(pooled, "clopper-pearson"), "clopper-pearson")
+
+
+def _student_ratio(clusters: int, n: int, tail: float) -> float:
+    """The squared ratio of Student's quantiles, of n independent values to those of so many clusters."""
+    few, many = (float(special.stdtrit(units - 1, min(tail, 0.49))) for units in (clusters, n))
+    return (many / few) ** 2
+
+
+def beta_bounds(successes: float, n: float, tail: float) -> tuple[float, float]:
+    """Compute Clopper-Pearson's bounds, extended to fractional numbers by the incomplete beta function."""
+    low = 0.0 if successes <= 0 else float(special.betaincinv(successes, n - successes + 1, tail))
+    high = 1.0 if successes >= n else float(special.betainccinv(successes + 1, n - successes, tail))
+    return low, high
+
+
+def _check_proportion(successes: float, n: int) -> None:
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"a proportion needs n >= 1 and 0 <= successes <= n; got {successes} of {n}.")
