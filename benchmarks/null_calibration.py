@@ -130,13 +130,12 @@ def _within(case: Case, truth: Truth, rng: torch.Generator) -> Truth:
         truth = replace(truth, members=_permuted(truth.members, child(rng, "members")))
     if truth.rows is not None and case.candidates is not None:
         drawn = torch.randperm(len(case.candidates), generator=child(rng, "rows"))[: len(truth.rows)]
-        truth = replace(truth, rows=drawn)
-    order = child(rng, "labels"), child(rng, "images"), child(rng, "statistic")
+        truth = replace(truth, rows=drawn, images=None if truth.images is None else case.candidates.pixels(drawn))
+    order = child(rng, "labels"), child(rng, "statistic")
     return replace(
         truth,
         labels=None if truth.labels is None else _permuted(truth.labels, order[0]),
-        images=None if truth.images is None else _permuted(truth.images, order[1]),
-        statistic=None if truth.statistic is None else _permuted(truth.statistic, order[2]),
+        statistic=None if truth.statistic is None else _permuted(truth.statistic, order[1]),
     )
 
 

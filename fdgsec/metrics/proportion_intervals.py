@@ -40,6 +40,21 @@ def clopper_pearson(successes: float, n: int) -> Interval:
     return Interval.of(lambda tail: beta_bounds(successes, n, tail), "clopper-pearson")
 
 
+def matching_rate(hits: float, n: int) -> Interval:
+    """Bound the share of hits where n guesses and n truths are matched one to one.
+
+    By chance the hits are the fixed points of a random permutation, whose number is nearly Poisson: its upper tail is
+    heavier than a binomial one (6 of 10: four times). The lower end is the lesser of Clopper-Pearson's and of that of
+    a Poisson mean (Garwood 1936). Raises ValueError as `clopper_pearson` does."""
+    _check_proportion(hits, n)
+
+    def ends(tail: float) -> tuple[float, float]:
+        low, high = beta_bounds(hits, n, tail)
+        return (min(low, float(special.gammaincinv(hits, tail)) / n) if hits > 0 else 0.0), high
+
+    return Interval.of(ends, "clopper-pearson")
+
+
 def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:
     """Bound the share of successes in all trials, which come in clusters (k,): by case, client or image.
 

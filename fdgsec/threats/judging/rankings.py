@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fdgsec.metrics.measurement import Measurement, Slice
-from fdgsec.metrics.proportion_intervals import clopper_pearson, clustered_proportion
+from fdgsec.metrics.proportion_intervals import clustered_proportion, matching_rate
 from fdgsec.metrics.roc import ranks, topk_credit
 from fdgsec.threats.answers import Ranking
 from fdgsec.threats.judging.groups import Entry, Group, Scale, described, median_row, row, unavailable
@@ -96,7 +96,7 @@ def _measure_links(blocks: Sequence[Ranked], group: Group, rng: torch.Generator)
     rows = []
     for matching, credit in credits.items():
         where = {**group.slice, "matching": matching} if matching else group.slice
-        interval = clopper_pearson(min(float(credit.sum()), float(len(credit))), len(credit))
+        interval = matching_rate(min(float(credit.sum()), float(len(credit))), len(credit))
         rows.append(
             row("top1", where, float(credit.mean()), interval, len(credit), Scale(chance=1 / distances.shape[1]))
         )

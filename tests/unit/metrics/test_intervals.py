@@ -20,6 +20,7 @@ from fdgsec.metrics.proportion_intervals import (
     balanced_accuracy_interval,
     clopper_pearson,
     clustered_proportion,
+    matching_rate,
     median_interval,
     wilson,
 )
@@ -340,3 +341,14 @@ def test_clusters_that_were_all_right_bound_those_that_were_not_seen() -> None:
     interval = clustered_proportion([50.0, 50.0, 50.0], [50.0, 50.0, 50.0])
 
     assert interval.low == pytest.approx(0.025 ** (1 / 3), abs=1e-9)
+
+
+def test_the_pvalue_of_matches_is_that_of_the_fixed_points_of_a_permutation() -> None:
+    order = torch.rand(200_000, 10, generator=stream(6, "attack")).argsort(1)
+    fixed = (order == torch.arange(10)).sum(1)
+
+    for hits in (2, 3, 4, 5, 6):
+        chance = float((fixed >= hits).double().mean())
+        assert chance <= 1.1 * matching_rate(hits, 10).p_value(0.1)  # the binomial tail of 6 is a quarter of it
+    assert clopper_pearson(6, 10).p_value(0.1) < 0.5 * float((fixed >= 6).double().mean())
+    assert matching_rate(10, 10).low > 0.4
