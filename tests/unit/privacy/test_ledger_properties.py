@@ -191,7 +191,9 @@ def test_sums_cost_less_only_for_whom_they_were_restated():
     )
 
 
-@pytest.mark.parametrize(("round", "stage", "slot"), [(1, "update", "model"), (0, "share", "model"), (0, "update", "x")])
+@pytest.mark.parametrize(
+    ("round", "stage", "slot"), [(1, "update", "model"), (0, "share", "model"), (0, "update", "x")]
+)
 def test_a_restated_sum_changes_its_own_round_stage_and_slot_alone(round: int, stage: str, slot: str):
     made = ledger(("client:0", "update/model", (use(0.5),)))
     made.restate(round, stage=stage, slot=slot, uses=(use(2.0),), against="who sees sums")
@@ -220,7 +222,9 @@ def test_the_number_of_clients_is_an_assumption_of_guarantees_per_client(clients
 
 
 def test_assumptions_are_kept_and_nothing_is_added_for_records():
-    (run,) = ledger(("client:0", "share/style", (use(1.0),))).guarantees(delta=DELTA, assumptions=("the key is secret",))
+    (run,) = ledger(("client:0", "share/style", (use(1.0),))).guarantees(
+        delta=DELTA, assumptions=("the key is secret",)
+    )
 
     assert run.assumptions == ("the key is secret",)
     assert found(ledger(("client:0", "share/style", None)))[0].assumptions == ()

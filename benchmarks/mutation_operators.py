@@ -1,0 +1,192 @@
+"""The mutants of a module: chosen operators of Cosmic Ray, and some for faults that privacy code must not have.
+
+Of Cosmic Ray's replacements of arithmetic and comparison operators those by the nearest other are taken: nobody writes
+`<<` for `+`, and any test would see it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import parso
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator
+from parso.python.tree import Keyword, Name, Number
+from parso.tree import NodeOrLeaf
+
+BINARY = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_FloorDiv", "Pow_Mul", "BitAnd_BitOr",
+          "BitOr_BitAnd", "RShift_LShift", "LShift_RShift")  # fmt: skip
+COMPARISONS = ("Lt_LtE", "Lt_Gt", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_Lt", "GtE_Gt", "GtE_Lt", "Eq_NotEq", "NotEq_Eq",
+               "Is_IsNot", "IsNot_Is")  # fmt: skip
+OTHERS = ("ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_Invert", "AddNot", "ReplaceTrueWithFalse",
+          "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
+          "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop")  # fmt: skip
+SWAPPED: Final = {
+    "max": "min", "min": "max", "any": "all", "all": "any", "amax": "amin", "amin": "amax", "argmax": "argmin",
+    "argmin": "argmax", "clamp_min": "clamp_max", "clamp_max": "clamp_min", "ceil": "floor", "floor": "ceil",
+    "float64": "float32", "double": "float",
+}  # fmt: skip
+IN = (["in"], ["not", "in"])
+
+
+class NameSwap(Operator):
+    """Replaces a function or type by its opposite, or float64 by float32."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Find the names."""
+        if isinstance(node, Name) and node.value in SWAPPED:
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Name, index: int) -> Name:
+        """Write the other name."""
+        return Name(SWAPPED[node.value], node.start_pos, prefix=node.prefix)
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class MembershipSwap(Operator):
+    """Replaces `in` by `not in`, and back."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Find the comparisons."""
+        if node.parent is not None and node.parent.type == "comparison" and node.get_code().split() in IN:
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:
+        """Write the other."""
+        return Keyword("not in" if node.get_code().split() == IN[0] else "in", node.start_pos, prefix=" ")
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class LooserNumber(Operator):
+    """Makes a number with a decimal point 1% larger."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Find numbers that are not whole."""
+        if isinstance(node, Number) and _is_float(node.value) and float(node.value):
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: Number, index: int) -> Number:
+        """Write the larger number."""
+        return Number(repr(1.01 * float(node.value)), node.start_pos, prefix=node.prefix)
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None."""
+        return ()
+
+
+class StatementRemover(Operator):
+    """Removes a call whose result is not used, a `raise`, or an assignment to a part of an object."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """Find the statements."""
+        if node.parent is not None and node.parent.type == "simple_stmt" and _removable(node):
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:
+        """Write `pass`."""
+        return Keyword("pass", node.start_pos, prefix=node.get_first_leaf().prefix)
+
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None."""
+        return ()
+
+
+def _is_float(number: str) -> bool:
+    return "." in number or ("e" in number.lower() and not number.lower().startswith("0x"))
+
+
+def _removable(node: NodeOrLeaf) -> bool:
+    if node.type == "expr_stmt":
+        return node.children[0].type == "atom_expr" or node.children[1].type == "operator" and len(
+            node.children[1].value
+        ) > 1
+    return node.type == "raise_stmt" or (node.type == "atom_expr" and node.children[-1].children[0] == "(")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One fault: the number of a place in a module at which an operator acts."""
+
+    path: str
+    original: str
+    operator: str
+    number: int
+    line: int
+
+    @cached_property
+    def text(self) -> str:
+        """The module with the fault."""
+        return mutate_code(self.original, OPERATORS[self.operator], self.number)
+
+    def document(self) -> dict[str, object]:
+        """The changed lines."""
+        lines, others = self.original.splitlines(), self.text.splitlines()
+        first = next(number for number, line in enumerate(lines) if line != others[number])
+        last = next(number for number in range(1, len(lines)) if lines[-number] != others[-number]) - 1
+        before, after = (
+            " ".join(line.strip() for line in each[first : len(each) - last]) for each in (lines, others)
+        )
+        return {"path": self.path, "line": self.line, "before": before, "after": after}
+
+
+def mutants_of(path: str, text: str) -> Iterator[Mutant]:
+    """Yield all mutants of a module's text that are counted."""
+    tree = parso.parse(text)
+    for name, operator in OPERATORS.items():
+        places = [place for node in _nodes(tree) for place in operator.mutation_positions(node)]
+        for number, (start, _) in enumerate(places):
+            if _counted(tree, start, name):
+                yield Mutant(path=path, original=text, operator=name, number=number, line=start[0])
+
+
+def _nodes(node: NodeOrLeaf) -> Iterator[NodeOrLeaf]:
+    yield node
+    for child in getattr(node, "children", ()):
+        yield from _nodes(child)
+
+
+def _counted(tree: NodeOrLeaf, start: tuple[int, int], operator: str) -> bool:
+    node = tree.get_leaf_for_position(start, include_prefixes=True)
+    while node.parent is not None:
+        parent = node.parent
+        if node.type == "raise_stmt" and operator != "StatementRemover":
+            return False
+        if node.type == "operator" and parent.type in ("parameters", "param"):  # the star before keywords
+            return False
+        if parent.type == "annassign" and node is parent.children[1]:
+            return False
+        if parent.type == "funcdef" and node is parent.annotation:
+            return False
+        if node.type in ("decorator", "fstring", "tfpdef"):
+            return False
+        if node.type == "classdef" and (bases := node.get_super_arglist()) and bases.get_code() == "Protocol":
+            return False
+        node = parent
+    return True
+
+
+OPERATORS: Final[dict[str, Operator]] = {
+    **{
+        name: get_operator(f"core/{name}")()
+        for name in (
+            *(f"ReplaceBinaryOperator_{pair}" for pair in BINARY),
+            *(f"ReplaceComparisonOperator_{pair}" for pair in COMPARISONS),
+            *OTHERS,
+        )
+    },
+    "NameSwap": NameSwap(),
+    "MembershipSwap": MembershipSwap(),
+    "LooserNumber": LooserNumber(),
+    "StatementRemover": StatementRemover(),
+}

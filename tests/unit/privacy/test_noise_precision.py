@@ -1,0 +1,114 @@
+"""Noise is drawn to its last bit: in float64, on a grid where a mechanism is calibrated, and never in float32.
+
+A number in float32 has 24 bits; noise with fewer bits than what it hides tells which values it can have come from."""
+
+import torch
+from torch import Tensor
+
+from fdgsec.defenses.dp_fedavg import noisy_together
+from fdgsec.defenses.private_scores import PrivateScores
+from fdgsec.defenses.private_styles import PrivateStyles
+from fdgsec.federation.artifacts import Scores, StyleStatistics
+from fdgsec.federation.defense import Outgoing, Sender
+from fdgsec.federation.method import Clock
+from fdgsec.methods.feddag_dp import FedDAGDP
+from fdgsec.privacy.discrete_gaussian import GRID_BITS, lattice, lattice_gaussian
+from fdgsec.privacy.dp_sgd import noisy
+from fdgsec.runtime.secret_streams import simulated_stream
+from tests.support.private_styles_setting import outgoing
+from tests.support.round_loop import four_clients
+from tests.support.toy_federation import PixelStyles
+
+HALF = 0.02
+"""Four standard errors of a share of 10,000 fair bits."""
+
+
+def assert_fair_last_bits(values: Tensor, unit: float) -> None:
+    """All `values` are multiples of `unit`, and as many odd ones as even ones."""
+    steps = values.double() / unit
+    assert torch.equal(steps, steps.round())
+    assert abs(float((steps.abs() % 2).mean()) - 0.5) < HALF
+
+
+def test_uniform_numbers_have_53_random_bits():
+    drawn = simulated_stream(0, "bits").uniform(10_000)
+
+    assert_fair_last_bits(drawn, 2.0**-53)
+
+
+def test_normal_numbers_are_none_of_float32():
+    drawn = simulated_stream(0, "bits").normal(10_000)
+
+    assert float((drawn.float().double() == drawn).double().mean()) < 1e-3  # 29 more bits, all of them 0
+
+
+def test_exponential_numbers_are_none_of_float32():
+    drawn = simulated_stream(0, "bits").exponential(10_000)
+
+    assert float((drawn.float().double() == drawn).double().mean()) < 1e-3
+
+
+def test_the_last_bit_of_a_calibrated_release_is_noise_however_large_the_noise_came_out():
+    grid, _ = lattice(1.0, distance=1.0, coordinates=20_000)
+
+    released = lattice_gaussian(torch.zeros(20_000).double(), 1.0, distance=1.0, rng=simulated_stream(0))
+
+    large = released[released.abs() > 2**GRID_BITS * grid]  # beyond 24 bits float32 has even numbers alone
+    assert len(large) > 5000
+    assert_fair_last_bits(large, grid)
+
+
+def test_a_step_of_dp_sgd_adds_its_noise_in_float64_and_rounds_once():
+    total = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+
+    released = noisy(total, 1.5, simulated_stream(0, "step"))
+
+    exact = total.double() + 1.5 * simulated_stream(0, "step").normal(10_000)
+    assert released.dtype == torch.float32
+    assert torch.equal(released, exact.float())
+
+
+def test_scores_are_released_on_the_grid():
+    judge = four_clients()[0]
+    sender = Sender(
+        client=judge, method=FedDAGDP(), clock=Clock(round=0, rounds=1, participants=(judge.name,)), model=None, state={},
+        statistic_source=None,
+    )  # fmt: skip
+    values = torch.full((10_000,), 1 / 3, dtype=torch.float64)
+    message = Outgoing(round=0, stage="review", name="scores", artifact=Scores(values=values), sender=sender)
+
+    found = PrivateScores(epsilon=2.0).on_message(message, simulated_stream(0, "scores"))
+
+    assert found is not None
+    assert found.uses is not None
+    (use,) = found.uses
+    grid, _ = lattice(use.noise, distance=use.sensitivity["zero-out"], coordinates=10_000)
+    assert_fair_last_bits(found.artifact.tensors()["values"], grid)
+
+
+def test_changes_of_a_model_are_released_on_one_grid():
+    changes = {"a": torch.full((6000,), 1 / 3).double(), "b": torch.full((2, 3000), 1e-9).double()}
+
+    released = noisy_together(changes, 0.3, distance=1.0, rng=simulated_stream(0, "changes"))
+
+    grid, _ = lattice(0.3, distance=1.0, coordinates=12_000)
+    assert [value.shape for value in released.values()] == [(6000,), (2, 3000)]
+    assert_fair_last_bits(torch.cat([value.flatten() for value in released.values()]), grid)
+
+
+def test_styles_are_released_on_the_grid():
+    message = outgoing(PixelStyles())
+    defense = PrivateStyles(epsilon=2.0, unit="client", center="zero", scale="one", clip=1.0)
+
+    means = []
+    for draw in range(40):
+        found = defense.on_message(message, simulated_stream(draw, "styles"))
+        assert found is not None
+        assert isinstance(found.artifact, StyleStatistics)
+        assert found.uses is not None
+        means.append(found.artifact.mean.double())
+
+    (use,) = found.uses
+    grid, _ = lattice(use.noise, distance=min(use.sensitivity.values()), coordinates=6)
+    steps = torch.cat(means) / grid
+    assert torch.equal(steps, steps.round())
