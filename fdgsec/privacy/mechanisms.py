@@ -117,14 +117,19 @@ def _log_delta(mu: float, epsilon: float) -> float:
     form needs no e^epsilon and no difference of nearly equal tails."""
     u = epsilon / mu - mu / 2
     if u <= -1:  # mu > 2: the terms are far apart, and R(u) would overflow
-        first = float(special.log_ndtr(-u))
-        return first + math.log(-math.expm1(epsilon + float(special.log_ndtr(-u - mu)) - first))
+        first, second = float(special.log_ndtr(-u)), _log_density(u) + math.log(_mills(u + mu))
+        return first + math.log(-math.expm1(second - first))
     # R' = x R - 1: for a small step the drop is integrated, as the difference would lose its digits
     if mu < 0.05:
         drop = mu * math.fsum(w * _mills_slope(u + x * mu) for w, x in zip(WEIGHTS, NODES, strict=True))
     else:
         drop = _mills(u) - _mills(u + mu)
-    return -math.inf if drop <= 0 else -u * u / 2 - math.log(2 * math.pi) / 2 + math.log(drop)
+    return -math.inf if drop <= 0 else _log_density(u) + math.log(drop)
+
+
+def _log_density(x: float) -> float:
+    """Compute ln phi(x)."""
+    return -x * x / 2 - math.log(2 * math.pi) / 2
 
 
 def _mills(x: float) -> float:

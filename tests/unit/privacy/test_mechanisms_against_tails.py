@@ -64,3 +64,13 @@ def test_all_epsilons_above_zero_have_a_multiplier(epsilon: float):
 def test_an_epsilon_just_above_one_is_outside_the_classical_proof():
     with pytest.raises(UsageError, match="proven for epsilon <= 1"):
         classical_multiplier(1.005, 1e-5)
+
+
+@pytest.mark.parametrize("mu", [1e3, 1e6, 1e9, 1e11])
+def test_next_to_no_noise_costs_half_of_its_squared_mu(mu: float):
+    """The terms of epsilon and of the tail are far larger than their difference, which overflows where it is rounded."""
+    quantile = float(norm.ppf(1e-5))
+
+    # the first tail alone: mu / 2 - epsilon / mu = quantile
+    assert epsilon_of(1 / mu, 1e-5) == pytest.approx(mu * (mu / 2 - quantile), rel=1e-5)
+    assert delta_of(1 / mu, mu * mu / 2) == pytest.approx(0.5, abs=1e-3)
