@@ -24,13 +24,13 @@ def shared(folder: Path, images: int | None, *, defenses: tuple[str, ...] = ()) 
     """The reply of node 102 to `share`, and the message's fields, where it keeps its first `images` (None: all)."""
     small = {"dataset": "shapes", "rounds": 0, "per_domain": 24, "image_size": 32, "defenses": defenses}
     config = resolve_settings(small, preset=None, defaults={"method": "ccst"})
-    settings = Job(config=config, purpose="train", clients=3).settings()
+    job = Job(config=config, purpose="train", clients=3).settings()
     clock = Clock(round=0, rounds=0, participants=("client:0", "client:1", "client:2"))
     request = StepRequest(clock=clock, model=None, inbox={})
-    content = packed_request("share", request, settings=settings, known=NEVER, model=None, held="")
+    content = packed_request("share", request, settings=job, known=NEVER, model=None, held="")
 
-    def workplace(told: str, context: Context) -> Member:
-        member = apps.member_of(told, context)
+    def workplace(settings: str, context: Context) -> Member:
+        member = apps.member_of(settings, context)
         kept = member.client.data if images is None else member.client.data.subset(torch.arange(images))
         return replace(member, client=replace(member.client, data=kept))
 

@@ -59,7 +59,7 @@ def test_releases_of_one_client_add_up_and_those_of_others_do_not():
 
     assert [each.part for each in (run, share, update)] == ["run", "share/style", "update/model"]
     assert run.epsilon == pytest.approx(together(2.0, 3.0, 1.5), rel=1e-9)
-    assert run.epsilon > together(1.4, 4.0)
+    assert together(2.0, 3.0, 1.5) > together(1.4, 4.0)
     assert share.epsilon == pytest.approx(together(1.4), rel=1e-9)  # another client is the worst off here
     assert update.epsilon == pytest.approx(together(1.5), rel=1e-9)
     assert (run.covers, share.covers, update.covers) == (
@@ -168,6 +168,12 @@ def test_a_model_trained_on_an_unprotected_share_is_unprotected(own_return: bool
     assert part.part == ("bank + scores only" if own_return else "bank + model + scores only")
     paid = (8.0, 3.0) if own_return else (8.0, 1.0, 3.0)
     assert part.epsilon == pytest.approx(together(*paid), rel=1e-9)
+
+
+def test_a_share_does_not_come_back_unless_the_method_says_so():
+    made = ledger(("client:0", "share/style", None), ("client:0", "update/model", (use(1.0),)))
+
+    assert made.guarantees(delta=DELTA)[0].uncovered == ("share/style",)
 
 
 def test_an_unprotected_update_leaves_a_protected_share_protected():

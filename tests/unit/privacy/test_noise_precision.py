@@ -8,14 +8,14 @@ from torch import Tensor
 from fdgsec.defenses.dp_fedavg import noisy_together
 from fdgsec.defenses.private_scores import PrivateScores
 from fdgsec.defenses.private_styles import PrivateStyles
-from fdgsec.federation.artifacts import Scores, StyleStatistics
+from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.method import Clock
 from fdgsec.methods.feddag_dp import FedDAGDP
 from fdgsec.privacy.discrete_gaussian import GRID_BITS, lattice, lattice_gaussian
 from fdgsec.privacy.dp_sgd import noisy
 from fdgsec.runtime.secret_streams import simulated_stream
-from tests.support.private_styles_setting import outgoing
+from tests.support.private_styles_setting import cost, outgoing, protected
 from tests.support.round_loop import four_clients
 from tests.support.toy_federation import PixelStyles
 
@@ -98,17 +98,18 @@ def test_changes_of_a_model_are_released_on_one_grid():
 
 def test_styles_are_released_on_the_grid():
     message = outgoing(PixelStyles())
-    defense = PrivateStyles(epsilon=2.0, unit="client", center="zero", scale="one", clip=1.0)
+    defense = PrivateStyles(epsilon=2.0, unit="client", center="zero", scale="raw", clip=1.0)
 
-    means = []
-    for draw in range(40):
-        found = defense.on_message(message, simulated_stream(draw, "styles"))
-        assert found is not None
-        assert isinstance(found.artifact, StyleStatistics)
-        assert found.uses is not None
-        means.append(found.artifact.mean.double())
+    found = [protected(defense, message, draw=draw) for draw in range(40)]
 
-    (use,) = found.uses
+    (use,) = cost(found[0])
     grid, _ = lattice(use.noise, distance=min(use.sensitivity.values()), coordinates=6)
-    steps = torch.cat(means) / grid
+    steps = torch.cat([each.artifact.tensors()["mean"].double() for each in found]) / grid
     assert torch.equal(steps, steps.round())
+
+
+def test_as_many_normal_numbers_are_drawn_as_were_asked_for():
+    for shape in ((1,), (3,), (2, 3), (5, 1, 3), (0,)):
+        drawn = simulated_stream(0, "counts").normal(*shape)
+        assert drawn.shape == shape
+        assert len(drawn.unique()) == drawn.numel()
