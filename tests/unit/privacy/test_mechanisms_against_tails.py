@@ -74,3 +74,19 @@ def test_next_to_no_noise_costs_half_of_its_squared_mu(mu: float):
     # the first tail alone: mu / 2 - epsilon / mu = quantile
     assert epsilon_of(1 / mu, 1e-5) == pytest.approx(mu * (mu / 2 - quantile), rel=1e-5)
     assert delta_of(1 / mu, mu * mu / 2) == pytest.approx(0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 50.0, 1e4, 1e7, 1e12, 1e300])
+def test_a_delta_below_the_smallest_float_is_zero(epsilon: float):
+    assert delta_of(100.0, epsilon) == 0  # the first tail begins at 50 standard deviations and beyond
+
+
+@pytest.mark.parametrize("delta", [1e-15, 1e-100, 1e-300, 5e-324])
+@pytest.mark.parametrize("multiplier", [3.0, 30.0, 3000.0])
+def test_the_smallest_deltas_are_met_from_far_tails(multiplier: float, delta: float):
+    epsilon = epsilon_of(multiplier, delta)
+
+    mu = 1 / multiplier
+    first, second = (float(special.log_ndtr(sign * mu / 2 - epsilon / mu)) for sign in (1, -1))
+    # logarithms of the two tails, of order 700, leave ten digits of their ratio
+    assert first + math.log(-math.expm1(epsilon + second - first)) == pytest.approx(math.log(delta), rel=1e-9)
