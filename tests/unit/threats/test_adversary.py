@@ -73,7 +73,7 @@ def test_what_adversaries_know_beside_their_view():
 def test_a_victims_own_pooled_style_is_one_row(kind: type[StyleStatistics] | type[InterpolationStyle]):
     sent = kind(mean=torch.tensor([1.0, 2.0]), std=torch.tensor([3.0, 4.0]))
 
-    found = view(said("client:1", sent), said("client:2", style(9.0))).styles("client:1")
+    found = view(said("client:2", style(9.0)), said("client:1", sent)).styles("client:1")
 
     assert found is not None
     assert [each.tolist() for each in found] == [[[1.0, 2.0]], [[3.0, 4.0]]]
