@@ -98,10 +98,13 @@ def test_renyi_accounting_takes_laplace_noise_only_without_sampling():
         composition.renyi_epsilon((gaussian(2.0), laplace(2.0, rate=0.5)), 1e-5)
 
 
-def test_accounting_leaves_the_librarys_logger_as_it_was():
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.CRITICAL])
+def test_accounting_leaves_the_librarys_logger_as_it_was(level: int):
     logger = logging.getLogger("absl")
-    level = logger.level
-
-    composition.renyi_epsilon((gaussian(0.9, 7, rate=0.2),), 1e-6)
-
-    assert logger.level == level
+    before = logger.level
+    try:
+        logger.setLevel(level)
+        composition.renyi_epsilon.__wrapped__((gaussian(0.9, 7, rate=0.2),), 1e-6)
+        assert logger.level == level
+    finally:
+        logger.setLevel(before)

@@ -257,6 +257,18 @@ def test_without_a_truth_or_a_number_there_is_no_test(answer: Answer, truth: Tru
     assert null([answer], [truth]) is None
 
 
+def test_one_client_without_a_number_or_truth_leaves_the_whole_group_without_a_test():
+    flags = torch.tensor([True, False, False])
+    scores = [torch.ones(3), torch.tensor([1.0, math.nan, 2.0])]
+    asked = [Membership(case=i, scores=one) for i, one in enumerate(scores)]
+    ranked = [Ranking(case=i, distances=one.expand(1, 3)) for i, one in enumerate(scores)]
+
+    assert null(asked, [Truth(members=flags)] * 2) is None
+    assert null([asked[0], replace(asked[0], case=1)], [Truth(members=flags), Truth()]) is None
+    assert null([asked[0], replace(asked[0], case=1)], [Truth(members=flags), Truth(members=flags | True)]) is None
+    assert null(ranked, [Truth(rows=torch.tensor([0]))] * 2) is None
+
+
 @pytest.mark.parametrize(
     ("p_value", "comparisons", "passed"),
     [(0.0501, 1, True), (0.05, 1, True), (0.0499, 1, False), (0.0025, 20, True), (0.0024, 20, False), (0.001, 500, False),
