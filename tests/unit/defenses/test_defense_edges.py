@@ -36,6 +36,7 @@ from fdgsec.privacy.ledger import Ledger
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import ArtifactError, UnseenError, UsageError
 from fdgsec.runtime.secret_streams import simulated_stream
+from tests.support.hostile import forged
 from tests.support.outgoings import outgoing
 from tests.support.round_loop import four_clients
 
@@ -172,6 +173,35 @@ def test_exactly_k_are_released_and_one_less_is_not(artifact: Artifact):
     released(KAnonymous(k=3), artifact, holds=3)
     with pytest.raises(UnseenError, match="fewer than k = 4"):
         released(KAnonymous(k=4), artifact, holds=3)
+
+
+def test_a_mean_spectrum_of_fewer_than_k_images_stays_at_home_and_of_k_leaves_as_it_is():
+    spectrum = Amplitudes(values=torch.ones(1, 1, 4, 3), owner=torch.zeros(1).long())
+
+    assert released(KAnonymous(k=3), spectrum, holds=3) is spectrum
+    with pytest.raises(UnseenError, match="release 3 images, fewer than k = 4"):
+        released(KAnonymous(k=4), spectrum, holds=3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_guards_count_what_is_not_finite_in_tensors_of_any_length(count: int):
+    def message(value: float) -> Message:
+        artifact = forged(Scores, values=torch.full((count,), value))
+        return Message(round=0, stage="share", sender="client:0", receiver="server", artifact=artifact)
+
+    Guards().inspect(message(1.0))
+    if count:
+        with pytest.raises(ArtifactError, match=f"values has {count} of {count} values that are not finite"):
+            Guards().inspect(message(math.nan))
+
+
+def test_nobody_is_outvoted_where_two_clients_hold_one_and_the_same_mean():
+    mean = style(1.0)
+
+    with pytest.raises(UsageError, match="cannot outvote anybody"):
+        received(Guards(center="median"), mean, mean)
+    assert len(received(Guards(center="median"), style(1.0), style(1.0))) == 2
+    assert received(Guards(norm=9.0), mean, mean) == [mean, mean]
 
 
 def received(

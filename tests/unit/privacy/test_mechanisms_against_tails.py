@@ -36,7 +36,7 @@ def test_epsilon_undoes_delta_and_the_multiplier_undoes_both(mu: float, tail: fl
 
 
 def test_delta_at_epsilon_zero_is_the_total_variation_for_little_and_much_noise():
-    for mu in (1e-6, 0.04, 0.3, 4.0):
+    for mu in (1e-12, 3e-10, 1e-9, 7e-8, 1e-6, 0.04, 0.3, 4.0):
         assert delta_of(1 / mu, 0.0) == pytest.approx(math.erf(mu / math.sqrt(8)), rel=1e-12)
 
 

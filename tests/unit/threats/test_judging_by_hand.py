@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
 from fdgsec.metrics.intervals import wilson
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.roc import majority_share
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Labels, Membership, Prediction, Ranking, Recovered
@@ -18,6 +21,7 @@ from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite,
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.labels import present_classes
 from fdgsec.threats.judging.membership import LOW_RATES, cluster_size_rows
+from fdgsec.threats.judging.rules import JudgingContext, Rule
 from tests.support.judged import case, judged
 
 
@@ -348,6 +352,29 @@ def test_answers_are_sorted_by_what_they_are_about():
     ]  # fmt: skip
     assert [entry.case for entry in found[0].entries] == cases
     assert len({group.name for group in found}) == 2
+
+
+@pytest.mark.parametrize("jointly", [False, True])
+def test_groups_that_are_judged_jointly_come_last_and_together(jointly: bool):
+    asked: list[int] = []
+
+    def measure(groups: Sequence[Group], rng: torch.Generator, context: JudgingContext) -> list[Measurement]:
+        asked.append(len(groups))
+        return [row for group in groups for row in unavailable(["joint"], group.slice, "x")]
+
+    @dataclass(frozen=True, kw_only=True)
+    class Joint(Prediction):
+        kind: ClassVar[str] = f"joint {jointly}"
+        rule: ClassVar[Rule] = Rule(measure=measure, jointly=jointly)
+
+    answers = [
+        *(Joint(case=0, value=1.0, name="joint", slice={"v": v}) for v in (1, 2)), Prediction(case=0, value=1.0, name="x"),
+    ]  # fmt: skip
+
+    rows = Judge().measure(answers, [case()], [Truth()], stream(0, "attack"))
+
+    assert asked == ([2] if jointly else [1, 1])
+    assert [row.name for row in rows] == (["x", "joint", "joint"] if jointly else ["joint", "joint", "x"])
 
 
 @pytest.mark.parametrize("number", [-1, 2])

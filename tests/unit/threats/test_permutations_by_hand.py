@@ -226,6 +226,27 @@ def test_an_easy_pool_that_all_clients_share_is_one_draw_and_not_one_a_client():
     assert row(*pool(3, 12, gain=9.0)).p_value < 0.01
 
 
+def test_a_client_whose_candidates_all_fall_on_one_side_is_left_out_of_a_permutation():
+    """Two clients were asked about four of six images each; every pair of the six might have been the members."""
+    ease, asked = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 3.0]), ([0, 1, 2, 3], [2, 3, 4, 5])
+
+    def mean_area(members: Sequence[int]) -> float:
+        flags = [[image in members for image in mine] for mine in asked]
+        areas = [roc_auc_score(own, ease[mine]) for own, mine in zip(flags, asked, strict=True) if 0 < sum(own) < 4]
+        return sum(areas) / len(areas)
+
+    areas = [mean_area(pair) for pair in permutations(range(6), 2)]
+    for members in ([0, 4], [3, 5], [1, 2]):
+        found = row(
+            [Membership(case=i, scores=ease[mine]) for i, mine in enumerate(asked)],
+            [Truth(members=torch.tensor([image in members for image in mine])) for mine in asked],
+            [case(candidates=numbered(mine)) for mine in asked],
+        )
+        exactly = sum(area >= mean_area(members) - 1e-9 for area in areas) / len(areas)
+        assert found.value == pytest.approx(mean_area(members))
+        assert found.p_value == pytest.approx(exactly, abs=4 * math.sqrt(0.25 / 499))
+
+
 def test_images_that_are_members_here_and_not_there_are_exchanged_within_clients():
     answers, _, cases = pool(6, 12)
     flags = [torch.arange(12).roll(shift) < 6 for shift in range(6)]
