@@ -9,7 +9,7 @@ ifneq ($(wildcard ../shared/weights),)
 export FDGSEC_WEIGHTS ?= $(abspath ../shared/weights)
 endif
 
-.PHONY: attack test slow lint types mypy pyright docs notebooks clean
+.PHONY: attack test slow mutants lint types mypy pyright docs notebooks clean
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ test: $(VENV)/installed
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n auto -m slow
+
+# hours, and no part of CI: docs/testing.md
+mutants: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -e ".[mutants]"
+	OMP_NUM_THREADS=1 nice $(BIN)/python -m benchmarks.mutants
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -34,7 +35,9 @@ from benchmarks.mutation_targets import TARGETS, Target
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "mutants.json"
 PRELOADED = ("torch", "torchvision", "scipy.stats", "sklearn", "dp_accounting", "opacus", "matplotlib.pyplot")
-SLOWER = 5
+INTERNAL_ERROR = 3
+"""pytest's exit code where it fails itself: no test was judged."""
+SLOWER = 4
 """A mutant counts as killed (by the clock) after this many times the seconds of the unchanged tests, and 20 more."""
 
 
@@ -58,7 +61,7 @@ class MutatedModule(importlib.abc.MetaPathFinder):
     path: str
     text: str
 
-    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: object, target: object = None) -> ModuleSpec | None:  # noqa: ARG002
         """Give the mutated module for its own name."""
         if fullname != self.name:
             return None
@@ -79,8 +82,8 @@ def run_tests(tests: Sequence[str], mutant: Mutant | None, folder: Path, seconds
     if child == 0:
         try:
             os._exit(_tested(tests, mutant, folder))
-        finally:
-            os._exit(3)
+        finally:  # an error must not go on in a second copy of this program
+            os._exit(INTERNAL_ERROR)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if (found := os.waitpid(child, os.WNOHANG))[0]:
@@ -88,10 +91,8 @@ def run_tests(tests: Sequence[str], mutant: Mutant | None, folder: Path, seconds
         time.sleep(0.01)
     else:
         found = (0, 0)
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what the tests have started, too
-    except ProcessLookupError:
-        pass
     if found[0]:
         return os.waitstatus_to_exitcode(found[1])
     os.waitpid(child, 0)
@@ -119,7 +120,9 @@ def judge(name: str, target: Target, *, sample: int, seed: int) -> dict[str, obj
         os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
         begun = time.monotonic()
         if code := run_tests(target.tests, None, folder, 600):
-            raise SystemExit(f"{name}: the tests fail without a mutant (exit {code}):\n{(folder / 'output').read_text()}")
+            raise SystemExit(
+                f"{name}: the tests fail without a mutant (exit {code}):\n{(folder / 'output').read_text()}"
+            )
         unchanged = time.monotonic() - begun
         counts = {"killed": 0, "timed_out": 0, "not_importable": 0}
         survivors = list[dict[str, object]]()

@@ -3,6 +3,7 @@
 Of Cosmic Ray's replacements of arithmetic and comparison operators those by the nearest other are taken: nobody writes
 `<<` for `+`, and any test would see it."""
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,8 @@ BINARY = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Mul", "Mod_Floor
           "BitOr_BitAnd", "RShift_LShift", "LShift_RShift")  # fmt: skip
 COMPARISONS = ("Lt_LtE", "Lt_Gt", "LtE_Lt", "LtE_Gt", "Gt_GtE", "Gt_Lt", "GtE_Gt", "GtE_Lt", "Eq_NotEq", "NotEq_Eq",
                "Is_IsNot", "IsNot_Is")  # fmt: skip
-OTHERS = ("ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not", "ReplaceUnaryOperator_Delete_Invert", "AddNot", "ReplaceTrueWithFalse",
+OTHERS = ("ReplaceUnaryOperator_USub_UAdd", "ReplaceUnaryOperator_Delete_Not",
+          "ReplaceUnaryOperator_Delete_Invert", "AddNot", "ReplaceTrueWithFalse",
           "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "ReplaceBreakWithContinue",
           "ReplaceContinueWithBreak", "NumberReplacer", "ZeroIterationForLoop")  # fmt: skip
 SWAPPED: Final = {
@@ -30,76 +32,73 @@ SWAPPED: Final = {
 IN = (["in"], ["not", "in"])
 
 
-class NameSwap(Operator):
-    """Replaces a function or type by its opposite, or float64 by float32."""
+Place = tuple[tuple[int, int], tuple[int, int]]
 
-    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Find the names."""
-        if isinstance(node, Name) and node.value in SWAPPED:
+
+class Replacement(Operator):
+    """Replaces one node where it `fits`."""
+
+    @abstractmethod
+    def fits(self, node: NodeOrLeaf) -> bool:
+        """Tell whether the node can be replaced."""
+
+    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[Place]:
+        """Find the nodes."""
+        if self.fits(node):
             yield node.start_pos, node.end_pos
 
-    def mutate(self, node: Name, index: int) -> Name:
+    @classmethod
+    def examples(cls) -> tuple[()]:
+        """None: Cosmic Ray tests its own operators by them."""
+        return ()
+
+
+class NameSwap(Replacement):
+    """Replaces a function or type by its opposite, and float64 by float32."""
+
+    def fits(self, node: NodeOrLeaf) -> bool:
+        """Names that have an opposite."""
+        return isinstance(node, Name) and node.value in SWAPPED
+
+    def mutate(self, node: Name, index: int) -> Name:  # noqa: ARG002
         """Write the other name."""
         return Name(SWAPPED[node.value], node.start_pos, prefix=node.prefix)
 
-    @classmethod
-    def examples(cls) -> tuple[()]:
-        """None."""
-        return ()
 
-
-class MembershipSwap(Operator):
+class MembershipSwap(Replacement):
     """Replaces `in` by `not in`, and back."""
 
-    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Find the comparisons."""
-        if node.parent is not None and node.parent.type == "comparison" and node.get_code().split() in IN:
-            yield node.start_pos, node.end_pos
+    def fits(self, node: NodeOrLeaf) -> bool:
+        """Comparisons; the `in` of a loop is none."""
+        return node.parent is not None and node.parent.type == "comparison" and node.get_code().split() in IN
 
-    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:
+    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:  # noqa: ARG002
         """Write the other."""
         return Keyword("not in" if node.get_code().split() == IN[0] else "in", node.start_pos, prefix=" ")
 
-    @classmethod
-    def examples(cls) -> tuple[()]:
-        """None."""
-        return ()
 
+class LooserNumber(Replacement):
+    """Makes a number with a decimal point or an exponent 1% larger."""
 
-class LooserNumber(Operator):
-    """Makes a number with a decimal point 1% larger."""
+    def fits(self, node: NodeOrLeaf) -> bool:
+        """Numbers that are not whole, or not written so; not 0."""
+        return isinstance(node, Number) and _is_float(node.value) and float(node.value) != 0
 
-    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Find numbers that are not whole."""
-        if isinstance(node, Number) and _is_float(node.value) and float(node.value):
-            yield node.start_pos, node.end_pos
-
-    def mutate(self, node: Number, index: int) -> Number:
+    def mutate(self, node: Number, index: int) -> Number:  # noqa: ARG002
         """Write the larger number."""
         return Number(repr(1.01 * float(node.value)), node.start_pos, prefix=node.prefix)
 
-    @classmethod
-    def examples(cls) -> tuple[()]:
-        """None."""
-        return ()
 
-
-class StatementRemover(Operator):
+class StatementRemover(Replacement):
     """Removes a call whose result is not used, a `raise`, or an assignment to a part of an object."""
 
-    def mutation_positions(self, node: NodeOrLeaf) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Find the statements."""
-        if node.parent is not None and node.parent.type == "simple_stmt" and _removable(node):
-            yield node.start_pos, node.end_pos
+    def fits(self, node: NodeOrLeaf) -> bool:
+        """Such statements."""
+        return node.parent is not None and node.parent.type == "simple_stmt" and _removable(node)
 
-    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:
+    def mutate(self, node: NodeOrLeaf, index: int) -> Keyword:  # noqa: ARG002
         """Write `pass`."""
         return Keyword("pass", node.start_pos, prefix=node.get_first_leaf().prefix)
-
-    @classmethod
-    def examples(cls) -> tuple[()]:
-        """None."""
-        return ()
 
 
 def _is_float(number: str) -> bool:
@@ -108,9 +107,8 @@ def _is_float(number: str) -> bool:
 
 def _removable(node: NodeOrLeaf) -> bool:
     if node.type == "expr_stmt":
-        return node.children[0].type == "atom_expr" or node.children[1].type == "operator" and len(
-            node.children[1].value
-        ) > 1
+        target, sign = node.children[:2]
+        return target.type == "atom_expr" or (sign.type == "operator" and len(sign.value) > 1)
     return node.type == "raise_stmt" or (node.type == "atom_expr" and node.children[-1].children[0] == "(")
 
 
@@ -134,9 +132,7 @@ class Mutant:
         lines, others = self.original.splitlines(), self.text.splitlines()
         first = next(number for number, line in enumerate(lines) if line != others[number])
         last = next(number for number in range(1, len(lines)) if lines[-number] != others[-number]) - 1
-        before, after = (
-            " ".join(line.strip() for line in each[first : len(each) - last]) for each in (lines, others)
-        )
+        before, after = (" ".join(line.strip() for line in each[first : len(each) - last]) for each in (lines, others))
         return {"path": self.path, "line": self.line, "before": before, "after": after}
 
 
