@@ -125,11 +125,11 @@ def test_the_ends_of_a_quantized_range_are_levels(bits: int, rounding: str):
 
 @pytest.mark.parametrize(("width", "highest"), [(1, 10.0), (2, 10.0), (3, 20.0), (4, 30.0)])
 def test_a_spectrums_range_ends_at_the_number_of_pixels(width: int, highest: float):
-    values = torch.full((1, 1, 5, width), 1e6)  # of images of 5 x 2 (width - 1) pixels
+    values = torch.tensor([0.0, 1e6])[:, None, None, None].expand(2, 1, 5, width)  # of 5 x 2 (width - 1) pixels
 
-    found = released(Quantize(), Amplitudes(values=values, owner=torch.zeros(1).long())).tensors()["values"]
+    found = released(Quantize(), Amplitudes(values=values, owner=torch.zeros(2).long())).tensors()["values"]
 
-    assert float(found.max()) == highest
+    assert found[:, 0, 0, 0].tolist() == [0.0, highest]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6, 7, 11])
