@@ -1,6 +1,7 @@
 """The ledger's guarantee is that of the worst-off client, in the strictest relation that all uses know."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
@@ -250,10 +251,20 @@ def test_a_line_says_the_epsilon_with_its_relation_unit_and_delta_or_what_is_unp
     bare = ledger(("client:0", "share/style", None))
 
     assert found(covered)[0].line() == (
-        f"run: epsilon {together(1.0, 1.0):.4g} at delta 1e-05 per record (replace-one), over share/style, update/model"
+        f"run: epsilon {together(1.0, 1.0):.4g} at delta 1e-05 per record (replace-one), over share/style, update/model (unvetted)"
     )
     assert found(bare)[0].line() == "run: none, unprotected: share/style"
     assert found(Ledger())[0].line() == "run: none, unprotected: everything"
+
+
+def test_an_epsilon_is_marked_unless_it_is_vetted_with_the_page_of_each_mechanism():
+    (run,) = found(ledger(("client:0", "share/style", (use(1.0),))))
+
+    assert not run.vetted
+    assert replace(run, by=("dp-sgd", "of-a-plugin")).line().endswith(
+        "over share/style (unvetted: docs/defenses/dp-sgd.md, of-a-plugin)"
+    )  # fmt: skip
+    assert replace(run, by=("dp-sgd",), vetted=True).line().endswith("over share/style")
 
 
 def test_no_noise_is_written_as_an_infinite_epsilon():

@@ -6,7 +6,13 @@ import pytest
 from scipy import special
 from scipy.stats import norm
 
-from fdgsec.privacy.mechanisms import classical_multiplier, delta_of, epsilon_of, noise_multiplier
+from fdgsec.privacy.mechanisms import (
+    classical_multiplier,
+    delta_of,
+    epsilon_of,
+    multiplier_per_release,
+    noise_multiplier,
+)
 from fdgsec.runtime.errors import UsageError
 
 
@@ -15,7 +21,7 @@ def two_tails(mu: float, epsilon: float) -> float:
     return float(special.ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * special.ndtr(-mu / 2 - epsilon / mu))
 
 
-@pytest.mark.parametrize("mu", [0.02, 0.04, 0.0499, 0.0501, 0.3, 1.9, 2.1, 5.0, 10.0])
+@pytest.mark.parametrize("mu", [0.02, 0.04, 0.0499, 0.0501, 0.3, 1.0, 1.9, 2.1, 5.0, 10.0])
 @pytest.mark.parametrize("tail", [0.0, 0.3, 1.0, 2.5, 4.9, 5.1, 6.0, 8.0, 12.0, 20.0])
 def test_delta_is_the_difference_of_the_two_tails(mu: float, tail: float):
     """`tail` is how far out the first of them begins: the noise of small mu meets its epsilon in far tails only."""
@@ -59,6 +65,12 @@ def test_all_epsilons_above_zero_have_a_multiplier(epsilon: float):
     assert noise_multiplier(epsilon, 1e-5) > 0
     if epsilon <= 1:
         assert classical_multiplier(epsilon, 1e-5) == pytest.approx(4.844805262605389 / epsilon, rel=1e-12)
+
+
+def test_a_share_of_a_multiplier_is_refused_below_zero_and_zero_stays_zero():
+    assert multiplier_per_release(0.0, releases=4) == 0
+    with pytest.raises(UsageError, match="must not be negative"):
+        multiplier_per_release(-1e-9, releases=4)
 
 
 def test_an_epsilon_just_above_one_is_outside_the_classical_proof():

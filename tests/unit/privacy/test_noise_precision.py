@@ -2,6 +2,7 @@
 
 A number in float32 has 24 bits; noise with fewer bits than what it hides tells which values it can have come from."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -56,6 +57,14 @@ def test_the_last_bit_of_a_calibrated_release_is_noise_however_large_the_noise_c
     large = released[released.abs() > 2**GRID_BITS * grid]  # beyond 24 bits float32 has even numbers alone
     assert len(large) > 5000
     assert_fair_last_bits(large, grid)
+
+
+def test_rounding_may_move_two_neighbors_as_far_apart_as_they_are_and_no_farther():
+    grid = 2.0**-GRID_BITS
+
+    assert lattice(1.0, distance=3 * grid, coordinates=9) == (grid, 2 ** (GRID_BITS + 1) + 1)
+    with pytest.raises(ValueError, match="the noise is too large"):
+        lattice(1.0, distance=3 * grid * (1 - 1e-9), coordinates=9)
 
 
 def test_a_step_of_dp_sgd_adds_its_noise_in_float64_and_rounds_once():
