@@ -74,6 +74,16 @@ def test_blocks_are_permuted_each_by_itself_and_count_by_their_rows():
     assert found.p_value == pytest.approx(1 / 4, abs=0.03)
 
 
+@pytest.mark.parametrize("size", [3, 7, 30])
+def test_scores_that_are_all_equal_are_no_evidence_to_the_last_digit(size: int):
+    test = PermutationTest(name="x", scores=lambda group: [torch.full((size, size), 0.1).double()])
+
+    found = test(EMPTY, stream(0, "attack"), 199)
+
+    assert found is not None
+    assert (found.value, found.p_value) == (pytest.approx(0.1), 1.0)
+
+
 @pytest.mark.parametrize(("hits", "again"), [(0, True), (4, True), (5, False), (60, False)])
 def test_a_scarce_p_value_is_drawn_again_ten_times_as_often(hits: int, again: bool):
     asked: list[int] = []
