@@ -2,6 +2,9 @@
 
 A number in float32 has 24 bits; noise with fewer bits than what it hides tells which values it can have come from."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +16,9 @@ from fdgsec.federation.artifacts import Scores
 from fdgsec.federation.defense import Outgoing, Sender
 from fdgsec.federation.method import Clock
 from fdgsec.methods.feddag_dp import FedDAGDP
-from fdgsec.privacy.discrete_gaussian import GRID_BITS, lattice, lattice_gaussian
+from fdgsec.privacy.discrete_gaussian import GRID_BITS, _filled, discrete_gaussian, lattice, lattice_gaussian
 from fdgsec.privacy.dp_sgd import noisy
-from fdgsec.runtime.secret_streams import simulated_stream
+from fdgsec.runtime.secret_streams import Integers, simulated_stream
 from tests.support.private_styles_setting import cost, outgoing, protected
 from tests.support.round_loop import four_clients
 from tests.support.toy_federation import PixelStyles
@@ -122,3 +125,17 @@ def test_as_many_normal_numbers_are_drawn_as_were_asked_for():
         drawn = simulated_stream(0, "counts").normal(*shape)
         assert drawn.shape == shape
         assert len(drawn.unique()) == drawn.numel()
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("accepted", [1, 2, 9])
+def test_candidates_are_drawn_until_there_are_enough_and_no_longer(count: int, accepted: int):
+    drawn: list[int] = []
+
+    def few(wanted: int) -> Integers:
+        drawn.append(wanted)
+        return np.arange(accepted * (len(drawn) - 1), accepted * len(drawn), dtype=np.int64)
+
+    assert _filled(few, count).tolist() == list(range(count))
+    assert len(drawn) == math.ceil(count / accepted)
+    assert discrete_gaussian(3, count, simulated_stream(0)).shape == (count,)
