@@ -113,6 +113,14 @@ def test_options_just_beyond_are_refused(kind: type[Defense], options: dict[str,
         kind(**options)
 
 
+@pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"noise_multiplier": 0.0}])
+def test_dp_sgd_without_noise_plans_no_guarantee(options: dict[str, float]):
+    assert DPSGD(**options).promise is None  # type: ignore[arg-type]
+    for noisy in (DPSGD(epsilon=8.0), DPSGD(noise_multiplier=1e-9)):
+        assert noisy.promise is not None
+        assert (noisy.promise.unit, noisy.promise.relations) == ("record", {"zero-out"})
+
+
 @pytest.mark.parametrize(("bits", "rounding"), [(1, "nearest"), (8, "nearest"), (23, "nearest")])
 def test_the_ends_of_a_quantized_range_are_levels(bits: int, rounding: str):
     defense = Quantize(bits=bits, low=-2.0, high=6.0, rounding=rounding)  # type: ignore[arg-type]

@@ -88,7 +88,8 @@ def test_linked_clients_are_matched_to_the_least_total_distance_even_at_infinity
     assert rows["top1",].value == pytest.approx(2 / 3)
     assert rows["top1", "hungarian"].value == 1.0
     assert [rows[key].chance for key in (("top1",), ("top1", "hungarian"))] == pytest.approx([1 / 3, 1 / 3])
-    assert (rows["median_rank",].value, rows["median_rank",].chance, rows["median_rank",].high) == (1.0, 2.0, 3.0)
+    assert (rows["median_rank",].value, rows["median_rank",].chance) == (1.0, 2.0)
+    assert (rows["median_rank",].low, rows["median_rank",].high) == (1.0, 3.0)
     assert rows["top1",].n == 3
 
 
@@ -284,6 +285,15 @@ def test_membership_that_cannot_be_judged_says_why(scores: list[float], members:
 
     assert {key[0] for key in rows} == {"auc", *LOW_RATES}
     assert all(reason in str(row.unavailable) for row in rows.values())
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_single_score_on_either_side_has_no_interval(members: int):
+    scores, flags = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.arange(4) < members
+
+    row = judged([Membership(case=0, scores=scores)], [case()], [Truth(members=flags)])["auc",]
+
+    assert (row.value, row.low, row.high) == (1.0, None, None)
 
 
 def test_one_member_and_one_other_have_an_auc_without_an_interval():

@@ -237,17 +237,21 @@ def test_an_easy_pool_that_all_clients_share_is_one_draw_and_not_one_a_client():
     assert row(*pool(3, 12, gain=9.0)).p_value < 0.01
 
 
-def test_a_client_whose_candidates_all_fall_on_one_side_is_left_out_of_a_permutation():
-    """Two clients were asked about four of six images each; every pair of the six might have been the members."""
-    ease, asked = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 3.0]), ([0, 1, 2, 3], [2, 3, 4, 5])
+@pytest.mark.parametrize("asked", [([0, 1, 2, 3], [2, 3, 4, 5]), ([0, 4], [4, 2, 5, 3, 1])])
+def test_a_client_whose_candidates_all_fall_on_one_side_is_left_out_of_a_permutation(asked: Sequence[list[int]]):
+    """Two clients were asked about some of six images; every pair of the six might have been the members."""
+    ease = torch.tensor([1.0, 4.0, 2.0, 5.0, 6.0, 3.0])
 
     def mean_area(members: Sequence[int]) -> float:
         flags = [[image in members for image in mine] for mine in asked]
-        areas = [roc_auc_score(own, ease[mine]) for own, mine in zip(flags, asked, strict=True) if 0 < sum(own) < 4]
+        areas = [
+            roc_auc_score(own, ease[mine]) for own, mine in zip(flags, asked, strict=True) if 0 < sum(own) < len(own)
+        ]
         return sum(areas) / len(areas)
 
     areas = [mean_area(pair) for pair in permutations(range(6), 2)]
-    for members in ([0, 4], [3, 5], [1, 2]):
+    mixed = [pair for pair in permutations(range(6), 2) if all(len({i in pair for i in mine}) == 2 for mine in asked)]
+    for members in mixed[::8]:
         found = row(
             [Membership(case=i, scores=ease[mine]) for i, mine in enumerate(asked)],
             [Truth(members=torch.tensor([image in members for image in mine])) for mine in asked],
@@ -256,6 +260,34 @@ def test_a_client_whose_candidates_all_fall_on_one_side_is_left_out_of_a_permuta
         exactly = sum(area >= mean_area(members) - 1e-9 for area in areas) / len(areas)
         assert found.value == pytest.approx(mean_area(members))
         assert found.p_value == pytest.approx(exactly, abs=4 * math.sqrt(0.25 / 499))
+
+
+def test_a_client_whose_candidates_would_all_be_members_is_no_evidence():
+    """Of four images one is no member. Where that is image 0, only the first client has both kinds, and is right."""
+    asked, ease = ([0, 1], [1, 2], [1, 3]), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    members = [torch.tensor([image != 1 for image in mine]) for mine in asked]
+
+    found = row(
+        [Membership(case=i, scores=ease[mine]) for i, mine in enumerate(asked)], [Truth(members=one) for one in members],
+        [case(candidates=numbered(mine)) for mine in asked],
+    )  # fmt: skip
+
+    assert found.value == pytest.approx(2 / 3)
+    assert found.p_value == pytest.approx(2 / 4, abs=4 * math.sqrt(0.25 / 499))  # itself, and 1 where it is image 0
+
+
+@pytest.mark.parametrize("kind", ["membership", "ranking"])
+def test_what_no_permutation_reaches_has_the_p_value_of_all_that_were_drawn(kind: str):
+    flags = torch.arange(40) < 20
+    answer, truth = (
+        (Membership(case=0, scores=flags.double()), Truth(members=flags)) if kind == "membership"
+        else (Ranking(case=0, distances=1 - torch.eye(40)), Truth(rows=torch.arange(40)))
+    )  # fmt: skip
+
+    found = row([answer], [truth])
+
+    assert found.permutations == 10 * 500 - 1
+    assert found.p_value == pytest.approx(1 / (found.permutations + 1), rel=1e-12)
 
 
 def test_images_that_are_members_here_and_not_there_are_exchanged_within_clients():
@@ -352,3 +384,8 @@ def test_every_further_goal_must_be_reached_and_one_that_was_not_measured_fails(
     ]  # fmt: skip
 
     assert [passed for passed, _ in planted(at_least=0.4, also=goals)] == [True, False, True, False, False]
+    (missing,) = positive_control(
+        PositiveControl(cases=[case()], truths=[Truth()], knowledge=KNOWLEDGE, measurement="auc", at_least=0.9), [],
+        Judge(), stream(0, "attack"),
+    )  # fmt: skip
+    assert (missing.measurement.name, missing.measurement.n, missing.passed) == ("auc", 0, False)
