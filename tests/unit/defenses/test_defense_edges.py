@@ -113,6 +113,12 @@ def test_options_just_beyond_are_refused(kind: type[Defense], options: dict[str,
         kind(**options)
 
 
+def test_distributed_noise_alone_needs_every_client():
+    assert {trust: DPFedAvg(trust=trust).needs_everyone for trust in ("local", "distributed", "server")} == {
+        "local": False, "distributed": True, "server": False,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("options", [{"epsilon": math.inf}, {"noise_multiplier": 0.0}])
 def test_dp_sgd_without_noise_plans_no_guarantee(options: dict[str, float]):
     assert DPSGD(**options).promise is None  # type: ignore[arg-type]
