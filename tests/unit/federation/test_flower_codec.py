@@ -49,7 +49,7 @@ REPLY = Reply(
 )  # fmt: skip
 TOLD = Introduction(
     name="client:1", clients=3, training=0, validation=2, classes=("dog", "cat"), fdgsec="1", code_sha256="c", torch="2",
-    threads=1,
+    threads=1, reproducible=True,
 )  # fmt: skip
 
 
@@ -214,9 +214,15 @@ def test_a_reply_with_a_wrong_field_is_refused(field: str, value: object, said: 
         ("{", "cannot be read"), ("[1]", "cannot be read"), ("{}", "cannot be read"),
         ('{"name": "x", "classes": []}', "cannot be read"),
         *(
-            (json.dumps({**asdict(TOLD), field: "1"}), "counts in something else")
-            for field in ("clients", "training", "validation")
+            (json.dumps({**asdict(TOLD), field: value}), "counts in something else")
+            for field in ("clients", "training", "validation", "threads") for value in ("1", -1, 1.0, True)
         ),
+        *((json.dumps({**asdict(TOLD), "reproducible": value}), "counts in something else") for value in (1, "yes")),
+        *(
+            (json.dumps({**asdict(TOLD), field: value}), "no printable text")
+            for field in ("name", "fdgsec", "code_sha256", "torch") for value in (1, "a\nb")
+        ),
+        (json.dumps({**asdict(TOLD), "classes": ["dog", 2]}), "no printable text"),
     ],
 )  # fmt: skip
 def test_an_introduction_with_wrong_fields_is_refused(told: str, said: str):
