@@ -328,13 +328,19 @@ def test_the_sum_of_styles_is_the_style_of_all_pixels():
 
 @pytest.mark.parametrize("kind", [ModelState, GeneratorState])
 def test_the_sum_of_states_is_their_weighted_mean_of_their_kind_with_whole_counters(kind: type[ModelState]):
-    states = [kind(state={"w": torch.tensor([v, 2 * v]), "n": torch.tensor(int(v))}) for v in (1.0, 4.0)]
+    states = [
+        kind(state={"w": torch.tensor([v, 2 * v]), "n": torch.tensor(int(v)), "d": torch.tensor(v / 7).double()})
+        for v in (1.0, 4.0)
+    ]
 
     found = summed((1.0, states[0]), (2.0, states[1])).artifacts["style"]
 
     assert type(found) is kind
     assert found.tensors()["w"].tolist() == [3.0, 6.0]
     assert found.tensors()["n"].tolist() == 3
+    assert float(found.tensors()["d"]) == pytest.approx(
+        float(states[0].state["d"] + 2 * states[1].state["d"]) / 3, rel=1e-15
+    )
     assert found.tensors()["n"].dtype == torch.int64
 
 
