@@ -113,6 +113,15 @@ def test_options_just_beyond_are_refused(kind: type[Defense], options: dict[str,
         kind(**options)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("generator", ModelState), ("generator", GeneratorState), ("model", GeneratorState)]
+)
+def test_dp_fedavg_covers_the_model_and_no_other_network(name: str, kind: type[ModelState]):
+    message = replace(outgoing(kind(state={"w": torch.ones(1)})), stage="update", name=name)
+
+    assert DPFedAvg().on_message(message, simulated_stream(0, "edges")) is None
+
+
 def test_distributed_noise_alone_needs_every_client():
     assert {trust: DPFedAvg(trust=trust).needs_everyone for trust in ("local", "distributed", "server")} == {
         "local": False, "distributed": True, "server": False,
