@@ -7,7 +7,8 @@ runs in a process forked from one that has loaded torch, which imports the mutat
 and runs the target's fast tests until one fails. `--sample` mutants of each target are drawn at random (0: all).
 
 Not counted: mutants that no test can import, those in annotations, decorators, protocols and f-strings, and those
-inside a `raise` statement (its removal counts)."""
+inside a `raise` statement (its removal counts). Results go to `benchmarks/results/mutants.json`; a "reason" that
+somebody wrote there beside a survivor is kept when the same mutant survives again."""
 
 import argparse
 import importlib.abc
@@ -19,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -39,6 +40,10 @@ INTERNAL_ERROR = 3
 """pytest's exit code where it fails itself: no test was judged."""
 SLOWER = 4
 """A mutant counts as killed (by the clock) after this many times the seconds of the unchanged tests, and 20 more."""
+
+
+Reasons = Mapping[tuple[str, str], str]
+"""Why a mutant that survived is no hole, by its path and changed lines."""
 
 
 class MutatedLoader(SourceFileLoader):
@@ -111,7 +116,7 @@ def _tested(tests: Sequence[str], mutant: Mutant | None, folder: Path) -> int:
     return int(pytest.main([*options, f"--basetemp={folder / 'tests'}", *tests]))
 
 
-def judge(name: str, target: Target, *, sample: int, seed: int) -> dict[str, object]:
+def judge(name: str, target: Target, *, sample: int, seed: int, reasons: Reasons) -> dict[str, object]:
     """Run a sample of one target's mutants and describe the result."""
     every = [mutant for path in target.modules for mutant in mutants_of(path, (ROOT / path).read_text())]
     random.Random(f"{seed} {name}").shuffle(every)
@@ -129,8 +134,12 @@ def judge(name: str, target: Target, *, sample: int, seed: int) -> dict[str, obj
         for mutant in _drawn(every, counts, survivors, sample):
             code = run_tests(target.tests, mutant, folder, SLOWER * unchanged + 20)
             if code == 0:
-                survivors.append(found := mutant.document())
-                print("survived {path}:{line}: {before} -> {after}".format_map(found), flush=True)
+                found = mutant.document()
+                reason = reasons.get((mutant.path, str(found["after"])))
+                survivors.append(found | ({"reason": reason} if reason else {}))
+                print(
+                    "survived {path}:{line}: {before} -> {after}".format_map(found), f"({reason or 'new'})", flush=True
+                )
             else:
                 counts["killed" if code == 1 else "timed_out" if code < 0 else "not_importable"] += 1
     killed = counts["killed"] + counts["timed_out"]
@@ -170,8 +179,12 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     for name in given.targets or TARGETS:
-        result = judge(name, TARGETS[name], sample=given.sample, seed=given.seed)
         results = json.loads(given.out.read_text()) if given.out.exists() else {}
+        reasons = {
+            (one["path"], one["after"]): one["reason"]
+            for each in results.values() for one in each["survivors"] if "reason" in one
+        }  # fmt: skip
+        result = judge(name, TARGETS[name], sample=given.sample, seed=given.seed, reasons=reasons)
         results = {key: value for key, value in {**results, name: result}.items() if key in TARGETS}
         given.out.write_text(json.dumps(dict(sorted(results.items())), indent=1) + "\n")
 

@@ -122,6 +122,12 @@ def test_dp_fedavg_covers_the_model_and_no_other_network(name: str, kind: type[M
     assert DPFedAvg().on_message(message, simulated_stream(0, "edges")) is None
 
 
+def test_buffers_that_go_back_are_an_assumption_where_they_do():
+    told = {how: any("buffers" in line for line in DPFedAvg(buffers=how).assumptions) for how in ("refuse", "received")}
+
+    assert told == {"refuse": False, "received": True}
+
+
 def test_distributed_noise_alone_needs_every_client():
     assert {trust: DPFedAvg(trust=trust).needs_everyone for trust in ("local", "distributed", "server")} == {
         "local": False, "distributed": True, "server": False,
