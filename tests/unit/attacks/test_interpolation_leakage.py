@@ -209,7 +209,9 @@ def small() -> Knowledge:
     return replace(planted_control.knowledge, simulate=narrow)
 
 
-@pytest.mark.parametrize("given", [{"kept": 30}, {"simulations": 100}, {"clients": 1}, {"clients": 200}])
-def test_options_that_cannot_trace_a_pool_are_refused_before_anything_runs(given: dict[str, int]):
+@pytest.mark.parametrize(
+    ("clients", "kept", "simulations"), [(20, 30, 1500), (20, 250, 100), (1, 250, 1500), (200, 250, 1500)]
+)
+def test_options_that_cannot_trace_a_pool_are_refused_before_anything_runs(clients: int, kept: int, simulations: int):
     with pytest.raises(UsageError, match="keeps two simulations for each client of a pool"):
-        InterpolationLeakage(**given)
+        InterpolationLeakage(clients=clients, kept=kept, simulations=simulations)
