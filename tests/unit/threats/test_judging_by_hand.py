@@ -10,8 +10,8 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import Tensor
 
-from fdgsec.metrics.intervals import wilson
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.metrics.roc import majority_share
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Labels, Membership, Prediction, Ranking, Recovered
@@ -44,7 +44,7 @@ def test_a_ranking_is_the_share_of_rows_whose_true_candidate_is_near(gallery: in
     for k in (1, 5):
         found, hits = rows[f"top{k}",], int((place <= k).sum())
         assert (found.value, found.chance, found.n) == (hits / 12, pytest.approx(k / gallery), 12)
-        assert (found.low, found.high) == (wilson(hits, 12).low, wilson(hits, 12).high)
+        assert (found.low, found.high) == (clopper_pearson(hits, 12).low, clopper_pearson(hits, 12).high)
     median = rows["median_rank",]
     ordered = place.sort().values.double()
     assert (median.value, median.chance) == (float(ordered[5:7].mean()), (gallery + 1) / 2)
@@ -93,14 +93,14 @@ def test_linked_clients_are_matched_to_the_least_total_distance_even_at_infinity
     assert rows["top1",].n == 3
 
 
-def test_the_interval_of_links_covers_wilsons_and_is_wilsons_for_one_client():
+def test_the_interval_of_links_covers_the_exact_one_and_is_it_for_one_client():
     many = judged(*partners(1 - torch.eye(8), range(8)))["top1",]
     alone = judged(*partners(torch.tensor([[0.0, 1.0, 2.0]]), [0]))["top1",]
 
     assert (many.value, many.high) == (1.0, 1.0)
     assert many.low is not None
-    assert many.low <= wilson(8, 8).low + 1e-12
-    assert (alone.low, alone.high) == (wilson(1, 1).low, wilson(1, 1).high)
+    assert many.low <= clopper_pearson(8, 8).low + 1e-12
+    assert (alone.low, alone.high) == (clopper_pearson(1, 1).low, clopper_pearson(1, 1).high)
 
 
 def test_clients_of_one_slice_are_linked_to_equally_many():
@@ -129,7 +129,10 @@ def test_labels_are_balanced_over_the_classes_that_occur():
     assert balanced.value == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert balanced.chance == pytest.approx(1 / 3)
     assert (plain.value, plain.chance) == (pytest.approx(4 / 6), majority_share(true))
-    assert (plain.low, plain.high) == (pytest.approx(wilson(4, 6).low), pytest.approx(wilson(4, 6).high))
+    assert (plain.low, plain.high) == (
+        pytest.approx(clopper_pearson(4, 6).low),
+        pytest.approx(clopper_pearson(4, 6).high),
+    )
     assert {balanced.n, plain.n} == {6}
 
 
