@@ -18,7 +18,7 @@ from fdgsec.federation.wire import Filter
 from fdgsec.metrics.effect_sizes import margin_of
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.registry import names, resolve, targets
-from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.adversary import ADVERSARIES, Adversary
 from fdgsec.threats.attack import Attack, TargetFacts
 
 PICTURES = (
@@ -111,7 +111,7 @@ def _attack(name: str) -> Explanation:
         ("shuffled control, in which it must find nothing", _doc(cls.negative_control)),
         ("measurements", ", ".join(MEASUREMENTS[name]) if name in MEASUREMENTS else "as its reports name them"),
         (f"options (--set attacks.{name}.OPTION=VALUE)", _options(cls)),
-        ("run it", _command(name, {target: able for target, (able, _) in by_target.items() if able}, released)),
+        ("run it", _command(cls, name, {target: able for target, (able, _) in by_target.items() if able}, released)),
     ]
     return Explanation(name=name, kind="attack", title=title, sections=[*rows, *_page(name)])
 
@@ -130,25 +130,37 @@ def _asked(cls: type[Attack], method: Method) -> tuple[list[str], str]:
     able, reasons = [], list[str]()
     for name, adversary in ADVERSARIES.items():
         lacking = cls.needs - set(adversary.knows)
-        facts = TargetFacts(
-            artifact_kinds=method.released_kinds, clients=3, images_per_client=500, classes=7, profile="full",
-            knows=frozenset(adversary.knows), pooled=method.shares_means,
-        )  # fmt: skip
         try:
             if lacking:
                 raise UsageError(f"the adversary {name} does not know {_listed(lacking)}")
-            if cls().plan(facts):
+            if cls().plan(_facts(method, adversary, "full")):
                 able.append(name)
         except UsageError as error:
             reasons.append(str(error))
     return able, ", ".join(able) if able else f"nobody: {reasons[0] if reasons else 'it asks nothing of it'}"
 
 
-def _command(name: str, able: Mapping[str, Sequence[str]], methods: Mapping[str, Method]) -> str:
-    target, adversaries = next(iter(able.items()), ("TARGET", ["server"]))
-    rounds = " --rounds 1" if target in methods and methods[target].needs_training else ""
-    adversary = "" if "server" in adversaries else f" --adversary {adversaries[0]}"
-    return f"fdgsec attack --target {target}{rounds} --attack {name}{adversary}"
+def _facts(method: Method, adversary: Adversary, profile: Literal["quick", "full"]) -> TargetFacts:
+    return TargetFacts(
+        artifact_kinds=method.released_kinds, clients=3, images_per_client=500, classes=7, profile=profile,
+        knows=frozenset(adversary.knows), pooled=method.shares_means,
+    )  # fmt: skip
+
+
+def _command(cls: type[Attack], name: str, able: Mapping[str, Sequence[str]], methods: Mapping[str, Method]) -> str:
+    """The command for the first target and adversary, in the full profile where the attack refuses the quick one."""
+    if not able:
+        return f"fdgsec attack --target TARGET --attack {name}"
+    target, adversaries = next(iter(able.items()))
+    who = "server" if "server" in adversaries else adversaries[0]
+    rounds = " --rounds 1" if methods[target].needs_training else ""
+    adversary = "" if who == "server" else f" --adversary {who}"
+    profile = ""
+    try:
+        cls().plan(_facts(methods[target], ADVERSARIES[who], "quick"))
+    except UsageError:
+        profile = " --profile full"
+    return f"fdgsec attack --target {target}{rounds} --attack {name}{adversary}{profile}"
 
 
 def _page(name: str) -> list[tuple[str, str]]:

@@ -2,10 +2,12 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import fdgsec
 from fdgsec.cli import main
 
 SMALL = ["--dataset", "shapes", "--per-domain", "84", "--image-size", "32", "--seed", "0"]
@@ -24,32 +26,31 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
-def report_of(target: str, out: Path, *more: str) -> dict:
-    few = [word for option in FEW for word in ("--set", option)]
-    assert main(["attack", "--target", target, *SMALL, *few, *more, "--out", str(out)]) == 0
+def report_of(target: str, out: Path, attacks: Sequence[str], *, rounds: int = 0) -> dict:
+    fdgsec.attack(
+        target, attacks=attacks, rounds=rounds, per_domain=84, image_size=32, assignments=FEW, out=out
+    )  # fmt: skip
     return json.loads((out / "report.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("target", "more", "kinds", "fitting"),
+    ("target", "rounds", "kinds", "fitting"),
     [
-        ("stablefdg", [], {"StyleDistribution"}, {"membership", "property-inference"}),
-        ("feddg", [], {"Amplitudes"}, {"reidentification"}),
-        ("ccst-amplitude-single", [], {"Amplitudes"}, {"reidentification"}),
-        ("ccst-amplitude-overall", [], {"Amplitudes"}, {"membership", "property-inference"}),
-        ("feddag", ["--rounds", "1"], set(), set()),
-        ("fpl", ["--rounds", "1"], {"Prototypes"}, {"property-inference"}),
-        ("fediir", ["--rounds", "1"], {"HeadGradient"}, {"property-inference"}),
+        ("stablefdg", 0, {"StyleDistribution"}, {"membership", "property-inference"}),
+        ("feddg", 0, {"Amplitudes"}, {"reidentification"}),
+        ("ccst-amplitude-single", 0, {"Amplitudes"}, {"reidentification"}),
+        ("ccst-amplitude-overall", 0, {"Amplitudes"}, {"membership", "property-inference"}),
+        ("feddag", 1, set(), set()),
+        ("fpl", 1, {"Prototypes"}, {"property-inference"}),
+        ("fediir", 1, {"HeadGradient"}, {"property-inference"}),
     ],
 )  # fmt: skip
 def test_attacks_that_read_what_is_sent_run_and_the_others_say_what_they_read(
-    target: str, more: list[str], kinds: set[str], fitting: set[str], tmp_path: Path
+    target: str, rounds: int, kinds: set[str], fitting: set[str], tmp_path: Path
 ):
     asked = {"membership", "property-inference", "reidentification"}
 
-    report = report_of(
-        target, tmp_path / "run", *more, *(word for name in sorted(asked) for word in ("--attack", name))
-    )
+    report = report_of(target, tmp_path / "run", sorted(asked), rounds=rounds)
 
     told = {attack["name"]: attack for attack in report["attacks"]}
     assert {row["kind"] for row in report["artifacts"]} == kinds
@@ -57,11 +58,11 @@ def test_attacks_that_read_what_is_sent_run_and_the_others_say_what_they_read(
     assert {name for name, attack in told.items() if attack["status"] == "done"} == fitting
     assert all(re.match("reads|looks", told[name]["reason"]) for name in asked - fitting)
     assert all(control["passed"] for name in fitting for control in told[name]["controls"]["positive"])
-    assert (report["accuracy"] is None) == (not more)
+    assert (report["accuracy"] is None) == (not rounds)
 
 
 def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Path):
-    report = report_of("feddag", tmp_path / "run", "--rounds", "1", "--attack", "reidentification")
+    report = report_of("feddag", tmp_path / "run", ["reidentification"], rounds=1)
 
     sent = {(row["stage"], row["kind"]): row["messages"] for row in report["model_traffic"]}
     assert sent["update", "GeneratorState"] == 3
@@ -69,7 +70,7 @@ def test_feddags_generators_and_teachers_are_traffic_of_the_report(tmp_path: Pat
 
 
 def test_an_image_in_hand_is_found_by_its_colors_in_fedaligns_pool(tmp_path: Path):
-    report = report_of("fedalign", tmp_path / "run", "--attack", "reidentification")
+    report = report_of("fedalign", tmp_path / "run", ["reidentification"])
 
     (attack,) = report["attacks"]
     found = [
@@ -89,8 +90,7 @@ def test_fiscs_styles_are_no_means_over_images_and_are_not_parted_as_such(tmp_pa
         ("membership", "linkage", "domain-inference"),
     )
 
-    asked = [word for name in parting + released_statistic for word in ("--attack", name)]
-    report = report_of("fisc", tmp_path / "run", *asked)
+    report = report_of("fisc", tmp_path / "run", parting + released_statistic)
 
     told = {attack["name"]: (attack["status"], attack["reason"]) for attack in report["attacks"]}
     assert all(told[name][0] == "done" for name in released_statistic)

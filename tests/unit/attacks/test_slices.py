@@ -42,7 +42,7 @@ ATTACKS: Mapping[str, tuple[Attack, frozenset[str]]] = {
     "domain-inference, pooled": (DomainInference(clients=2, records=10), POOLED),
     "inter-client": (InterClient(gallery=20, per_class=2, images=10), ROWS),
     "interpolation-leakage": (
-        InterpolationLeakage(clients=2, records=5, federations=2, simulations=20, kept=10), CLUSTERED,
+        InterpolationLeakage(clients=2, records=5, federations=2, simulations=60, kept=40), CLUSTERED,
     ),
     "label-inference": (LabelInference(per_class=2, folds=2), ROWS),
     "linkage": (Linkage(clients=4), POOLED),

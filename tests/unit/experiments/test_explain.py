@@ -41,7 +41,7 @@ def test_every_attack_is_explained_with_what_it_needs_and_how_it_is_controlled(n
 def test_the_command_that_runs_an_attack_is_one_that_would_run_it(name: str, capsys: pytest.CaptureFixture[str]):
     _, *command = sections(name)["run it"].split()
 
-    assert main([*command, "--dataset", "shapes", "--dry-run"]) == 0
+    assert main([*command, "--dataset", "shapes", "--per-domain", "84", "--image-size", "32", "--dry-run"]) == 0
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(name)]
     assert line.split()[-1] == "runs"
