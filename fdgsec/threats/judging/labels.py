@@ -1,10 +1,13 @@
 """Judge labels: balanced accuracy over the classes that occur, and accuracy."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clustered_proportion
+from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clopper_pearson, clustered_proportion
 from fdgsec.metrics.roc import accuracy, balanced_accuracy, majority_share
 from fdgsec.threats.answers import Labels
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
@@ -33,8 +36,7 @@ def measure_labels(group: Group) -> list[Measurement]:
     truth, guess = torch.cat(true), torch.cat(predicted)
     n, share = len(truth), majority_share(truth)
     right = accuracy(truth, guess)
-    hits = [float((own == said).sum()) for own, said in zip(true, predicted, strict=True)]
-    interval = clustered_proportion(hits, [len(own) for own in true])
+    interval = _accuracy_interval(true, predicted)
     plain = row("accuracy", group.slice, right, interval, n, Scale(chance=share))
     relabeled, guess, classes = present_classes(truth, guess)
     if classes < 2:
@@ -43,6 +45,17 @@ def measure_labels(group: Group) -> list[Measurement]:
     owners = torch.arange(len(true)).repeat_interleave(torch.tensor([len(own) for own in true]))
     interval = balanced_accuracy_interval(relabeled, guess, classes=classes, clusters=owners)
     return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
+
+
+def _accuracy_interval(true: Sequence[Tensor], predicted: Sequence[Tensor]) -> Interval:
+    """Bound accuracy over cases: clusters of rows, except where each case is a class of its own, hence a stratum.
+
+    A stratified sample varies less than a binomial one of its size (Cochran 1977, section 5.3)."""
+    hits = [float((own == said).sum()) for own, said in zip(true, predicted, strict=True)]
+    classes = [int(own[0]) if len(own.unique()) == 1 else None for own in true]
+    if None not in classes and len(set(classes)) == len(classes):
+        return clopper_pearson(sum(hits), sum(map(len, true)))
+    return clustered_proportion(hits, [len(own) for own in true])
 
 
 def present_classes(true: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, int]:

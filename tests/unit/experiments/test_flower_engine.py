@@ -134,9 +134,12 @@ def test_defenses_act_at_the_node_and_cost_the_run_what_they_cost_here(tmp_path:
     assert (remote.federation or {})["guarantees"] == remote.guarantees
 
 
+MANY: dict[str, object] = {"count": 10**30}
+
+
 @pytest.mark.parametrize(
     "lie",
-    [{"unit": "client"}, {"sensitivity": {}}, {"count": 10**30}, {"mechanism": "laplace", "count": 10**15}],
+    [{"unit": "client"}, {"sensitivity": {}}, MANY, {"mechanism": "laplace", "count": 10**15}],
     ids=str,
 )
 def test_no_node_ends_a_run_by_what_it_says_of_its_noise(lie: dict[str, object], tmp_path: Path):
@@ -149,8 +152,8 @@ def test_no_node_ends_a_run_by_what_it_says_of_its_noise(lie: dict[str, object],
     remote, _ = on_paper(config, tmp_path, fault=only_from(102, fault))
 
     (run,) = remote.guarantees
-    assert run["epsilon"] is None
-    assert "none follows from what the clients say of their noise" in str(run["assumptions"])
+    none = "none follows from what the clients say of their noise" in str(run["assumptions"])
+    assert none is (run["epsilon"] is None) is (lie != MANY)  # many releases compose, to an epsilon without worth
 
 
 def test_a_node_with_a_secret_of_its_own_sends_other_noise_each_federation(tmp_path: Path):
