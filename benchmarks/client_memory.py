@@ -21,11 +21,11 @@ from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.engines.local import LocalEngine
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop
-from fdgsec.federation.wire import Message, Wire
+from fdgsec.federation.wire import Upload, Wire
 from fdgsec.methods.fedavg import detached
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
-from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key, simulated_stream
 
 ROUNDS = 2
 SLACK_MIB = 32.0
@@ -55,8 +55,8 @@ def run(name: str, setting: Setting, *, clients: int, participants: int) -> None
     print(peak_mib())
 
 
-def _secret(message: Message, number: int) -> torch.Generator:
-    return simulated_stream(0, "defense", message.round, number)
+def _secret(upload: Upload, number: int) -> SecretStream:
+    return simulated_stream(0, "defense", upload.round, number)
 
 
 def peak_of(name: str, network: str, *, clients: int, participants: int, threads: int) -> float:

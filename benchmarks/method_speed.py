@@ -35,14 +35,14 @@ from fdgsec.federation.engines.state import MemoryStates
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Reply, State, Step, StepRequest
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.run_folder import environment
-from fdgsec.federation.wire import Message, Wire
+from fdgsec.federation.wire import Upload, Wire
 from fdgsec.methods.fedavg import FedAvg, detached
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.precision import precision_of
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.random_streams import stream
-from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
+from fdgsec.runtime.secret_streams import SecretStream, simulated_key, simulated_stream
 
 TARGET = 1.15
 MEASURED = "client:0"
@@ -152,8 +152,8 @@ def subject_of(method: FedAvg, setting: Setting) -> Subject:
     )
 
 
-def _secret(message: Message, number: int) -> torch.Generator:
-    return simulated_stream(0, "defense", message.round, number)
+def _secret(upload: Upload, number: int) -> SecretStream:
+    return simulated_stream(0, "defense", upload.round, number)
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
