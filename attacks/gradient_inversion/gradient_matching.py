@@ -257,8 +257,9 @@ def _distance(made: Sequence[Tensor], goal: Sequence[Tensor]) -> Tensor:
 def _gradient(
     network: Classifier, parameters: Sequence[Tensor], images: Tensor, labels: Tensor, *, differentiable: bool
 ) -> tuple[Tensor, ...]:
+    """The gradients; zeros for a parameter that cross-entropy does not reach (JiGen's second head, say)."""
     loss = functional.cross_entropy(network(images), labels)
-    return torch.autograd.grad(loss, list(parameters), create_graph=differentiable)
+    return torch.autograd.grad(loss, list(parameters), create_graph=differentiable, materialize_grads=True)
 
 
 def _copy_model(

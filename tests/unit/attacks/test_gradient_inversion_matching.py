@@ -48,6 +48,21 @@ def test_batch_gradient_is_that_of_backward_in_evaluation_mode_and_leaves_the_mo
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_parameter_that_the_loss_does_not_reach_is_matched_by_zeros():
+    model = network()
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(3)))
+    images, labels = pictures(seed=1, n=1, side=SIDE), torch.tensor([3])
+
+    made = batch_gradient(model, images, labels, statistics="running")
+    matched = match_gradient(
+        model, {**made, "unused": torch.ones(3)}, labels, size=(SIDE, SIDE),
+        matching=Matching(steps=1), rng=stream(0, "attack", "matching"),
+    )  # fmt: skip
+
+    assert torch.equal(made["unused"], torch.zeros(3))
+    assert matched.images.isfinite().all()
+
+
 def test_batch_statistics_give_another_gradient_and_do_not_touch_the_running_ones():
     model = network()
     images, labels = pictures(seed=1, n=2, side=SIDE), torch.tensor([3, 5])
