@@ -48,7 +48,7 @@ class PairedReleases:
 def paired_releases(
     knowledge: Knowledge, space: LinkingSpace, *, records: int, rows: int | None = None, domain: str | None = None
 ) -> PairedReleases | None:
-    """Estimate both variances from public images and the public defense; None without a defense.
+    """Estimate both variances from public images and the public defense; None without one that adds noise.
 
     `records` is the number of images of a client, and `rows` how many of them it sends one by one, drawn anew each time
     (None: it sends their mean). All clients are of `domain`, or of the public images' domains in equal proportion."""
@@ -69,6 +69,8 @@ def paired_releases(
         return None
     scale, within = space.whiten.scale, space.whiten.covariance()
     variance = (defense_noise.variance / (rows or 1)) / scale.square()
+    if rows is None and not bool(variance.any()):
+        return None  # a defense that adds no noise to means hides nothing between two of them
     noise = variance.clamp_min(LEAST_NOISE * float(variance.max().clamp_min(TINY))).diag()
     if rows is not None:
         noise = noise + within / rows

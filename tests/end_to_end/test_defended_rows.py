@@ -15,3 +15,13 @@ def test_no_attack_fails_on_rows_behind_style_noise(own_cache: object):
 
     assert {found.name: found.reason for found in report.attacks if found.status == "failed"} == {}
     assert {found.name: found.status for found in report.attacks}["style-inversion"] == "done"
+
+
+@pytest.mark.parametrize("defense", ["guards", "k-anonymous:k=2"])
+def test_a_defense_without_noise_on_means_does_not_end_linkage(defense: str):
+    report = fdgsec.attack(
+        "ccst-overall", defenses=[defense], attacks=["linkage"], per_domain=84, image_size=16, encoder="pixels",
+        assignments=["attacks.linkage.clients=6"],
+    )  # fmt: skip
+
+    assert [result.status for result in report.attacks] == ["done"]
