@@ -20,7 +20,10 @@ def test_a_table_replaces_what_stood_between_its_marks(tmp_path: Path, monkeypat
         write_table("page.md", "other", "")
 
 
-@pytest.mark.parametrize(("page", "name"), [("audit.md", "planted faults"), ("defenses.md", "defense stacks")])
+@pytest.mark.parametrize(
+    ("page", "name"),
+    [("audit.md", "planted faults"), ("defenses.md", "defense stacks"), ("attacks.md", "attack matrix")],
+)
 def test_the_pages_have_their_marks(page: str, name: str):
     text = (written_tables.DOCS / page).read_text()
 
