@@ -214,15 +214,20 @@ def test_distributions_of_image_styles_are_linked_as_means_of_four_channels_numb
     assert float(rows["class directions"].value or 0) >= 0.9
 
 
-def test_the_same_release_twice_is_a_link_by_every_distance():
-    planted_control = planted()
+def sent_twice(planted_control: PositiveControl) -> list[Case]:
+    """The cases of `again`, where every client's second release is its first one."""
     cases = again(planted_control)
     for number in range(12):
         partner = planted_control.truths[number].partner
         assert partner is not None
         cases[12 + partner] = replace(cases[12 + partner], views=cases[number].views)
+    return cases
 
-    rows = judged(cases, planted_control)
+
+def test_the_same_release_twice_is_a_link_by_every_distance():
+    planted_control = planted()
+
+    rows = judged(sent_twice(planted_control), planted_control)
 
     assert {row.slice["data"] for row in rows.values()} == {"the same"}
     assert [rows[name].value for name in ("whitened", "class directions", "plain")] == [1, 1, 1]
@@ -231,11 +236,7 @@ def test_the_same_release_twice_is_a_link_by_every_distance():
 
 def test_equal_releases_are_descriptive_and_noisy_or_changed_ones_are_not():
     planted_control = planted()
-    same = again(planted_control)
-    for number in range(12):
-        partner = planted_control.truths[number].partner
-        assert partner is not None
-        same[12 + partner] = replace(same[12 + partner], views=same[number].views)
+    same = sent_twice(planted_control)
 
     unchanged, changed = judged(same, planted_control), judged(again(planted_control), planted_control)
 
