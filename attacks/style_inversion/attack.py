@@ -94,6 +94,9 @@ class StyleInversion:
     """Losses in place of the profile's: mse, perceptual_mini, lpips, mse+lpips, gan."""
     priors: tuple[str, ...] = ("intra", "inter", "third-party")
     size: int = 64
+    clients: int = 0
+    holding: int = 0
+    """Re-drawn clients of each domain and images of each, for pooled styles; 0 takes the profile's numbers."""
     baseline: bool | None = None
     """Train FISC's baseline, an unconditional generator per domain; None takes the profile's choice."""
     published_widths: bool = False
@@ -120,7 +123,8 @@ class StyleInversion:
                 Question(kind="released", gallery=300),
                 Question(kind="as_if_released", per_class=profile.per_class),
             ]
-        redrawn = Question(kind="resampled_clients", count=profile.clients, records=profile.holding)
+        count, records = self.clients or profile.clients, self.holding or profile.holding
+        redrawn = Question(kind="resampled_clients", count=count, records=records)
         if not facts.pooled:
             return [redrawn]
         lacking = sorted({"client sizes", "victim domains"} - facts.knows)

@@ -98,7 +98,7 @@ def load_dataset(
     `data_root` (else $FDGSEC_DATA, else the cache's `data`) is a .zip file, the dataset's folder, or a folder that
     holds either; see `locate`. With `allow_partial` missing images are accepted and foreign ones left out.
     `per_domain` keeps at most that many images of each domain, classes in proportion, sampled by `seed` before
-    decoding. Of the procedural dataset it draws that many; which images these are never depends on `seed`.
+    decoding. Of a procedural dataset it draws that many; which images these are never depends on `seed`.
     `per_class` keeps at most that many images of each class in each domain. Pixels above `memory_budget` bytes are
     mapped from a file. With `lazy` (None: above 100,000 images) images are decoded when they are accessed.
     Raises UsageError, DatasetNotFoundError or DataError."""
@@ -108,7 +108,7 @@ def load_dataset(
         if value is not None and value < 1:
             raise UsageError(f"{option} must be at least 1; got {value}.")
     if entry.files is None:
-        return _draw(size, entry.drawn if per_domain is None else per_domain, per_class, progress)
+        return _draw(name, size, entry.drawn if per_domain is None else per_domain, per_class, progress)
     path = locate(name, data_root)
     with open_source(path) as source:
         if entry.files.leaf and (pixels := read_leaf(source, image_size=size, per_domain=per_domain, seed=seed)):
@@ -145,21 +145,28 @@ def load_dataset(
     )
 
 
-def _draw(image_size: int, per_domain: int, per_class: int | None, progress: Progress | None) -> DomainDataset:
-    """Draw `shapes`, the one procedural dataset; its seed is always 0, so that `shapes` names one set of images."""
-    from fdgsec.data.shapes import CLASSES, DOMAINS, shapes  # loading files does not need the renderer
+def _draw(
+    name: str, image_size: int, per_domain: int, per_class: int | None, progress: Progress | None
+) -> DomainDataset:
+    """Draw a procedural dataset; its seed is always 0, so that its name stands for one set of images."""
+    from fdgsec.data import shapes, swatches  # loading files does not need the renderers
 
+    module = shapes if name == "shapes" else swatches
     if per_class is not None:
-        per_domain = min(per_domain, per_class * len(CLASSES))
+        per_domain = min(per_domain, per_class * len(module.CLASSES))
     done = 0
 
     def advance(count: int) -> None:
         nonlocal done
         done += count
         if progress is not None:
-            progress("drawing", done, per_domain * len(DOMAINS))
+            progress("drawing", done, per_domain * len(module.DOMAINS))
 
-    return shapes(image_size=image_size, per_domain=per_domain, seed=0, progress=advance)
+    if name == "shapes":
+        return shapes.shapes(image_size=image_size, per_domain=per_domain, seed=0, progress=advance)
+    return swatches.swatches(
+        image_size=image_size, per_domain=per_domain, seed=0, random_labels=name == "swatches-random", progress=advance
+    )
 
 
 def dataset_names() -> tuple[str, ...]:

@@ -25,7 +25,8 @@ class Measurement:
 
     `p_value` is one-sided, of "no better than chance", and agrees with the interval; `adjusted_p_value` is Holm's over
     the `family` of all judged rows of the report. `not_adapted_to` names the defenses that the attack does not take
-    into account: without a leak, such a row is no evidence. `value`, `low`, `high` and `chance` are None only together
+    into account, and `unread` says why the attack is not known to read the target's releases: without a leak, such rows
+    are no evidence. `value`, `low`, `high` and `chance` are None only together
     with `unavailable`, the reason. `chance_kind` "none" is for descriptive rows, which never enter a verdict. Raises
     ValueError for a number that is not finite or an interval that does not contain its value."""
 
@@ -42,6 +43,7 @@ class Measurement:
     slice: Slice = field(default_factory=dict)
     unavailable: str | None = None
     not_adapted_to: str = ""
+    unread: str = ""
     p_value: float | None = None
     adjusted_p_value: float | None = None
     family: int = 0
@@ -80,14 +82,16 @@ class Measurement:
         """What the row says about a leak, in words.
 
         "leaks slightly" (the interval excludes chance), "leaks" (also chance plus margin), "leaks strongly" (it lies at
-        least half way from chance to a perfect attack), "no leak shown", "descriptive", "unavailable", or that the
-        attack was not adapted to a defense."""
+        least half way from chance to a perfect attack), "no leak shown", "descriptive", "unavailable", or why the
+        row is no evidence of protection."""
         if self.value is None:
             return "unavailable"
         if not self.judged:
             return "descriptive"
         if self.leaks:
             return self._size
+        if self.unread:
+            return f"{self.unread}: no evidence of protection"
         if self.not_adapted_to:
             return f"attack not adapted to {self.not_adapted_to}: no evidence of protection"
         return f"no leak shown (not after Holm over {self.family} rows)" if self._excludes_chance else "no leak shown"
@@ -116,8 +120,9 @@ class Measurement:
         document = asdict(self) | {"slice": dict(self.slice), "verdict": self.verdict, "leaks": self.leaks}
         if self.unavailable is None:
             del document["unavailable"]
-        if not self.not_adapted_to:
-            del document["not_adapted_to"]
+        for reservation in ("not_adapted_to", "unread"):
+            if not document[reservation]:
+                del document[reservation]
         return document
 
 

@@ -59,7 +59,7 @@ class AttackSetting:
     """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
 
     `foreign` has the kinds of releases that are not what attacks take them for, with the reasons; `defenses` are the
-    names of the run's."""
+    names of the run's; `controls` says whether positive and negative controls are run."""
 
     target: str
     seed: int
@@ -70,6 +70,7 @@ class AttackSetting:
     questions: Questions
     foreign: Mapping[str, str] = field(default_factory=dict)
     defenses: Sequence[str] = ()
+    controls: bool = True
 
     @classmethod
     def of(
@@ -234,6 +235,12 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     measurements = [replace(row, not_adapted_to=ignored) for row in measured]
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)
+    if not setting.controls:
+        result = AttackResult(
+            name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
+            seconds=time.monotonic() - started, measurements=measurements,
+        )  # fmt: skip
+        return Outcome(result=result, answers=answers, cases=cases)
     figures = figures_of(answers, cases, truths)
     null = attack.negative_control(cases, knowledge, stream(seed, "attack", attack.name, "shuffled"))
     nulls = judge.null(null, cases, truths, stream(seed, "world", "null", attack.name))

@@ -12,15 +12,23 @@ from fdgsec.data.roles import Roles
 from fdgsec.experiments.attack.attack_context import attack_context_of
 from fdgsec.experiments.attack.loop import (
     AttackSetting,
+    Outcome,
+    attack_named,
     attacks_of,
     corrected,
     planned_rows,
     reason_to_skip,
     run_attacks,
 )
+from fdgsec.experiments.attack.target_control import (
+    control_settings,
+    failed_control,
+    target_control,
+    with_target_controls,
+)
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
-from fdgsec.experiments.report.schema import AttackReport
+from fdgsec.experiments.report.schema import AttackReport, AttackResult
 from fdgsec.experiments.run_config import Keep, RunConfig
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
 from fdgsec.experiments.setup.run_federation import Federation, FederationRun, RunRequest, federate, observe
@@ -50,6 +58,7 @@ from fdgsec.federation.run_folder import (
     stored_run,
 )
 from fdgsec.federation.wire import Transcript
+from fdgsec.metrics.measurement import Control
 from fdgsec.nn.styles.image_styles import encoder_named, prepare_statistics
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
@@ -106,9 +115,78 @@ def attack(
     started = time.monotonic()
     if out is not None:
         check_replaceable(out)
+    attacked = _attacked(config, data_root=data_root, fresh=fresh, progress=progress, federation=federation)
+    config, observed = attacked.inputs.config, attacked.observed
+    results = target_controlled(corrected(attacked.outcomes), config, progress)
+    artifacts, traffic = artifact_rows(observed.transcript.rows)
+    report = AttackReport(
+        target=config.target, method=config.method, preset=config.preset,
+        dataset=dataset_document(attacked.inputs.world.dataset, attacked.inputs.roles.summary()),
+        encoder=attacked.encoder, backbone=config.backbone if config.rounds else None, seed=config.seed,
+        profile=config.profile, reused=attacked.reused, defenses=defense_documents(config),
+        guarantees=attacked.facts.guarantees, accuracy=attacked.facts.accuracy, attacks=results, artifacts=artifacts,
+        model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
+        seconds=time.monotonic() - started,
+    )  # fmt: skip
+    if out is not None:
+        write_report(report, out, config=config, transcript=observed.transcript)
+    return report
+
+
+def target_controlled(
+    results: Sequence[AttackResult], config: RunConfig, progress: Progressive
+) -> Sequence[AttackResult]:
+    """The results with their controls through the target, where the target's method or the attack is a plug-in's.
+
+    Those of fdgsec's own methods and attacks stand in docs/attacks.md."""
+    own = is_bundled(attacked_method(config))
+    named = [
+        result.name
+        for result in results
+        if any(row.judged for row in result.measurements)
+        and not (own and is_bundled(attack_named(result.name, config)))
+    ]
+    return with_target_controls(results, through_target(config, named, progress))
+
+
+def through_target(config: RunConfig, attacks: Sequence[str], progress: Progressive) -> Mapping[str, Control]:
+    """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason."""
+    controls: dict[str, Control] = {}
+    for settings in control_settings(config, attacks):
+        try:
+            outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
+        except FdgsecError as error:
+            controls |= dict.fromkeys(settings.attacks, failed_control(str(error)))
+        else:
+            controls |= {outcome.result.name: target_control(outcome.result) for outcome in outcomes}
+    return controls
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Attacked:
+    """A run and how its attacks ended, before p-values are corrected."""
+
+    inputs: _Inputs
+    encoder: str
+    observed: FederationRun
+    facts: _Facts
+    reused: bool
+    outcomes: Sequence[Outcome]
+
+
+def _attacked(
+    config: RunConfig,
+    *,
+    data_root: Path | None,
+    fresh: bool,
+    progress: Progressive,
+    federation: Federation | None = None,
+    controls: bool = True,
+) -> _Attacked:
+    """Run, or reuse, the target, and run all attacks, with their positive and negative `controls`."""
     attacks = attacks_of(config)
     inputs = _inputs_of(config, attacks, data_root=data_root, progress=progress)
-    config, world, roles, clients = inputs.config, inputs.world, inputs.roles, inputs.clients
+    config, world, clients = inputs.config, inputs.world, inputs.clients
     method, model, defense_stack = inputs.method, inputs.model, inputs.defense_stack
     style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
     observed, facts, reused = _target_run(
@@ -125,21 +203,13 @@ def attack(
         model = last_global_model(observed.transcript, model)
         style_view = prepare_style_view(config, world, method, model, fresh=fresh, progress=progress)
     attack_context = attack_context_of(
-        config, world, roles, method, clients, observed, model, style_view, defense_stack, progress
+        config, world, inputs.roles, method, clients, observed, model, style_view, defense_stack, progress
     )
-    outcomes = run_attacks(attacks, AttackSetting.of(attack_context), progress)
-    artifacts, traffic = artifact_rows(observed.transcript.rows)
-    report = AttackReport(
-        target=config.target, method=config.method, preset=config.preset,
-        dataset=dataset_document(world.dataset, roles.summary()), encoder=style_view.encoder,
-        backbone=config.backbone if config.rounds else None, seed=config.seed, profile=config.profile, reused=reused,
-        defenses=defense_documents(config), guarantees=facts.guarantees, accuracy=facts.accuracy,
-        attacks=corrected(outcomes), artifacts=artifacts, model_traffic=traffic,
-        transcript_sha256=observed.transcript.sha256, environment=environment(), seconds=time.monotonic() - started,
-    )  # fmt: skip
-    if out is not None:
-        write_report(report, out, config=config, transcript=observed.transcript)
-    return report
+    setting = replace(AttackSetting.of(attack_context), controls=controls)
+    outcomes = run_attacks(attacks, setting, progress)
+    return _Attacked(
+        inputs=inputs, encoder=style_view.encoder, observed=observed, facts=facts, reused=reused, outcomes=outcomes
+    )
 
 
 def write_report(

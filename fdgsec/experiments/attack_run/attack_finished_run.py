@@ -14,7 +14,13 @@ from fdgsec.experiments.attack.loop import (
     planned_rows,
     run_attacks,
 )
-from fdgsec.experiments.attack.run_attacks import follows_model, last_global_model, prepare_style_view, write_report
+from fdgsec.experiments.attack.run_attacks import (
+    follows_model,
+    last_global_model,
+    prepare_style_view,
+    target_controlled,
+    write_report,
+)
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
 from fdgsec.experiments.report.schema import AttackReport
@@ -69,7 +75,8 @@ def attack_recorded(
     setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
     outcomes = run_attacks(attacks, setting, progress)
     report = _report(recorded, setting, started=started, notes=notes)
-    report = replace(report, attacks=corrected(outcomes), seconds=time.monotonic() - started)
+    results = target_controlled(corrected(outcomes), config, progress)
+    report = replace(report, attacks=results, seconds=time.monotonic() - started)
     if out is not None:
         write_report(report, out, config=config, transcript=record.transcript)
     return report

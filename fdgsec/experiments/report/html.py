@@ -53,7 +53,7 @@ def _margin(row: Measurement) -> tuple[bool, bool, bool, float]:
 
 def _verdict(result: AttackResult) -> dict[str, object]:
     row = strongest(result)
-    controls = [*result.positive, *result.negative]
+    controls = [control for found in result.controls.values() for control in found]
     judged = [row for row in result.measurements if row.judged]
     leaking = sum(row.leaks for row in judged)
     return {
@@ -76,7 +76,7 @@ def _attack(result: AttackResult) -> dict[str, object]:
         }
         for figure in result.figures
     ]
-    controls = [_control("positive", c) for c in result.positive] + [_control("negative", c) for c in result.negative]
+    controls = [_control(kind, control) for kind, found in result.controls.items() for control in found]
     facts: Mapping[str, object] = {
         "name": result.name, "adversary": result.adversary, "status": result.status, "reason": result.reason,
         "seconds": result.seconds, "figures": figures, "rows": [_row(row) for row in result.measurements],

@@ -25,7 +25,9 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackResult:
-    """One attack by one adversary: its measurements and controls, or the reason why it did not run."""
+    """One attack by one adversary: its measurements and controls, or the reason why it did not run.
+
+    `target` is the control through the target; None where target and attack are fdgsec's own (docs/attacks.md)."""
 
     name: str
     adversary: Mapping[str, object]
@@ -35,7 +37,14 @@ class AttackResult:
     figures: Sequence[Figure] = ()
     positive: Sequence[Control] = ()
     negative: Sequence[Control] = ()
+    target: Control | None = None
     measurements: Sequence[Measurement] = ()
+
+    @property
+    def controls(self) -> Mapping[str, Sequence[Control]]:
+        """The controls by kind."""
+        through = {} if self.target is None else {"through-the-target": [self.target]}
+        return {"positive": self.positive, "negative": self.negative, **through}
 
     def document(self) -> dict[str, object]:
         """The attack as the report writes it. Raises ValueError when (measurement, slice) repeats."""
@@ -58,10 +67,7 @@ class AttackResult:
                 }
                 for f in self.figures
             ],
-            "controls": {
-                "positive": [control.document() for control in self.positive],
-                "negative": [control.document() for control in self.negative],
-            },
+            "controls": {kind: [control.document() for control in found] for kind, found in self.controls.items()},
             "measurements": [measurement.document() for measurement in self.measurements],
         }
 

@@ -41,8 +41,10 @@ HEADLINES = (
 
 def controls_of(result: AttackResult) -> str:
     """The number of passed controls, e.g. "positive controls 1/1 passed, negative controls 9/9 passed"."""
-    sides = (("positive", result.positive), ("negative", result.negative))
-    return ", ".join(f"{side} controls {sum(one.passed for one in found)}/{len(found)} passed" for side, found in sides)
+    return ", ".join(
+        f"{kind} controls {sum(one.passed for one in found)}/{len(found)} passed"
+        for kind, found in result.controls.items()
+    )
 
 
 def promises(report: AttackReport) -> list[str]:

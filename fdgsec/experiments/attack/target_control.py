@@ -1,0 +1,120 @@
+"""The control through the target: each attack of a report on swatches that the same target releases, undefended.
+
+A positive control plants information in what an attack reads, so that it passes whatever the target sends. Here images
+whose classes, domains and members no honest reading can miss (fdgsec.data.swatches) pass through the target's own
+`share` and `fit`, and the adversary sees what the target makes of them. An attack that finds nothing there does not
+read the target's releases: what it does not find in the report's images is no evidence."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fdgsec.experiments.report.multiplicity import adjusted
+from fdgsec.experiments.report.schema import AttackResult
+from fdgsec.experiments.run_config import RunConfig, merged
+from fdgsec.experiments.setup.run_inputs import options_of
+from fdgsec.metrics.measurement import Control, Measurement
+
+ROUNDS = 2
+OPTIONS: Mapping[str, Mapping[str, object]] = {
+    "membership": {
+        "sizes": (4,), "clients": 24, "simulated_sizes": (4,), "simulated_clients": 20, "shadows": 60, "row_size": 40,
+        "cropped_clients": 1, "cropped_size": 8, "crops": 2,
+    },
+    "differencing": {"clients": 20, "size": 8},
+    "linkage": {"clients": 40, "noise": (0.02,), "noise_in_sds": ()},
+    "domain-inference": {"clients": 20, "records": 20},
+    "property-inference": {"clients": 40, "sizes": (12,)},
+    "inter-client": {"gallery": 200, "images": 100},
+    "interpolation-leakage": {"clients": 4, "records": 8, "federations": 20, "simulations": 600, "kept": 150},
+    "pool-exposure": {"sizes": (30, 120), "clients": 8, "gallery": 200},
+    "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
+    "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
+    "generator-leakage": {"candidates": 24, "references": 6, "largest": 36},
+    "model-membership": {"candidates": 40, "references": 4},
+    "gradient-inversion": {"records": (1,), "count": 4, "steps": 60},
+    "poisoning": {"seeds": 4, "rounds": ROUNDS, "forgeries": ("update x10",)},
+}  # fmt: skip
+"""Options in place of the run's: few images are enough where all are easy to read."""
+MEMORIZED = ("model-membership",)
+"""Attacks on what a model memorizes; their swatches have random labels, which nothing but memory can predict."""
+TRAINED = ("poisoning",)
+"""Attacks on what a federation learns; their control trains, whether or not the run does."""
+PLAN: Mapping[str, object] = {
+    "batch_size": 16, "learning_rate": 0.05, "optimizer": "sgd", "crop": None, "flip": 0.0,
+}  # fmt: skip
+"""The training plan of a method that has one, without augmentation, for every image should show in the model."""
+STEPS, MEMORIZING_STEPS = 30, 150
+EXPECTED = "a leak on swatches that is more than slight"
+DESCRIPTIVE = "all rows of the attack on this target are descriptive"
+FOUND = ("leaks", "leaks strongly")
+
+
+def control_settings(config: RunConfig, attacks: Sequence[str]) -> list[RunConfig]:
+    """The settings of the controls of `attacks`: the run's method and adversary on swatches, without its defenses."""
+    special = (*MEMORIZED, *TRAINED)
+    groups = (
+        _settings(config, [name for name in attacks if name not in special], rounds=min(config.rounds, ROUNDS)),
+        _settings(config, [name for name in attacks if name in TRAINED], rounds=ROUNDS),
+        replace(
+            _settings(config, [name for name in attacks if name in MEMORIZED], rounds=ROUNDS, steps=MEMORIZING_STEPS),
+            dataset="swatches-random", per_domain=96,
+        ),
+    )  # fmt: skip
+    return [settings for settings in groups if settings.attacks]
+
+
+def _settings(config: RunConfig, attacks: Sequence[str], *, rounds: int, steps: int = STEPS) -> RunConfig:
+    training = {"plan": {**PLAN, "steps": steps}, "warm_up": 0} if rounds else {}
+    known = options_of(config.method)
+    return replace(
+        config, options=merged(config.options, {name: value for name, value in training.items() if name in known}),
+        dataset="swatches", image_size=32, per_domain=240, per_class=None, target_domain=None, validation_domain=None,
+        partition="domain", clients=None, allow_partial=False, backbone="tiny", norm="group", pretrained=False,
+        rounds=rounds, participation=1.0, profile="quick", defenses=(), attacks=tuple(attacks),
+        attack_options={name: OPTIONS[name] for name in attacks if name in OPTIONS},
+    )  # fmt: skip
+
+
+def with_target_controls(results: Sequence[AttackResult], controls: Mapping[str, Control]) -> list[AttackResult]:
+    """The results with their controls, by name; where one failed, rows without a leak are no evidence.
+
+    An attack all of whose rows are descriptive needs none."""
+    return [
+        result if result.name not in controls else _with_control(result, controls[result.name]) for result in results
+    ]
+
+
+def _with_control(result: AttackResult, control: Control) -> AttackResult:
+    unread = "" if control.passed else "attack finds no leak in swatches that pass through this target"
+    rows = [replace(row, unread=unread) for row in result.measurements]
+    return replace(result, target=control, measurements=rows)
+
+
+def target_control(result: AttackResult) -> Control:
+    """Pass an attack of the control's report where it finds a leak that is more than slight.
+
+    Holm's correction is over this attack's rows alone."""
+    own = [row for row in result.measurements if row.judged]
+    if not own:
+        gap = next((row.unavailable for row in result.measurements if row.unavailable), DESCRIPTIVE)
+        return failed_control(result.reason or gap)
+    rows = adjusted([replace(result, measurements=own)])[0].measurements
+    best = max(rows, key=_strength)
+    return Control(measurement=best, expected=EXPECTED, passed=best.verdict in FOUND)
+
+
+def failed_control(reason: str) -> Control:
+    """The control of an attack that could not run on the target's releases of swatches."""
+    missing = Measurement(
+        name="leak", value=None, low=None, high=None, chance=None, chance_kind="none", n=0, unavailable=reason
+    )
+    return Control(measurement=missing, expected=EXPECTED, passed=False)
+
+
+def _strength(row: Measurement) -> tuple[int, float]:
+    """By verdict, then by how far the whole interval lies beyond chance."""
+    assert row.low is not None
+    assert row.high is not None
+    assert row.chance is not None
+    beyond = row.low - row.chance if row.higher_is == "leak" else row.chance - row.high
+    return FOUND.index(row.verdict) + 1 if row.verdict in FOUND else 0, beyond
