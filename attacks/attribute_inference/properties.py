@@ -68,8 +68,11 @@ class PropertyInference:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with skewed shares. Prototypes need training, so they are read from the run itself.
 
-        Raises UsageError where styles are to be read by an adversary that cannot make shadow clients."""
+        Raises UsageError where styles are to be read by an adversary that cannot make shadow clients, and where
+        prototypes or gradients reach it without their senders' names."""
         requests = []
+        if not facts.artifact_kinds & STYLES and not (facts.named and "own data" not in facts.knows):  # a client
+            raise UsageError("reads what each client sends under its own name, which this adversary does not see")
         if facts.artifact_kinds & STYLES:
             if "Amplitudes" in facts.artifact_kinds:
                 facts.check_pooled()

@@ -67,7 +67,11 @@ class InterpolationLeakage:
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run itself, and for federations of half of a pool each; five times as many in the full
-        profile."""
+        profile.
+
+        Raises UsageError where uploads do not name their senders."""
+        if not facts.named:
+            raise UsageError("simulates uploads by their senders' names, which a defense of this run takes away")
         count = self.federations * (5 if facts.profile == "full" else 1)
         return [
             Question(kind="released"),

@@ -139,7 +139,8 @@ class TargetFacts:
     """What an attack may know before it runs: public settings of its target, never data, and what its adversary knows.
 
     `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
-    `public_images` is the number of images that `Knowledge.public_images` gives."""
+    `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
+    server under their senders' names, with no policy in between."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -150,6 +151,7 @@ class TargetFacts:
     pooled: bool = True
     rounds: int = 0
     public_images: int = 1
+    named: bool = True
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""

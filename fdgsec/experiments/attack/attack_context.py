@@ -86,6 +86,7 @@ def attack_context_of(
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
         pooled=attacked.shares_means, rounds=config.rounds,
         public_images=len(auxiliary) if "auxiliary" in knows else len(clients[0].data),
+        named=not defense_stack.policies,
     )  # fmt: skip
     foreign = foreign_releases(
         method, clients[0], model=model, statistics=knowledge.statistics,

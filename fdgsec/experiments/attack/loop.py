@@ -11,6 +11,7 @@ from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.run_config import RunConfig, build, load_preset
 from fdgsec.experiments.simulated_runs.simulator import Cases
+from fdgsec.federation.artifacts import InterpolationStyle
 from fdgsec.federation.malicious_client_protocol import Forges
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import FdgsecError, TooFewImagesError, UnseenError, UsageError
@@ -24,6 +25,8 @@ from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.judge import Judge
 from fdgsec.threats.judging.permutation_tests import NullRow
 
+UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
+"""Artifacts that clients send before any training."""
 NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or has too few images for every request"
 
 
@@ -169,16 +172,48 @@ def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
 
 
 def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tuple[str, str]]:
-    """Each attack with whether it applies: "runs", or "skipped" and the reason."""
+    """Each attack with whether it applies: "runs", or "skipped" and the reason.
+
+    One small exchange of each question shows what the adversary sees, and what defenses withhold; nothing is trained
+    but single steps, and the run itself does not exist yet."""
     rows = []
     for attack in attacks:
         try:
-            planned(attack, setting)
-        except UsageError as error:
+            questions = planned(attack, setting)
+            if not setting.facts.named and attack.reads & UPLOADED and any(q.kind == "released" for q in questions):
+                raise UnseenError("the adversary sees no client's release under its name")
+            for question in questions:
+                rehearsal = _rehearsal(question, setting.facts)
+                cases = [] if rehearsal is None else [c for c, _ in setting.questions.cases(rehearsal, attack)]
+                if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
+                    _check_seen(attack, cases)
+        except (UsageError, UnseenError, TooFewImagesError) as error:
             rows.append((attack.name, f"skipped: {error}"))
         else:
             rows.append((attack.name, "runs"))
     return rows
+
+
+def _rehearsal(question: Question, facts: TargetFacts) -> Question | None:
+    """The question about as few clients as answer it; None for one about the run, or about training."""
+    if question.kind == "hostile" and facts.artifact_kinds & UPLOADED:  # a client that a defense silences ends the run
+        records = question.records or facts.images_per_client
+        return Question(kind="rounds", count=1, records=min(records, facts.images_per_client), rounds=1)
+    if question.kind in ("released", "cohorts", "trained", "hostile", "breakdown"):
+        return None
+    if question.kind in ("halves", "sessions", "mixtures"):  # a client's share of the images depends on their number
+        return question
+    return replace(question, count=min(question.count, 1), per_class=min(question.per_class, 1))
+
+
+def _check_seen(attack: Attack, cases: Sequence[Case]) -> None:
+    """Raise UnseenError where a view has nothing of its victim that the attack could read."""
+    for case in cases:
+        for view in case.views:
+            sent = any(m.artifact.kind in attack.reads for m in view.messages if m.sender == case.victim)
+            of_all = "InterpolationStyle" in attack.reads and view.latest(InterpolationStyle) is not None
+            if not (sent or of_all or view.styles(case.victim) or view.artifact(case.victim)):
+                raise UnseenError(f"the adversary saw no artifact of {case.victim}.")
 
 
 def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:

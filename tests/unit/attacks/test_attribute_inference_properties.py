@@ -82,7 +82,13 @@ def test_prototypes_are_read_in_the_run_and_gradients_of_more_clients_too():
 def test_styles_are_not_read_without_images_to_make_shadow_clients_of(adversary: str):
     with pytest.raises(UsageError, match="must know auxiliary, client sizes, victim domains"):
         ATTACK.plan(facts("StyleStatistics", adversary=adversary))
-    assert ATTACK.plan(facts("Prototypes", adversary=adversary))
+
+
+def test_prototypes_are_read_by_whoever_sees_what_each_client_sends():
+    assert ATTACK.plan(facts("Prototypes", adversary="outsider"))
+    for unseeing in (facts("Prototypes", adversary="client"), replace(facts("Prototypes"), named=False)):
+        with pytest.raises(UsageError, match="under its own name"):
+            ATTACK.plan(unseeing)
 
 
 @pytest.mark.parametrize(

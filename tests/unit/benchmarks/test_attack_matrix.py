@@ -24,11 +24,27 @@ def check(row: dict[str, object]) -> None:
     assert row.get("refused") or attacks
     assert {name: reason for name, (status, reason) in attacks.items() if status == "failed"} == {}
     assert all(reason for status, reason in attacks.values() if status == "skipped")
+    assert row.get("dry_run_differs", []) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", SAMPLE, ids=lambda key: "-".join(part or "none" for part in key))
 def test_a_cell_is_refused_or_each_of_its_attacks_is_done_or_skipped_for_a_reason(key: Key):
+    with brief_inversion():
+        check(cell(*key))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("shuffle", "server", "ccst-overall"),
+        ("secure-aggregation", "server", "fedavg"),
+        pytest.param(("k-anonymous", "client", "ccst-single"), marks=pytest.mark.slow),
+        pytest.param(("", "client", "fpl"), marks=pytest.mark.slow),
+    ],
+    ids="-".join,
+)
+def test_a_dry_run_skips_what_the_run_cannot_see(key: Key):
     with brief_inversion():
         check(cell(*key))
 
