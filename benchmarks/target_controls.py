@@ -67,10 +67,10 @@ def stored() -> Mapping[Key, Mapping[str, object]]:
     return {(row["target"], row["adversary"]): row for row in rows}
 
 
-def run(only: Sequence[str]) -> None:
+def run(adversaries: Sequence[str], only: Sequence[str]) -> None:
     """Run every target and adversary that is not stored."""
     done = stored()
-    for adversary, target in product(ADVERSARIES, targets()):
+    for adversary, target in product(adversaries, targets()):
         if (target, adversary) in done or (only and target not in only):
             continue
         row = controlled(target, adversary)
@@ -117,10 +117,11 @@ def main() -> None:
     """Run the controls, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("verb", choices=("run", "table"))
+    parser.add_argument("--adversary", nargs="*", choices=ADVERSARIES, default=(), help="adversaries")
     parser.add_argument("--only", nargs="*", default=(), help="names of targets")
     given = parser.parse_args()
     if given.verb == "run":
-        run(given.only)
+        run(given.adversary or ADVERSARIES, given.only)
         return
     print(table())
     write_table("attacks.md", "target controls", table())

@@ -6,7 +6,8 @@ whose classes, domains and members no honest reading can miss (fdgsec.data.swatc
 read the target's releases: what it does not find in the report's images is no evidence."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.schema import AttackResult
@@ -26,24 +27,42 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "property-inference": {"clients": 40, "sizes": (12,)},
     "inter-client": {"gallery": 200, "images": 100},
     "interpolation-leakage": {"clients": 4, "records": 8, "federations": 20, "simulations": 600, "kept": 150},
-    "pool-exposure": {"sizes": (30, 120), "clients": 8, "gallery": 200},
+    "pool-exposure": {"sizes": (30, 120), "clients": 12, "gallery": 200},
     "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
     "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
-    "generator-leakage": {"candidates": 24, "references": 6, "largest": 36},
+    "generator-leakage": {"candidates": 12, "references": 4, "largest": 24},
     "model-membership": {"candidates": 40, "references": 4},
-    "gradient-inversion": {"records": (1,), "count": 4, "steps": 60},
-    "poisoning": {"seeds": 4, "rounds": ROUNDS, "forgeries": ("update x10",)},
+    "gradient-inversion": {"records": (1,), "count": 4, "steps": 20},
+    "poisoning": {"seeds": 4, "rounds": 1, "forgeries": ("update x10",)},
 }  # fmt: skip
 """Options in place of the run's: few images are enough where all are easy to read."""
-MEMORIZED = ("model-membership",)
-"""Attacks on what a model memorizes; their swatches have random labels, which nothing but memory can predict."""
-TRAINED = ("poisoning",)
-"""Attacks on what a federation learns; their control trains, whether or not the run does."""
 PLAN: Mapping[str, object] = {
-    "batch_size": 16, "learning_rate": 0.05, "optimizer": "sgd", "crop": None, "flip": 0.0,
+    "steps": 30, "batch_size": 16, "learning_rate": 0.05, "optimizer": "sgd", "crop": None, "flip": 0.0,
 }  # fmt: skip
 """The training plan of a method that has one, without augmentation, for every image should show in the model."""
-STEPS, MEMORIZING_STEPS = 30, 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What the control of an attack needs beyond the usual: other settings, a plan, and training at all events."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, object] = field(default_factory=dict)
+    trains: bool = False
+
+
+SETUPS: Mapping[str, Setup] = {
+    "poisoning": Setup(plan={"steps": 20}, trains=True),
+    # nothing but memory predicts a random label
+    "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 140}, plan={"steps": 180}),
+    # clients of eight images lack some classes
+    "property-inference": Setup(settings={"partition": "single-domain", "clients": 60}, plan={"steps": 3}),
+    # nine clients whose domains are predicted
+    "generator-leakage": Setup(
+        settings={"partition": "single-domain", "clients": 9, "per_domain": 120}, plan={"steps": 15}
+    ),
+}
+USUAL = Setup()
 EXPECTED = "a leak on swatches that is more than slight"
 DESCRIPTIVE = "all rows of the attack on this target are descriptive"
 FOUND = ("leaks", "leaks strongly")
@@ -51,28 +70,25 @@ FOUND = ("leaks", "leaks strongly")
 
 def control_settings(config: RunConfig, attacks: Sequence[str]) -> list[RunConfig]:
     """The settings of the controls of `attacks`: the run's method and adversary on swatches, without its defenses."""
-    special = (*MEMORIZED, *TRAINED)
-    groups = (
-        _settings(config, [name for name in attacks if name not in special], rounds=min(config.rounds, ROUNDS)),
-        _settings(config, [name for name in attacks if name in TRAINED], rounds=ROUNDS),
-        replace(
-            _settings(config, [name for name in attacks if name in MEMORIZED], rounds=ROUNDS, steps=MEMORIZING_STEPS),
-            dataset="swatches-random", per_domain=96,
-        ),
-    )  # fmt: skip
-    return [settings for settings in groups if settings.attacks]
+    usual = [name for name in attacks if name not in SETUPS]
+    return [
+        *([_settings(config, usual, USUAL)] if usual else []),
+        *(_settings(config, [name], SETUPS[name]) for name in attacks if name in SETUPS),
+    ]
 
 
-def _settings(config: RunConfig, attacks: Sequence[str], *, rounds: int, steps: int = STEPS) -> RunConfig:
-    training = {"plan": {**PLAN, "steps": steps}, "warm_up": 0} if rounds else {}
+def _settings(config: RunConfig, attacks: Sequence[str], setup: Setup) -> RunConfig:
+    rounds = ROUNDS if config.rounds or setup.trains else 0
+    training = {"plan": {**PLAN, **setup.plan}, "warm_up": 0} if rounds else {}
     known = options_of(config.method)
-    return replace(
+    common = replace(
         config, options=merged(config.options, {name: value for name, value in training.items() if name in known}),
         dataset="swatches", image_size=32, per_domain=240, per_class=None, target_domain=None, validation_domain=None,
-        partition="domain", clients=None, allow_partial=False, backbone="tiny", norm="group", pretrained=False,
+        partition="domain", clients=None, allow_partial=False, backbone="tiny", pretrained=False,
         rounds=rounds, participation=1.0, profile="quick", defenses=(), attacks=tuple(attacks),
         attack_options={name: OPTIONS[name] for name in attacks if name in OPTIONS},
     )  # fmt: skip
+    return replace(common, **setup.settings)
 
 
 def with_target_controls(results: Sequence[AttackResult], controls: Mapping[str, Control]) -> list[AttackResult]:
