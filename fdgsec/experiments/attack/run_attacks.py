@@ -150,13 +150,16 @@ def target_controlled(
 
 
 def through_target(config: RunConfig, attacks: Sequence[str], progress: Progressive) -> Mapping[str, Control]:
-    """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason."""
+    """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason.
+
+    So has one that ends in an error of the plug-in, which was written for other images."""
     controls: dict[str, Control] = {}
     for settings in control_settings(config, attacks):
         try:
             outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
-        except FdgsecError as error:
-            controls |= dict.fromkeys(settings.attacks, failed_control(str(error)))
+        except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind
+            reason = str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
+            controls |= dict.fromkeys(settings.attacks, failed_control(reason))
         else:
             controls |= {outcome.result.name: target_control(outcome.result) for outcome in outcomes}
     return controls

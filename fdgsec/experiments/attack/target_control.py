@@ -62,6 +62,7 @@ SETUPS: Mapping[str, Setup] = {
         settings={"partition": "single-domain", "clients": 9, "per_domain": 120}, plan={"steps": 15}
     ),
 }
+"""What an attack needs that the usual control does not give it."""
 USUAL = Setup()
 EXPECTED = "a leak on swatches that is more than slight"
 DESCRIPTIVE = "all rows of the attack on this target are descriptive"

@@ -102,6 +102,25 @@ def test_a_method_that_the_attack_cannot_read_gets_no_all_clear(own_cache: objec
     assert [row for row in unread.measurements if row.verdict.endswith("no evidence of protection")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class SevenClasses(CCST):
+    """CCST for images of seven classes, as a plug-in."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        if len(client.data.class_names) != 7:
+            raise IndexError("no such class")
+        return super().share(client, model=model, state=state, clock=clock, rng=rng)
+
+
+def test_an_error_of_a_plug_in_on_swatches_does_not_end_the_report(own_cache: object):
+    [result] = fdgsec.attack(SevenClasses(), attacks=("differencing",), per_domain=60, image_size=32).attacks
+    assert result.status == "done"
+    assert result.target is not None
+    assert result.target.measurement.unavailable == "IndexError: no such class"
+
+
 def test_bundled_methods_and_attacks_have_their_controls_in_the_documentation(own_cache: object):
     report = fdgsec.attack("ccst-overall", attacks=("differencing",), per_domain=60, image_size=32)
     assert report.attacks[0].target is None
