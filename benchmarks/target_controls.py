@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.written_tables import write_table
 from fdgsec.experiments.attack.run_attacks import dry_run, through_target
-from fdgsec.experiments.attack.target_control import DESCRIPTIVE, control_settings
+from fdgsec.experiments.attack.target_control import control_settings
 from fdgsec.experiments.run_config import RunConfig, attack_settings, target_method
 from fdgsec.metrics.measurement import Control
 from fdgsec.runtime.progress import NoProgress
@@ -84,7 +84,7 @@ def table() -> str:
     lines = ["| target | attack | adversary | strongest row | value | 95% interval | chance | n | |", "|" + "---|" * 9]
     words: list[str] = []
     for target, adversary, attack, control in _rows():
-        word = "passed" if control["passed"] else "no verdict" if control["reason"] == DESCRIPTIVE else "failed"
+        word = "passed" if control["passed"] else "failed" if control["value"] is not None else "no verdict"
         words.append(word)
         said = (f"{control['measurement']} | {_number(control['value'])} | [{_number(control['low'])}, "
                 f"{_number(control['high'])}] | {_number(control['chance'])} | {control['n']}")  # fmt: skip
