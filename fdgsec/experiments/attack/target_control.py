@@ -57,9 +57,9 @@ SETUPS: Mapping[str, Setup] = {
     "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 140}, plan={"steps": 180}),
     # clients of eight images lack some classes
     "property-inference": Setup(settings={"partition": "single-domain", "clients": 60}, plan={"steps": 3}),
-    # fifteen clients whose domains are predicted
+    # nine clients whose domains are predicted
     "generator-leakage": Setup(
-        settings={"partition": "single-domain", "clients": 15, "per_domain": 150}, plan={"steps": 15}
+        settings={"partition": "single-domain", "clients": 9, "per_domain": 120}, plan={"steps": 15}
     ),
 }
 """What an attack needs that the usual control does not give it."""

@@ -90,6 +90,7 @@ def test_a_canary_that_joins_moves_the_mean_by_most_of_what_sum_and_count_allow(
     assert 0.5 * allowed < measured < allowed + 0.5
 
 
+@pytest.mark.slow
 def test_models_and_scores_have_canaries_that_attain_the_claim_too():
     models = shown(settings("fedavg", "dp-fedavg", rounds=1), runs=40)
     scores = shown(settings("feddag-dp", "private-scores", rounds=1), runs=40)

@@ -56,6 +56,7 @@ def test_a_planted_fault_is_found(
     assert fault in str(found["faults"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "defense", "options"),
     [

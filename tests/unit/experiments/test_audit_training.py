@@ -80,6 +80,7 @@ def test_evidence_is_added_up_as_log_likelihood_ratios():
     torch.testing.assert_close(scores, ratios.log().sum(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 def test_sound_training_passes(epsilon: float, tmp_path: Path):
     code = audit(tmp_path, f"dp-sgd:epsilon={epsilon}", *WHOLE, "--repeats", "2")
@@ -91,6 +92,7 @@ def test_sound_training_passes(epsilon: float, tmp_path: Path):
     assert float(str(found["ceiling"])) == pytest.approx(ceiling(COUNT, 102, 1e-5, 0.975))
 
 
+@pytest.mark.slow
 def test_the_bound_grows_with_what_is_claimed(tmp_path: Path):
     audit(tmp_path, "dp-sgd:epsilon=8", *WHOLE)
 
