@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.metrics.roc import auc
+from fdgsec.runtime.errors import TooFewImagesError
 
 SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf gives none and a direction never varies
 AT_ONCE = 256  # records whose inner products with all others are held
@@ -177,9 +178,9 @@ def effective_dimension(whitened: Tensor) -> float:
     """Estimate (tr M)^2 / tr M^2, M the covariance of `whitened` (n, D) records that the whitening was not fitted on.
 
     tr M is the mean squared length, tr M^2 the mean squared inner product of two different records; D itself for a
-    perfect whitening. Raises ValueError for fewer than two records."""
+    perfect whitening. Raises TooFewImagesError for fewer than two records."""
     if whitened.shape[0] < 2:
-        raise ValueError(f"an effective dimension needs two records or more; got {whitened.shape[0]}.")
+        raise TooFewImagesError(f"an effective dimension needs two records or more; got {whitened.shape[0]}.")
     n = whitened.shape[0]
     length = whitened.square().sum(1)
     squares = sum(float((part @ whitened.T).square().sum()) for part in whitened.split(AT_ONCE))

@@ -23,6 +23,7 @@ from fdgsec.experiments.attack.loop import (
 from fdgsec.experiments.attack.target_control import (
     control_settings,
     failed_control,
+    single_steps_of_another,
     target_control,
     with_target_controls,
 )
@@ -153,8 +154,10 @@ def through_target(config: RunConfig, attacks: Sequence[str], progress: Progress
     """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason.
 
     So has one that ends in an error of the plug-in, which was written for other images."""
-    controls: dict[str, Control] = {}
-    for settings in control_settings(config, attacks):
+    method = attacked_method(config)
+    reasons = {name: single_steps_of_another(method, name) for name in attacks}
+    controls = {name: failed_control(reason) for name, reason in reasons.items() if reason}
+    for settings in control_settings(config, [name for name in attacks if name not in controls]):
         try:
             outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
         except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind

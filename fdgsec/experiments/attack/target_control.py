@@ -13,6 +13,7 @@ from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.run_config import RunConfig, merged
 from fdgsec.experiments.setup.run_inputs import options_of
+from fdgsec.federation.method import Method
 from fdgsec.metrics.measurement import Control, Measurement
 
 ROUNDS = 2
@@ -64,6 +65,9 @@ SETUPS: Mapping[str, Setup] = {
 }
 """What an attack needs that the usual control does not give it."""
 USUAL = Setup()
+SINGLE_STEPS = ("gradient-inversion",)
+"""Attacks on single steps, which fdgsec's own trainer takes in place of the method's `fit`."""
+TRAINING_PARTS = ("fit", "start", "training_set", "objective", "results")
 EXPECTED = "a leak on swatches that is more than slight"
 DESCRIPTIVE = "all rows of the attack on this target are descriptive"
 FOUND = ("leaks", "leaks strongly")
@@ -92,6 +96,15 @@ def _settings(config: RunConfig, attacks: Sequence[str], setup: Setup) -> RunCon
     return replace(common, **setup.settings)
 
 
+def single_steps_of_another(method: Method, attack: str) -> str:
+    """Why an attack on single steps says nothing about `method`: it trains in its own way; else the empty string."""
+    found = {name: getattr(type(method), name, None) for name in TRAINING_PARTS}
+    parts = [name for name, part in found.items() if part and not part.__module__.startswith("fdgsec.")]
+    if attack not in SINGLE_STEPS or not parts:
+        return ""
+    return f"single steps are taken by fdgsec's trainer, and this method has its own {' and '.join(parts)}"
+
+
 def with_target_controls(results: Sequence[AttackResult], controls: Mapping[str, Control]) -> list[AttackResult]:
     """The results with their controls, by name; where one failed, rows without a leak are no evidence.
 
@@ -102,7 +115,8 @@ def with_target_controls(results: Sequence[AttackResult], controls: Mapping[str,
 
 
 def _with_control(result: AttackResult, control: Control) -> AttackResult:
-    unread = "" if control.passed else "attack finds no leak in swatches that pass through this target"
+    said = control.measurement.unavailable or "attack finds no leak in swatches that pass through this target"
+    unread = "" if control.passed else said.rstrip(".")
     rows = [replace(row, unread=unread) for row in result.measurements]
     return replace(result, target=control, measurements=rows)
 

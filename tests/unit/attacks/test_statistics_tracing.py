@@ -21,6 +21,7 @@ from fdgsec.attacks.statistics.tracing import (
     standardized_score,
     theory_auc,
 )
+from fdgsec.runtime.errors import TooFewImagesError
 from fdgsec.runtime.random_streams import stream
 from tests.support.known_whitening import known_whitening
 
@@ -212,6 +213,11 @@ def test_differences_between_populations_do_not_enter_the_whitening():
 def test_nothing_that_varies_is_an_error():
     with pytest.raises(ValueError, match="none of the 4 coordinates varies"):
         fit_whitening(torch.ones(5, 4))
+
+
+def test_one_record_has_no_effective_dimension():
+    with pytest.raises(TooFewImagesError, match="two records"):
+        effective_dimension(torch.ones(1, 3))
 
 
 def test_effective_dimension_is_the_participation_ratio():

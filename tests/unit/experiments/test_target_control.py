@@ -6,13 +6,20 @@ import torch
 
 import fdgsec
 from fdgsec.experiments.attack.run_attacks import through_target
-from fdgsec.experiments.attack.target_control import control_settings, target_control, with_target_controls
+from fdgsec.experiments.attack.target_control import (
+    control_settings,
+    failed_control,
+    single_steps_of_another,
+    target_control,
+    with_target_controls,
+)
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.report.text import controls_of
 from fdgsec.experiments.run_config import attack_settings
 from fdgsec.federation.artifacts import Amplitudes
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fedavg import FedAvg
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.progress import NoProgress
 
@@ -119,6 +126,25 @@ def test_an_error_of_a_plug_in_on_swatches_does_not_end_the_report(own_cache: ob
     assert result.status == "done"
     assert result.target is not None
     assert result.target.measurement.unavailable == "IndexError: no such class"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PixelsInModel(FedAvg):
+    """FedAvg whose clients hide their first images in the model that they send."""
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        raise NotImplementedError
+
+
+def test_single_steps_say_nothing_about_a_method_that_trains_in_its_own_way(own_cache: object):
+    assert single_steps_of_another(FedAvg(), "gradient-inversion") == ""
+    assert single_steps_of_another(PixelsInModel(), "model-membership") == ""
+    reason = single_steps_of_another(PixelsInModel(), "gradient-inversion")
+    assert "its own fit" in reason
+    [bad] = with_target_controls([done(NOTHING)], {"membership": failed_control(reason)})
+    assert bad.measurements[0].verdict == f"{reason}: no evidence of protection"
 
 
 def test_bundled_methods_and_attacks_have_their_controls_in_the_documentation(own_cache: object):
