@@ -80,7 +80,7 @@ def run(adversaries: Sequence[str], only: Sequence[str]) -> None:
 
 
 def table() -> str:
-    """The strongest row of each control, in Markdown: attacks by target; the client's where the server has none."""
+    """The strongest row of each control, in Markdown, by target, adversary and attack."""
     lines = ["| target | attack | adversary | strongest row | value | 95% interval | chance | n | |", "|" + "---|" * 9]
     words: list[str] = []
     for target, adversary, attack, control in _rows():

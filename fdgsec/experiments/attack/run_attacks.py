@@ -349,8 +349,8 @@ def check_attacks(config: RunConfig) -> None:
 def dry_run(config: RunConfig, *, data_root: Path | None, progress: Progressive) -> list[tuple[str, str]]:
     """Each attack and whether it would run, or the reason why not, decided as in the run: data are loaded.
 
-    Nothing is trained. One client's release is compared with what attacks take it for, and small exchanges show what
-    the adversary would see. Raises what `attack` raises."""
+    Only single steps are trained. One client's release is compared with what attacks take it for, and small exchanges
+    show what the adversary would see. Raises what `attack` raises."""
     attacks = attacks_of(config)
     inputs = _inputs_of(config, attacks, data_root=data_root, progress=progress)
     style_view = StyleView.of(inputs.config, inputs.world.dataset, inputs.method, inputs.model)

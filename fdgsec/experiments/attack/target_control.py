@@ -2,8 +2,9 @@
 
 A positive control plants information in what an attack reads, so that it passes whatever the target sends. Here images
 whose classes, domains and members no honest reading can miss (fdgsec.data.swatches) pass through the target's own
-`share` and `fit`, and the adversary sees what the target makes of them. An attack that finds nothing there does not
-read the target's releases: what it does not find in the report's images is no evidence."""
+`share` and `fit`, and the adversary sees what the target makes of them; only single steps are taken by fdgsec's trainer
+(SINGLE_STEPS). An attack that finds nothing there does not read the target's releases: what it does not find in the
+report's images is no evidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
