@@ -11,7 +11,16 @@ from rich.table import Table
 
 from fdgsec.experiments.claims.tables import measured
 from fdgsec.experiments.report.schema import AttackReport
-from fdgsec.experiments.report.text import HEADLINES, controls_of, described, headline, interval, number, promises
+from fdgsec.experiments.report.text import (
+    HEADLINES,
+    controls_of,
+    described,
+    headline,
+    interval,
+    number,
+    promises,
+    unread,
+)
 from fdgsec.experiments.run_config import RunConfig
 from fdgsec.experiments.sweep.tables import named, shown, verdict
 from fdgsec.privacy.ledger import review_mark
@@ -83,6 +92,8 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
                 terminal.print(f"({len(result.measurements) - len(shown)} more rows in the report)\n", highlight=False)
         else:
             terminal.print(f"{result.name}: {result.status}: {result.reason}\n", highlight=False)
+    if unread(report):
+        terminal.print(unread(report), highlight=False)
     terminal.print(f"written to {out}: report.html, report.json, measurements.csv", highlight=False)
 
 

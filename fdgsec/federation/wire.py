@@ -125,6 +125,13 @@ class Transcript:
         """Give the end of the hash chain: equal transcripts have equal hashes."""
         return self.rows[-1].link if self.rows else GENESIS
 
+    def different_rounds(self) -> dict[str, int]:
+        """Count, for each kind of artifact, the rounds whose messages of that kind are not those of another round."""
+        sent: dict[str, dict[int, list[str]]] = {}
+        for row in self.rows:
+            sent.setdefault(row.kind, {}).setdefault(row.round, []).append(row.sha256)
+        return {kind: len({tuple(sorted(digests)) for digests in rounds.values()}) for kind, rounds in sent.items()}
+
     def messages(self) -> Iterator[Message]:
         """Yield the messages whose payload was kept, in order."""
         for row in self.rows:

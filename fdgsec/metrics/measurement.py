@@ -25,8 +25,8 @@ class Measurement:
 
     `p_value` is one-sided, of "no better than chance", and agrees with the interval; `adjusted_p_value` is Holm's over
     the `family` of all judged rows of the report. `not_adapted_to` names the defenses that the attack does not take
-    into account, and `unread` says why the attack is not known to read the target's releases: without a leak, such rows
-    are no evidence. `value`, `low`, `high` and `chance` are None only together
+    into account, and `unread` says why the attack is not known to read the target's releases, or not all of them:
+    without a leak, such rows are no evidence. `value`, `low`, `high` and `chance` are None only together
     with `unavailable`, the reason. `chance_kind` "none" is for descriptive rows, which never enter a verdict. Raises
     ValueError for a number that is not finite or an interval that does not contain its value."""
 

@@ -1,7 +1,7 @@
 """Adversaries: what they see of a transcript, and what else they know."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from fdgsec.federation.artifacts import (
     ModelState,
     Scores,
     StyleBank,
+    StyleDistribution,
     StyleStatistics,
 )
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
@@ -34,6 +35,27 @@ which domain a client's images are of; labeled auxiliary images of the victims' 
 its own training images."""
 
 
+AVERAGED = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
+"""Uploads that are averaged where one stage has several of a kind."""
+
+
+def averaged(artifacts: Sequence[A]) -> A:
+    """The mean of artifacts of one kind and equal shapes, entry by entry; integers are those of the first."""
+    first = artifacts[0]
+    if len(artifacts) == 1:
+        return first
+    tensors = {
+        name: torch.stack([one.tensors()[name].double() for one in artifacts]).mean(0).to(value.dtype)
+        for name, value in first.tensors().items()
+        if value.is_floating_point()
+    }
+    return replace(first, **tensors)
+
+
+def _form(artifact: Artifact) -> tuple[object, ...]:
+    return (artifact.kind, *((name, tuple(value.shape)) for name, value in artifact.tensors().items()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class View:
     """The messages that one adversary could see, in order."""
@@ -43,10 +65,10 @@ class View:
     def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
         """Find the style rows (R, C) of `victim` that it released last: its own upload, else its rows of a bank.
 
-        None if neither was seen."""
+        Several uploads of one kind in the same stage are averaged (`_averaged`). None if neither was seen."""
         number = int(victim.partition(":")[2])
         for message in self._latest_first():
-            artifact = message.artifact
+            artifact = self._averaged(message)
             if message.sender == victim and isinstance(artifact, ImageStyles):
                 return artifact.mean, artifact.std
             if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
@@ -60,10 +82,10 @@ class View:
     def artifact(self, victim: str) -> Artifact | None:
         """Find what `victim` itself sent last beside models and numbers, else its rows of a bank of spectra.
 
-        None if nothing was seen."""
+        Several uploads of one kind in the same stage are averaged (`_averaged`). None if nothing was seen."""
         for message in self._latest_first():
             if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
-                return message.artifact
+                return self._averaged(message)
         for message in self._latest_first():
             bank = message.artifact
             if isinstance(bank, Amplitudes) and bool((mine := bank.owner == int(victim.partition(":")[2])).any()):
@@ -78,6 +100,21 @@ class View:
     def latest(self, kind: type[A]) -> A | None:
         """Find the artifact of `kind` that was seen last, whoever sent it."""
         return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)
+
+    def _averaged(self, message: Message) -> Artifact:
+        """The mean of all that its sender sent in its stage of its round under the same kind and shapes.
+
+        What a method sends in several slots of one kind is the same statistic (release_check.py), and a defense draws
+        noise for each slot: the mean has the least of it."""
+        if not isinstance(message.artifact, AVERAGED):
+            return message.artifact
+        place = (message.round, message.stage, message.sender, message.receiver)
+        alike = [
+            other.artifact
+            for other in self.messages
+            if (other.round, other.stage, other.sender, other.receiver) == place
+        ]
+        return averaged([one for one in alike if _form(one) == _form(message.artifact)])
 
     def _latest_first(self) -> list[Message]:
         return sorted(self.messages, key=lambda message: -message.round)  # stable: within a round, in their order

@@ -16,6 +16,7 @@ from fdgsec.metrics.feature_extractors import INCEPTION
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.progress import Progressive
+from fdgsec.runtime.registry import is_bundled
 from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge
 from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
@@ -26,7 +27,10 @@ EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPT
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackContext:
-    """Everything that one report's attacks share."""
+    """Everything that one report's attacks share.
+
+    `foreign` has the kinds of releases that are not what attacks take them for; for a plug-in's method, each simulated
+    exchange may add to it. `rounds` is Transcript.different_rounds."""
 
     config: RunConfig
     world: World
@@ -36,6 +40,7 @@ class AttackContext:
     knowledge: Knowledge
     facts: TargetFacts
     foreign: Mapping[str, str]
+    rounds: Mapping[str, int]
     judge: Judge
     progress: Progressive
 
@@ -56,11 +61,19 @@ def attack_context_of(
     adversary = ADVERSARIES[config.adversary]
     knows = adversary.knows
     auxiliary = roles.auxiliary.subset(roles.auxiliary.domains != world.target)
+    plug_in = not is_bundled(method)
+
+    def check(method: Method, client: Client, clock: Clock) -> Mapping[str, str]:
+        return foreign_releases(
+            method, client, clock=clock, model=model, statistics=knowledge.statistics,
+            released_statistic=style_view.released_statistic,
+        )  # fmt: skip
+
     challenger = Challenger(
         method=method, roles=roles, sources=world.sources, clients=clients,
         adversary=adversary, encoder=style_view.encoder, style_size=style_view.style_size, seed=config.seed,
         run=observed, model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack,
-        rounds=config.rounds, unseen=world.unseen(),
+        rounds=config.rounds, unseen=world.unseen(), check=check if plug_in else None,
         initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
     )  # fmt: skip
     knowledge = Knowledge(
@@ -88,14 +101,12 @@ def attack_context_of(
         public_images=len(auxiliary) if "auxiliary" in knows else len(clients[0].data),
         named=not defense_stack.policies,
     )  # fmt: skip
-    foreign = foreign_releases(
-        method, clients[0], model=model, statistics=knowledge.statistics,
-        clock=Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients)),
-        released_statistic=style_view.released_statistic,
-    )  # fmt: skip
+    clock = Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients))
+    for client in clients if plug_in else clients[:1]:
+        challenger.foreign.update(check(method, client, clock))
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(
         config=config, world=world, roles=roles, challenger=challenger, adversary=adversary, knowledge=knowledge,
-        facts=facts, foreign=foreign, progress=progress,
+        facts=facts, foreign=challenger.foreign, rounds=observed.transcript.different_rounds(), progress=progress,
         judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
     )  # fmt: skip

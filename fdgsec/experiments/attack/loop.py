@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_context import AttackContext
+from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
@@ -62,7 +63,9 @@ class AttackSetting:
     """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
 
     `foreign` has the kinds of releases that are not what attacks take them for, with the reasons; `defenses` are the
-    names of the run's; `controls` says whether positive and negative controls are run."""
+    names of the run's; `rounds` counts, by kind of artifact, the run's rounds whose messages of that kind differ
+    (Transcript.different_rounds); `unlike` says why releases without a method are not known to be what attacks take
+    them for; `controls` says whether positive and negative controls are run."""
 
     target: str
     seed: int
@@ -73,6 +76,8 @@ class AttackSetting:
     questions: Questions
     foreign: Mapping[str, str] = field(default_factory=dict)
     defenses: Sequence[str] = ()
+    unlike: str = ""
+    rounds: Mapping[str, int] = field(default_factory=dict)
     controls: bool = True
 
     @classmethod
@@ -85,7 +90,7 @@ class AttackSetting:
             target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
             questions=questions or SimulatedQuestions(attack_context=attack_context), foreign=attack_context.foreign,
-            defenses=[name_of("defenses", defense) for defense in config.defenses],
+            defenses=[name_of("defenses", defense) for defense in config.defenses], rounds=attack_context.rounds,
         )  # fmt: skip
 
 
@@ -160,7 +165,7 @@ def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary
 def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
     """The questions that an attack asks. Raises UsageError with the reason if it does not apply to the target."""
     reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
-    reason = reason or next((setting.foreign[kind] for kind in sorted(attack.reads & set(setting.foreign))), "")
+    reason = reason or _foreign(attack, setting)
     if reason:
         raise UsageError(reason)
     if "auxiliary" in attack.needs:
@@ -169,6 +174,11 @@ def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
     if not questions:
         raise UsageError(NOTHING_ASKED)
     return questions
+
+
+def _foreign(attack: Attack, setting: AttackSetting) -> str:
+    """Why releases that the attack reads are not what it takes them for; empty where none is known to differ."""
+    return next((setting.foreign[kind] for kind in sorted(attack.reads & set(setting.foreign))), "")
 
 
 def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tuple[str, str]]:
@@ -184,7 +194,7 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
                 raise UnseenError("the adversary sees no client's release under its name")
             for question in questions:
                 rehearsal = _rehearsal(question, setting.facts)
-                cases = [] if rehearsal is None else [c for c, _ in setting.questions.cases(rehearsal, attack)]
+                cases = [] if rehearsal is None else [case for case, _ in _cases(rehearsal, attack, setting)]
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
                     _check_seen(attack, cases)
         except (UsageError, UnseenError, TooFewImagesError) as error:
@@ -224,7 +234,7 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
     except UsageError as error:
         return _skipped(attack, setting, str(error))
     try:
-        answered = _answer_questions(requests, attack, setting.questions)
+        answered = _answer_questions(requests, attack, setting)
         if not answered.cases:
             return _skipped(attack, setting, "; ".join(dict.fromkeys(answered.gaps.values())) or NOTHING_ASKED)
         return _evaluate(attack, setting, answered, started=started)
@@ -238,13 +248,21 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
         return Outcome(result=result)
 
 
-def _answer_questions(requests: Sequence[Question], attack: Attack, questions: Questions) -> _AnsweredQuestions:
+def _cases(question: Question, attack: Attack, setting: AttackSetting) -> Cases:
+    """The cases of a question. Raises UnseenError where its exchanges show releases of another kind than is read."""
+    cases = setting.questions.cases(question, attack)
+    if reason := _foreign(attack, setting):
+        raise UnseenError(reason)
+    return cases
+
+
+def _answer_questions(requests: Sequence[Question], attack: Attack, setting: AttackSetting) -> _AnsweredQuestions:
     answered = _AnsweredQuestions()
     for question in requests:
-        reason = questions.gap(question, attack)
+        reason = setting.questions.gap(question, attack)
         if reason:
             answered.gaps[_describe(question)] = reason
-        for case, truth in questions.cases(question, attack):
+        for case, truth in _cases(question, attack, setting):
             answered.cases.append(case)
             answered.truths.append(truth)
     return answered
@@ -267,7 +285,11 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
-    measurements = [replace(row, not_adapted_to=ignored) for row in measured]
+    unread = partly_read(attack, setting.rounds)
+    read = min(len(case.views) for case in cases)
+    measurements = [
+        replace(row, not_adapted_to=ignored, unread=unread(row, read) or setting.unlike) for row in measured
+    ]
     if isinstance(attack, Incomplete):
         measurements += attack.missing(cases, knowledge)
     if not setting.controls:

@@ -7,18 +7,23 @@ of a client, undefended, and compared with that statistic before an attack is be
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
-from fdgsec.data.domains import DomainDataset
+from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, StyleDistribution, StyleStatistics
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Method
-from fdgsec.federation.released_statistics import ReleasedStatistic
+from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic
+from fdgsec.nn.styles.amplitude_spectra import amplitudes, low_frequencies
 from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.nn.styles.image_styles import resized
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.random_streams import stream
 
 AGREEMENT = 0.005
 """Largest relative L2 distance between a release and the statistic: HW against HW - 1 on small feature maps."""
+AT_ONCE = 64
+"""Images whose spectra are held at a time."""
 POOLED = (StyleStatistics, StyleDistribution)
 ROWS = (ImageStyles, Amplitudes)
 
@@ -34,7 +39,7 @@ def foreign_releases(
 ) -> Mapping[str, str]:
     """The kinds of style releases that are not what attacks take them for, each with the reason.
 
-    `client` and `clock` are those of the run: what is sent may depend on both. Only rows of styles are compared
+    `client` and `clock` are those of the run: what is sent may depend on both. Only rows of single images are compared
     for a method that does not claim to share means: attacks on its other releases learn from simulated releases
     of the method itself."""
     if method.shares == "never" or not method.asks_for_shares:
@@ -49,19 +54,34 @@ def foreign_releases(
             reason = f"not applicable: {client.name} did not send the release {release.slot!r}, which could be compared"
             found[release.kind.kind] = found["StyleBank"] = reason
     for slot, artifact in sent.items():
-        if not (method.shares_means or isinstance(artifact, ImageStyles)):
+        if not isinstance(artifact, ROWS + (POOLED if method.shares_means else ())):
             continue
-        if isinstance(artifact, POOLED + ROWS):
-            shown = None if isinstance(artifact, POOLED) else state.get(SHARED_ROWS)
-            reason = _reason(slot, artifact, released_statistic, records, shown)
-            if reason:
-                found[artifact.kind] = found["StyleBank"] = reason
+        shown = None if isinstance(artifact, POOLED) else state.get(SHARED_ROWS)
+        if isinstance(artifact, Amplitudes) and not method.shares_means:
+            images = client.data if shown is None else client.data.subset(shown)
+            order = None if shown is None else torch.arange(len(images))
+            reason = difference(slot, artifact, MeanSpectra(), spectra_of_images(images, artifact), order)
+        else:
+            reason = difference(slot, artifact, released_statistic, records, shown)
+        if reason:
+            found[artifact.kind] = found["StyleBank"] = reason
     return found
 
 
-def _reason(
+def spectra_of_images(images: DomainDataset, like: Amplitudes) -> Tensor:
+    """The low frequencies of each image's spectrum at the size of `like`, (n, D) float64."""
+    height, columns = like.values.shape[2:]
+    side = None if images.image_size[0] == height and images.image_size[1] // 2 + 1 == columns else height
+    parts = torch.arange(len(images)).split(AT_ONCE)
+    return torch.cat([low_frequencies(amplitudes(as_float(resized(images.pixels(rows), side)))) for rows in parts])
+
+
+def difference(
     slot: str, artifact: Artifact, released_statistic: ReleasedStatistic, records: Tensor, shown: Tensor | None
 ) -> str:
+    """Why a release is not `released_statistic` of images with these `records` (n, D); empty where it is.
+
+    `shown` (R,) are the positions of the images behind its rows; None for a pooled release."""
     name = type(released_statistic).__name__
     try:
         theirs = released_statistic.release(artifact, images=len(records))

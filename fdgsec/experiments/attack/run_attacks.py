@@ -21,12 +21,14 @@ from fdgsec.experiments.attack.loop import (
     run_attacks,
 )
 from fdgsec.experiments.attack.target_control import (
+    SIDE,
     control_settings,
     failed_control,
     single_steps_of_another,
     target_control,
     with_target_controls,
 )
+from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.report.accuracy import accuracy_document
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
@@ -118,7 +120,8 @@ def attack(
         check_replaceable(out)
     attacked = _attacked(config, data_root=data_root, fresh=fresh, progress=progress, federation=federation)
     config, observed = attacked.inputs.config, attacked.observed
-    results = target_controlled(corrected(attacked.outcomes), config, progress)
+    side = attacked.inputs.world.dataset.image_size[0]
+    results = target_controlled(corrected(attacked.outcomes), config, progress, image_size=side)
     artifacts, traffic = artifact_rows(observed.transcript.rows)
     report = AttackReport(
         target=config.target, method=config.method, preset=config.preset,
@@ -127,6 +130,9 @@ def attack(
         profile=config.profile, reused=attacked.reused, defenses=defense_documents(config),
         guarantees=attacked.facts.guarantees, accuracy=attacked.facts.accuracy, attacks=results, artifacts=artifacts,
         model_traffic=traffic, transcript_sha256=observed.transcript.sha256, environment=environment(),
+        unread_kinds=unread_kinds(
+            observed.transcript, ADVERSARIES[config.adversary], attacks_of(config), results
+        ),
         seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
@@ -135,9 +141,11 @@ def attack(
 
 
 def target_controlled(
-    results: Sequence[AttackResult], config: RunConfig, progress: Progressive
+    results: Sequence[AttackResult], config: RunConfig, progress: Progressive, *, image_size: int
 ) -> Sequence[AttackResult]:
     """The results with their controls through the target, where the target's method or the attack is a plug-in's.
+
+    Swatches have the run's `image_size`: what a method shares may depend on it.
 
     Those of fdgsec's own methods and attacks stand in docs/attacks.md."""
     own = is_bundled(attacked_method(config))
@@ -147,17 +155,20 @@ def target_controlled(
         if any(row.judged for row in result.measurements)
         and not (own and is_bundled(attack_named(result.name, config)))
     ]
-    return with_target_controls(results, through_target(config, named, progress))
+    return with_target_controls(results, through_target(config, named, progress, image_size=image_size))
 
 
-def through_target(config: RunConfig, attacks: Sequence[str], progress: Progressive) -> Mapping[str, Control]:
+def through_target(
+    config: RunConfig, attacks: Sequence[str], progress: Progressive, *, image_size: int = SIDE
+) -> Mapping[str, Control]:
     """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason.
 
     So has one that ends in an error of the plug-in, which was written for other images."""
     method = attacked_method(config)
     reasons = {name: single_steps_of_another(method, name) for name in attacks}
     controls = {name: failed_control(reason) for name, reason in reasons.items() if reason}
-    for settings in control_settings(config, [name for name in attacks if name not in controls]):
+    named = [name for name in attacks if name not in controls]
+    for settings in control_settings(config, named, image_size=image_size):
         try:
             outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
         except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind

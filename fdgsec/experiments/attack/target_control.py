@@ -18,6 +18,8 @@ from fdgsec.federation.method import Method
 from fdgsec.metrics.measurement import Control, Measurement
 
 ROUNDS = 2
+SIDE = 32
+"""Pixels of a swatch's side where the run's images set none."""
 OPTIONS: Mapping[str, Mapping[str, object]] = {
     "membership": {
         "sizes": (4,), "clients": 24, "simulated_sizes": (4,), "simulated_clients": 20, "shadows": 60, "row_size": 40,
@@ -74,9 +76,10 @@ DESCRIPTIVE = "all rows of the attack on this target are descriptive"
 FOUND = ("leaks", "leaks strongly")
 
 
-def control_settings(config: RunConfig, attacks: Sequence[str]) -> list[RunConfig]:
+def control_settings(config: RunConfig, attacks: Sequence[str], *, image_size: int = SIDE) -> list[RunConfig]:
     """The settings of the controls of `attacks`: the run's method and adversary on swatches, without its defenses."""
     usual = [name for name in attacks if name not in SETUPS]
+    config = replace(config, image_size=image_size)
     return [
         *([_settings(config, usual, USUAL)] if usual else []),
         *(_settings(config, [name], SETUPS[name]) for name in attacks if name in SETUPS),
@@ -89,7 +92,7 @@ def _settings(config: RunConfig, attacks: Sequence[str], setup: Setup) -> RunCon
     known = options_of(config.method)
     common = replace(
         config, options=merged(config.options, {name: value for name, value in training.items() if name in known}),
-        dataset="swatches", image_size=32, per_domain=240, per_class=None, target_domain=None, validation_domain=None,
+        dataset="swatches", per_domain=240, per_class=None, target_domain=None, validation_domain=None,
         partition="domain", clients=None, allow_partial=False, backbone="tiny", pretrained=False,
         rounds=rounds, participation=1.0, profile="quick", defenses=(), attacks=tuple(attacks),
         attack_options={name: OPTIONS[name] for name in attacks if name in OPTIONS},
@@ -117,8 +120,7 @@ def with_target_controls(results: Sequence[AttackResult], controls: Mapping[str,
 
 def _with_control(result: AttackResult, control: Control) -> AttackResult:
     said = control.measurement.unavailable or "attack finds no leak in swatches that pass through this target"
-    unread = "" if control.passed else said.rstrip(".")
-    rows = [replace(row, unread=unread) for row in result.measurements]
+    rows = [row if control.passed else replace(row, unread=said.rstrip(".")) for row in result.measurements]
     return replace(result, target=control, measurements=rows)
 
 

@@ -21,6 +21,7 @@ from fdgsec.experiments.attack.run_attacks import (
     target_controlled,
     write_report,
 )
+from fdgsec.experiments.attack.unread_releases import unread_kinds
 from fdgsec.experiments.attack_run.read_finished_run import MODELS, Record, Recorded, read_record, reconstruct_run
 from fdgsec.experiments.attack_run.truth import RecordedQuestions, models_not_kept, reproduce_states
 from fdgsec.experiments.report.schema import AttackReport
@@ -75,8 +76,10 @@ def attack_recorded(
     setting, notes = _attack_setting(recorded, request, model, style_view, progress=progress)
     outcomes = run_attacks(attacks, setting, progress)
     report = _report(recorded, setting, started=started, notes=notes)
-    results = target_controlled(corrected(outcomes), config, progress)
-    report = replace(report, attacks=results, seconds=time.monotonic() - started)
+    side = recorded.world.dataset.image_size[0]
+    results = target_controlled(corrected(outcomes), config, progress, image_size=side)
+    unread = unread_kinds(record.transcript, setting.adversary, attacks, results)
+    report = replace(report, attacks=results, unread_kinds=unread, seconds=time.monotonic() - started)
     if out is not None:
         write_report(report, out, config=config, transcript=record.transcript)
     return report

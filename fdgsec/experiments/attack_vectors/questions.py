@@ -103,21 +103,21 @@ class VectorQuestions:
         asks = question.kind != "released" or question.gallery
         where: dict[str, str | int] = {"domain": domain or "unknown"}
         if self.sized:
-            where["n_per_client"] = len(self._behind(one))
+            where["n_per_client"] = len(self.behind(one))
         case = Case(
             question=question.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
-            records=len(self._behind(one)) if self.sized else None,
+            records=len(self.behind(one)) if self.sized else None,
             candidates=None if self.images is None or not asks else blinded(self.images),
         )  # fmt: skip
         return case, Truth() if self.truth is None else self._truth(question, one, self.truth)
 
-    def _behind(self, one: Sent) -> Tensor:
+    def behind(self, one: Sent) -> Tensor:
         """The positions in the truth of the images in a client's release."""
         assert self.truth is not None
         return self.truth.behind if one.pooled else self.truth.behind[one.rows]
 
     def _truth(self, question: Question, one: Sent, truth: Listed) -> Truth:
-        behind = self._behind(one)
+        behind = self.behind(one)
         members = torch.zeros(len(truth.images), dtype=torch.bool)
         members[self.places[behind]] = True
         images, some = truth.images.subset(behind), torch.arange(len(behind))[:BEHIND]
@@ -132,7 +132,7 @@ class VectorQuestions:
 
     def _domain(self, one: Sent) -> str:
         assert self.truth is not None
-        found = self.truth.images.domains[self._behind(one)].unique()
+        found = self.truth.images.domains[self.behind(one)].unique()
         return str(self.truth.images.domain_names[int(found[0])]) if len(found) == 1 else "mixed"
 
 

@@ -18,6 +18,7 @@ from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
 from fdgsec.experiments.attack.attack_context import EXTRACTORS
 from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected, run_attacks
+from fdgsec.experiments.attack.release_check import difference, spectra_of_images
 from fdgsec.experiments.attack.run_attacks import write_report
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
@@ -27,6 +28,7 @@ from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assi
 from fdgsec.experiments.setup.run_inputs import artifact_rows
 from fdgsec.experiments.train import dataset_document
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles
+from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
 from fdgsec.federation.run_folder import check_replaceable, environment
 from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.metrics.image_similarity import PerceptualEncoder
@@ -232,7 +234,27 @@ def _attack_setting(
     return AttackSetting(
         target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
         judge=judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
+        unlike=_unlike(questions, request.encoder),
     )  # fmt: skip
+
+
+def _unlike(questions: VectorQuestions, encoder: str) -> str:
+    """Why the vectors are not known to be styles or spectra of the truth's images; empty where they are equal.
+
+    Without a truth nothing is measured, and nothing is said of protection."""
+    if questions.truth is None:
+        return ""
+    for name, one in questions.sent.items():
+        images = questions.truth.images.subset(questions.behind(one))
+        shown = None if one.pooled else torch.arange(len(images))
+        if isinstance(one.artifact, Amplitudes):
+            reason = difference(name, one.artifact, MeanSpectra(), spectra_of_images(images, one.artifact), shown)
+        else:
+            records = PooledStyles().records(statistics(encoder, images))
+            reason = difference(name, one.artifact, PooledStyles(), records, shown)
+        if reason:
+            return reason.removeprefix("not applicable: ")
+    return ""
 
 
 def _described(public: DomainDataset | None, truth: Listed | None) -> dict[str, object]:

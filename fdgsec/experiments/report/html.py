@@ -7,7 +7,7 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 
 from fdgsec.experiments.report.schema import AttackReport, AttackResult
-from fdgsec.experiments.report.text import controls_of, described, interval, number
+from fdgsec.experiments.report.text import controls_of, described, interval, number, unread
 from fdgsec.metrics.measurement import BOUNDED, Control, Measurement
 from fdgsec.privacy.ledger import guarantee_line
 
@@ -95,5 +95,6 @@ def render(report: AttackReport) -> str:
         assumptions=report.guarantees[0]["assumptions"] if report.guarantees else [],
         family=sum(row.judged for result in report.attacks for row in result.measurements),
         verdicts=[_verdict(result) for result in report.attacks],
+        unread=unread(report),
         attacks=[_attack(result) for result in report.attacks],
     )

@@ -74,7 +74,9 @@ class AttackResult:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackReport:
-    """The report of one run; `document()` is report.json (DESIGN section 5)."""
+    """The report of one run; `document()` is report.json (DESIGN section 5).
+
+    `unread_kinds` are the kinds of artifacts that the adversary saw and that no attack of the report read."""
 
     target: str
     method: str
@@ -94,6 +96,7 @@ class AttackReport:
     transcript_sha256: str
     environment: Mapping[str, object]
     seconds: float
+    unread_kinds: Sequence[str] = ()
 
     def document(self) -> dict[str, object]:
         """report.json: schema 1."""
@@ -114,6 +117,7 @@ class AttackReport:
             "attacks": [attack.document() for attack in self.attacks],
             "artifacts": [dict(row) for row in self.artifacts],
             "model_traffic": [dict(row) for row in self.model_traffic],
+            "unread_kinds": list(self.unread_kinds),
             "transcript_sha256": self.transcript_sha256,
             "environment": dict(self.environment),
             "seconds": round(self.seconds, 3),

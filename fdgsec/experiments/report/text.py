@@ -47,6 +47,12 @@ def controls_of(result: AttackResult) -> str:
     )
 
 
+def unread(report: AttackReport) -> str:
+    """What the adversary saw and no attack of the report read; empty if there was nothing."""
+    kinds = ", ".join(report.unread_kinds)
+    return f"seen by the adversary and read by no attack of this report: {kinds}" if kinds else ""
+
+
 def promises(report: AttackReport) -> list[str]:
     """The defenses with their options and guarantees; empty without defenses."""
     if not report.defenses:

@@ -24,7 +24,7 @@ from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import integer_seed, stream
 from fdgsec.runtime.secret_streams import simulated_key
-from fdgsec.threats.adversary import Adversary, View
+from fdgsec.threats.adversary import Adversary, View, averaged
 from fdgsec.threats.attack import Case, Truth
 
 Cases = list[tuple[Case, Truth]]
@@ -39,7 +39,8 @@ class Simulator:
     `clients` are the run's real clients; further runs draw from `roles`, and start from `model` where styles need one.
     `encoder` names the encoder of the styles, and `released_statistic` is the per-image statistic of which releases are
     means. The run trains `rounds` rounds; `initial` draws the initial model of another seed, and `unseen` are the
-    images on which a trained model is measured."""
+    images on which a trained model is measured. `check`, where given, compares the releases of each client of an
+    exchange with what attacks take them for, and `foreign` collects the kinds that are something else."""
 
     method: Method
     roles: Roles
@@ -57,6 +58,8 @@ class Simulator:
     rounds: int = 0
     initial: Callable[[int], GlobalModel] | None = None
     unseen: DomainDataset | None = None
+    check: Callable[[Method, Client, Clock], Mapping[str, str]] | None = None
+    foreign: dict[str, str] = field(default_factory=dict)
 
     def rng(self, *names: str | int) -> torch.Generator:
         """The random stream of one draw."""
@@ -71,8 +74,13 @@ class Simulator:
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
         seed = self.seed if not turn else integer_seed(self.rng("turn", turn))
+        fitting = (method or self.method).fitting(len(members))
+        if self.check is not None:
+            clock = Clock(round=0, rounds=0, participants=tuple(member.name for member in members))
+            for member in members:
+                self.foreign.update(self.check(fitting, member, clock))
         return observe(
-            (method or self.method).fitting(len(members)), members, seed=seed, name=name, model=self.model,
+            fitting, members, seed=seed, name=name, model=self.model,
             defense_stack=self.defense_stack, guards=self.guards,
         )  # fmt: skip
 
@@ -118,8 +126,11 @@ class Simulator:
             statistic_source=self.defense_stack.statistic_source, clock=self._clock, state=state,
         )  # fmt: skip
         defense_stack = replace(self.defense_stack, key=simulated_key(integer_seed(rng)), name="simulated")
-        outgoing = Outgoing(round=0, stage="share", name=self.slots[artifact.kind], artifact=artifact, sender=sender)
-        return defense_stack.undone(defense_stack.defended(outgoing))
+        leaving = [
+            Outgoing(round=0, stage="share", name=slot, artifact=artifact, sender=sender)
+            for slot in self.slots[artifact.kind]
+        ]
+        return averaged([defense_stack.undone(defense_stack.defended(outgoing)) for outgoing in leaving])
 
     def shared(self, images: DomainDataset, rng: torch.Generator) -> Artifact:
         """The artifact that a client with `images` would share, before any defense.
@@ -137,11 +148,15 @@ class Simulator:
         return Clock(round=0, rounds=0, participants=("client:1",))
 
     @cached_property
-    def slots(self) -> Mapping[str, str]:
-        """The slot in which clients share each kind of artifact."""
+    def slots(self) -> Mapping[str, Sequence[str]]:
+        """The slots in which clients share each kind of artifact."""
         data = self.clients[0].data  # any images will do, if they are enough to share something
         some = data.subset(torch.arange(min(ENOUGH, len(data))))
-        return {artifact.kind: name for name, artifact in self._shared(some, self.rng("slots")).items()}
+        shared = self._shared(some, self.rng("slots"))
+        return {
+            artifact.kind: [name for name, other in shared.items() if other.kind == artifact.kind]
+            for artifact in shared.values()
+        }
 
     def _check_known(self, data: Sequence[DomainDataset]) -> None:
         asked = {name for images in data for name in images.ids} - self._held

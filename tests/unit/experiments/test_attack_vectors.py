@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -188,6 +189,21 @@ def test_public_images_that_the_truth_asks_about_teach_nobody(vectors: Own):
         found.environment["notes"]
     )
     assert found.dataset["images"] == 4 * 35 - 20
+
+
+def test_rows_that_are_not_of_their_images_give_no_all_clear(vectors: Own, tmp_path: Path):
+    reversed_rows = tmp_path / "reversed.npy"
+    np.save(reversed_rows, np.abs(np.flip(np.load(vectors.npy()), axis=1)))
+    asked = request(vectors, truth=vectors.truth(), attacks=("reidentification", "membership"))
+    own, other = (
+        [row for result in report(one).attacks for row in result.measurements if row.judged]
+        for one in (asked, replace(asked, artifacts=reversed_rows))
+    )
+    assert not [row for row in own if row.unread]
+    quiet = [row.verdict for row in other if not row.leaks]
+    assert quiet
+    assert all("is not PooledStyles of its images" in verdict for verdict in quiet)
+    assert all(verdict.endswith("no evidence of protection") for verdict in quiet)
 
 
 def test_rows_that_are_not_of_their_images_are_counted(vectors: Own):

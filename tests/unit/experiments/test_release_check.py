@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import fdgsec
-from fdgsec.federation.artifacts import ImageStyles, StyleStatistics, renumbered
+from fdgsec.attacks.membership.attack import Membership
+from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics, renumbered
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import SHARED_ROWS, Client, Clock, GlobalModel, Inbox, Method, State
 from fdgsec.methods.ccst import CCST
@@ -78,6 +79,53 @@ class FromTwentyFive(CCST):
         style = sent["style"].tensors()
         scaled = StyleStatistics(mean=style["mean"] * 255, std=style["std"] * 255)
         return ({} if len(client.data) < 25 else {"style": scaled}), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherUnitsForSome(CCST):
+    """Colors in 0..255 of clients of 8 to 15 images, which no client of the run has, but clients of questions do."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        style = sent["style"].tensors()
+        scaled = StyleStatistics(mean=style["mean"] * 255, std=style["std"] * 255)
+        return ({"style": scaled} if 8 <= len(client.data) < 16 else sent), state
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenteredSpectra(CCST):
+    """Spectra of single images with the lowest frequency in the middle."""
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        spectra = sent["styles"]
+        assert isinstance(spectra, Amplitudes)
+        return {"styles": replace(spectra, values=torch.fft.fftshift(spectra.values, dim=(2, 3)))}, state
+
+
+def test_exchanges_of_questions_are_compared_too(own_cache: object):
+    attacks = (Membership(sizes=(10,), clients=20), Membership(sizes=(20,), clients=10))
+    ten, twenty = (
+        fdgsec.attack(OtherUnitsForSome(encoder="pixels"), attacks=(attack,), per_domain=300, image_size=32).attacks[0]
+        for attack in attacks
+    )
+    assert ten.status == "skipped"
+    assert (ten.reason or "").startswith("not applicable: the release 'style' is not PooledStyles of its images")
+    assert twenty.status == "done"
+
+
+def test_spectra_of_single_images_are_compared(own_cache: object):
+    options = {"style": "single", "representation": "amplitude"}
+    centered, plain = (
+        fdgsec.attack(method(**options), attacks=("reidentification",), per_domain=60, image_size=32).attacks[0]
+        for method in (CenteredSpectra, CCST)
+    )
+    assert (centered.reason or "").startswith("not applicable: the release 'styles' is not MeanSpectra of its images")
+    assert plain.status == "done"
 
 
 @pytest.mark.parametrize(

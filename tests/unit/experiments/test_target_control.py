@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
 import fdgsec
+from fdgsec.experiments.attack import attack_context
 from fdgsec.experiments.attack.run_attacks import through_target
 from fdgsec.experiments.attack.target_control import (
     control_settings,
@@ -93,7 +95,9 @@ class ReadSpectra(CCST):
     """CCST as a plug-in."""
 
 
-def test_a_method_that_the_attack_cannot_read_gets_no_all_clear(own_cache: object):
+def test_a_method_that_the_attack_cannot_read_gets_no_all_clear(own_cache: object, monkeypatch: pytest.MonkeyPatch):
+    """The control alone, as for releases that are not compared with known images."""
+    monkeypatch.setattr(attack_context, "foreign_releases", lambda *_, **__: {})
     read, unread = (
         fdgsec.attack(
             method(style="single", representation="amplitude"),

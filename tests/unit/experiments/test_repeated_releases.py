@@ -1,0 +1,105 @@
+"""What clients send more than once: copies of one exchange are averaged, rounds that were not read are named."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+import fdgsec
+from fdgsec.attacks.membership.attack import Membership
+from fdgsec.attacks.model_membership.attack import ModelMembership
+from fdgsec.attacks.pool_exposure.attack import PoolExposure
+from fdgsec.experiments.attack.unread_releases import partly_read
+from fdgsec.experiments.report.html import render
+from fdgsec.experiments.report.text import unread
+from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.release_declarations import Release
+from fdgsec.federation.wire import Message, Transcript
+from fdgsec.methods.ccst import CCST
+from fdgsec.metrics.measurement import Measurement
+
+COPIES = 48
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies(CCST):
+    """CCST whose rows go up in many slots, each with fresh noise."""
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        sent = super().releases
+        one = next(release for release in sent if release.stage == "share")
+        return (*sent, *(replace(one, slot=f"copy{number}") for number in range(COPIES)))
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        return {**sent, **{f"copy{number}": sent["styles"] for number in range(COPIES)}}, state
+
+
+def test_noisy_copies_of_one_release_are_averaged(own_cache: object):
+    """49 copies under noise of 7 sd are read as well as one under 1 sd."""
+    one, many = (
+        fdgsec.attack(
+            method(style="single", encoder="pixels"), attacks=("reidentification",), per_domain=60, image_size=32,
+            defenses=[f"style-noise:p=0.5,scale={scale}"],
+        ).attacks[0]
+        for method, scale in ((CCST, 0.02), (Copies, 0.02 * (COPIES + 1) ** 0.5))
+    )  # fmt: skip
+    top1 = [next(row for row in result.measurements if row.name == "top1" and row.judged) for result in (one, many)]
+    assert top1[0].value is not None
+    assert top1[1].value is not None
+    assert top1[0].value > 0.3
+    assert top1[1].value > 0.6 * top1[0].value
+    assert top1[1].leaks
+
+
+def row(**where: int) -> Measurement:
+    return Measurement(
+        name="auc", value=0.5, low=0.4, high=0.6, chance=0.5, chance_kind="exact", n=9, p_value=0.5, slice=where
+    )
+
+
+def transcript(*values: float) -> Transcript:
+    found = Transcript()
+    for number, value in enumerate(values):
+        style = StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), 1.0))
+        found.append(Message(round=number, stage="share", sender="client:1", receiver="server", artifact=style))
+    return found
+
+
+def test_rounds_count_where_their_releases_differ():
+    reads = Membership()
+    same, other = (partly_read(reads, transcript(*values).different_rounds()) for values in ((1, 1, 1), (1, 2, 1)))
+    assert same(row(), 1) == ""
+    assert other(row(), 1) == "reads 1 of 2 rounds of releases that differ"
+    assert other(row(), 2) == ""
+    assert other(row(rounds=3), 1) == ""
+    assert partly_read(ModelMembership(), transcript(1, 2).different_rounds())(row(), 1) == ""
+
+
+def test_a_trained_run_gives_no_all_clear_to_an_attack_that_reads_one_round(own_cache: object):
+    for target, attack in (
+        ("fedalign", PoolExposure(rounds=(2,))),
+        ("fedavg", ModelMembership(candidates=8, references=4)),
+    ):
+        once, twice = (
+            fdgsec.attack(target, attacks=(attack,), per_domain=60, image_size=32, rounds=rounds).attacks[0]
+            for rounds in (1, 2)
+        )
+        assert not [each for each in once.measurements if each.unread]
+        read = [each for each in twice.measurements if each.judged and not each.leaks]
+        assert read
+        assert all(each.verdict.endswith("no evidence of protection") for each in read if "rounds" not in each.slice)
+        assert not [each for each in twice.measurements if each.slice.get("rounds") == 2 and each.unread]
+
+
+def test_a_report_names_what_no_attack_read(own_cache: object):
+    found = fdgsec.attack("ccst-overall", attacks=("linkage",), per_domain=60, image_size=32, rounds=1)
+    assert found.unread_kinds == ["ModelState", "Scores"]
+    assert unread(found) == "seen by the adversary and read by no attack of this report: ModelState, Scores"
+    assert unread(found) in render(found)
+    assert found.document()["unread_kinds"] == ["ModelState", "Scores"]
+    assert "read by no attack" not in render(replace(found, unread_kinds=()))
