@@ -15,6 +15,7 @@ from sklearn.isotonic import IsotonicRegression
 
 from fdgsec.experiments.bench.tables import mean_of
 from fdgsec.metrics.measurement import BOUNDED
+from fdgsec.privacy.ledger import review_mark
 
 Row = Mapping[str, Any]
 NEAREST_ROW = "nearest row"
@@ -253,7 +254,7 @@ def markdown(found: Row) -> str:
         cells = [named(point["value"]), *(shown(point["rows"][name]) for name in attacks)]
         cells += [_scored(accuracy.get(point["value"])), _promised(point["guarantees"])]
         lines.append("| " + " | ".join(cells) + " |")
-    notes = [verdict(found)]
+    notes = [verdict(found), *_promises(found)]
     if any(point["score"]["n"] == 1 and point["score"]["low"] is not None for point in found["accuracy"]):
         notes.append("An accuracy of one seed has the 95% interval over its test images; other seeds vary more.")
     if found["controls"]["failed"]:
@@ -265,6 +266,17 @@ def markdown(found: Row) -> str:
             f"code_sha256, with how many points: {each}."
         )
     return "\n".join([*lines, "", *notes, ""])
+
+
+def _promises(found: Row) -> list[str]:
+    """What the column of epsilons is stated for; one line where all points agree."""
+    stated = [each for point in found["privacy"] for each in point["guarantees"] if each["part"] == "run"]
+    said = [
+        f"Epsilon is at delta {each['delta']:g} per {each['unit']} ({each['relation']}){review_mark(each)}."
+        for each in stated
+        if each["epsilon"] is not None
+    ]
+    return list(dict.fromkeys(said))
 
 
 def verdict(found: Row) -> str:

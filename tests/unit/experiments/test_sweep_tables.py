@@ -124,6 +124,18 @@ def test_scatter_about_chance_does_not_say_that_less_noise_hides_more():
     assert found["hidden"]["value"] == 0.1
 
 
+def test_epsilons_stand_with_their_relation_delta_and_unit_and_whether_anybody_checked_them():
+    claim = {"part": "run", "epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "zero-out", "by": ["noisy"]}
+    points = [
+        {**private(value, measured("linkage", [row("top1", 0.5)])), "guarantees": [{**claim, "epsilon": value}]}
+        for value in (1.0, 2.0)
+    ]
+    found = {**curve({None: 1.0, 0.1: 0.9}), **summary(points)}
+
+    said = "Epsilon is at delta 1e-05 per record (zero-out) (unvetted: noisy)."
+    assert markdown(found).count(said) == 1
+
+
 def test_linkage_that_never_falls_is_said_to_stay():
     found = curve({None: 1.0, 0.1: 0.9, 1.0: 0.8})
 
