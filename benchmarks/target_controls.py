@@ -1,8 +1,8 @@
 """Each bundled attack through each bundled target on swatches: `python -m benchmarks.target_controls run`.
 
 The control of fdgsec/experiments/attack/target_control.py, which reports of plug-ins run by themselves. One line of
-benchmarks/results/target-controls.jsonl per target and adversary; one that stands there is not run again. `python -m
-benchmarks.target_controls table` writes the table into docs/attacks.md."""
+benchmarks/results/target-controls.jsonl per target and adversary; one that stands there is not run again, but for the
+attacks that `run --attack` names. `table` in the place of `run` writes the table into docs/attacks.md."""
 
 import argparse
 import json
@@ -17,6 +17,7 @@ from fdgsec.experiments.attack.run_attacks import dry_run, through_target
 from fdgsec.experiments.attack.target_control import control_settings
 from fdgsec.experiments.run_config import RunConfig, attack_settings, target_method
 from fdgsec.metrics.measurement import Control
+from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import names, target_named, targets
 
@@ -32,20 +33,21 @@ def settings_of(target: str, adversary: str) -> RunConfig:
     return attack_settings(target, given)
 
 
-def applicable(config: RunConfig) -> list[str]:
-    """The attacks that would run on the target."""
+def applicable(config: RunConfig, attacks: Sequence[str]) -> list[str]:
+    """Those of `attacks` that would run on the target."""
     return [
         name
-        for settings in control_settings(config, names("attacks"))
+        for settings in control_settings(config, attacks)
         for name, said in dry_run(settings, data_root=None, progress=NoProgress())
         if not said.startswith("skipped")
     ]
 
 
-def controlled(target: str, adversary: str) -> dict[str, object]:
-    """The controls of one target and one adversary."""
+def controlled(target: str, adversary: str, attacks: Sequence[str] = ()) -> dict[str, object]:
+    """The controls of one target and one adversary, of `attacks` where any are named."""
     started, config = time.monotonic(), settings_of(target, adversary)
-    found = through_target(config, applicable(config), NoProgress())
+    able = [name for name in applicable(config, attacks or names("attacks")) if not attacks or name in attacks]
+    found = through_target(config, able, NoProgress())
     rows = {name: _document(control) for name, control in found.items()}
     seconds = round(time.monotonic() - started, 1)
     return {"target": target, "adversary": adversary, "controls": rows, "seconds": seconds}
@@ -67,16 +69,29 @@ def stored() -> Mapping[Key, Mapping[str, object]]:
     return {(row["target"], row["adversary"]): row for row in rows}
 
 
-def run(adversaries: Sequence[str], only: Sequence[str]) -> None:
-    """Run every target and adversary that is not stored."""
-    done = stored()
+def run(adversaries: Sequence[str], only: Sequence[str], attacks: Sequence[str]) -> None:
+    """Run every target and adversary that is not stored; with `attacks`, those of every one that has them."""
     for adversary, target in product(adversaries, targets()):
-        if (target, adversary) in done or (only and target not in only):
+        before = stored().get((target, adversary))
+        standing = {} if before is None else _controls(before)
+        again = [name for name in attacks if name in standing]
+        if (only and target not in only) or (before is not None and not again):
             continue
-        row = controlled(target, adversary)
-        with RESULTS.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        row = controlled(target, adversary, again)
+        _store(row if before is None else {**before, "controls": {**standing, **_controls(row)}})
         print(target, adversary, row["seconds"], *_failed(row), flush=True)
+
+
+def _store(row: Mapping[str, object]) -> None:
+    """Write the line of one target and adversary in the place of the one that stands there."""
+    rows = {**stored(), (str(row["target"]), str(row["adversary"])): row}
+    write_atomic(RESULTS, "".join(json.dumps(each) + "\n" for each in rows.values()))
+
+
+def _controls(row: Mapping[str, object]) -> Mapping[str, Mapping[str, object]]:
+    controls = row["controls"]
+    assert isinstance(controls, dict)
+    return controls
 
 
 def table() -> str:
@@ -97,16 +112,13 @@ def table() -> str:
 
 def _rows() -> Iterator[tuple[str, str, str, Mapping[str, object]]]:
     for (target, adversary), row in sorted(stored().items(), key=lambda item: list(targets()).index(item[0][0])):
-        controls = row["controls"]
-        assert isinstance(controls, dict)
-        for attack, control in controls.items():
+        for attack, control in _controls(row).items():
             yield target, adversary, attack, control
 
 
 def _failed(row: Mapping[str, object]) -> list[str]:
-    controls = row["controls"]
-    assert isinstance(controls, dict)
-    return [f"{name}: {control['reason'] or 'no leak'}" for name, control in controls.items() if not control["passed"]]
+    found = _controls(row).items()
+    return [f"{name}: {control['reason'] or 'no leak'}" for name, control in found if not control["passed"]]
 
 
 def _number(value: object) -> str:
@@ -119,9 +131,10 @@ def main() -> None:
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("--adversary", nargs="*", choices=ADVERSARIES, default=(), help="adversaries")
     parser.add_argument("--only", nargs="*", default=(), help="names of targets")
+    parser.add_argument("--attack", nargs="*", default=(), help="attacks to run again where they stand in the results")
     given = parser.parse_args()
     if given.verb == "run":
-        run(given.adversary or ADVERSARIES, given.only)
+        run(given.adversary or ADVERSARIES, given.only, given.attack)
         return
     print(table())
     write_table("attacks.md", "target controls", table())

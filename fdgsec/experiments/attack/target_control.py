@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
     "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
     "generator-leakage": {"candidates": 12, "references": 4, "largest": 24},
-    "model-membership": {"candidates": 40, "references": 4},
+    "model-membership": {"candidates": 150, "references": 4},
     "gradient-inversion": {"records": (1,), "count": 4, "steps": 20},
     "poisoning": {"seeds": 4, "rounds": 1, "forgeries": ("update x10",)},
 }  # fmt: skip
@@ -56,9 +56,9 @@ class Setup:
 
 
 SETUPS: Mapping[str, Setup] = {
-    "poisoning": Setup(plan={"steps": 20}, trains=True),
+    "poisoning": Setup(plan={"steps": 60}, trains=True),
     # nothing but memory predicts a random label
-    "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 140}, plan={"steps": 180}),
+    "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 420}, plan={"steps": 180}),
     # clients of eight images lack some classes
     "property-inference": Setup(settings={"partition": "single-domain", "clients": 60}, plan={"steps": 3}),
     # nine clients whose domains are predicted
