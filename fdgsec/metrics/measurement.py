@@ -82,8 +82,9 @@ class Measurement:
         """What the row says about a leak, in words.
 
         "leaks slightly" (the interval excludes chance), "leaks" (also chance plus margin), "leaks strongly" (it lies at
-        least half way from chance to a perfect attack), "no leak shown", "descriptive", "unavailable", or why the
-        row is no evidence of protection."""
+        least half way from chance to a perfect attack), "no leak shown" (it contains chance and nothing beyond the
+        margin), "undecided" (it contains both), "descriptive", "unavailable", or why the row is no evidence of
+        protection."""
         if self.value is None:
             return "unavailable"
         if not self.judged:
@@ -94,7 +95,24 @@ class Measurement:
             return f"{self.unread}: no evidence of protection"
         if self.not_adapted_to:
             return f"attack not adapted to {self.not_adapted_to}: no evidence of protection"
-        return f"no leak shown (not after Holm over {self.family} rows)" if self._excludes_chance else "no leak shown"
+        if self._excludes_chance:
+            return f"undecided: a leak, but not after Holm over {self.family} rows"
+        return f"undecided: the interval reaches {self._reach:.3g}" if self._may_leak else "no leak shown"
+
+    @property
+    def _reach(self) -> float:
+        """The end of the interval on the side of a leak."""
+        assert self.low is not None
+        assert self.high is not None
+        return self.high if self.higher_is == "leak" else self.low
+
+    @property
+    def _may_leak(self) -> bool:
+        """Whether the interval contains a leak that is more than slight, where the measurement has a margin."""
+        assert self.chance is not None
+        margin, middle = margin_of(self.name), half_way(self.name, self.chance)
+        ends = [beyond(self.chance, margin, higher=self.higher_is == "leak"), *([] if middle is None else [middle])]
+        return bool(margin) and (self._reach > min(ends) if self.higher_is == "leak" else self._reach < max(ends))
 
     @property
     def _excludes_chance(self) -> bool:

@@ -34,7 +34,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "pool-exposure": {"sizes": (30, 120), "clients": 12, "gallery": 200},
     "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
     "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
-    "generator-leakage": {"candidates": 12, "references": 4, "largest": 24},
+    "generator-leakage": {"candidates": 30, "references": 4, "largest": 40},
     "model-membership": {"candidates": 150, "references": 4},
     "gradient-inversion": {"records": (1,), "count": 4, "steps": 20},
     "poisoning": {"seeds": 4, "rounds": 1, "forgeries": ("update x10",)},
@@ -61,9 +61,9 @@ SETUPS: Mapping[str, Setup] = {
     "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 420}, plan={"steps": 180}),
     # clients of eight images lack some classes
     "property-inference": Setup(settings={"partition": "single-domain", "clients": 60}, plan={"steps": 3}),
-    # nine clients whose domains are predicted
+    # fifteen clients whose domains are predicted; references need images for validation, too
     "generator-leakage": Setup(
-        settings={"partition": "single-domain", "clients": 9, "per_domain": 120}, plan={"steps": 15}
+        settings={"partition": "single-domain", "clients": 15, "per_domain": 600}, plan={"steps": 15}
     ),
 }
 """What an attack needs that the usual control does not give it."""

@@ -186,7 +186,7 @@ def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: 
     )  # fmt: skip
 
     rows = [row for row in report.attacks[0].measurements if row.judged]
-    assert all(row.leaks or row.verdict.startswith("no leak shown") for row in rows)
+    assert all(row.leaks or row.verdict.startswith(("no leak shown", "undecided")) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_one_of_many_rows_that_excludes_chance_by_luck_shows_no_leak() -> None:
     (found,) = adjusted([result("one", row(0.53, 0.02), *(row(0.5, 0.5, of=str(i)) for i in range(39)))])
 
     lucky = found.measurements[0]
-    assert (lucky.leaks, lucky.verdict) == (False, "no leak shown (not after Holm over 40 rows)")
+    assert (lucky.leaks, lucky.verdict) == (False, "undecided: a leak, but not after Holm over 40 rows")
     assert lucky.p_value == 0.02
 
 
@@ -52,3 +52,11 @@ def test_the_headline_of_an_attack_is_not_the_linkage_of_the_same_data() -> None
 
     assert strongest(result("linkage", same, halves)) == halves
     assert strongest(result("linkage", same, row(0.5, 0.5, clients="iid"))) == same  # what leaks comes before
+
+
+def test_the_headline_of_an_attack_without_a_leak_is_what_it_could_not_decide() -> None:
+    calm, wide = row(0.51, 0.4, of="many"), replace(row(0.5, 0.5, of="few"), low=0.1, high=0.9)
+    unread = replace(row(0.5, 0.5, of="one round"), unread="reads 1 of 3 rounds of releases that differ")
+
+    assert strongest(result("membership", calm, wide)) == wide
+    assert strongest(result("membership", calm, unread)) == unread

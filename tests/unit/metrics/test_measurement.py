@@ -18,6 +18,13 @@ def measured(
     ("row", "words"),
     [
         (measured("auc", 0.49, 0.52, 0.55, chance=0.5), "no leak shown"),
+        (measured("auc", 0.45, 0.52, 0.59, chance=0.5), "undecided: the interval reaches 0.59"),
+        (measured("auc", 0.07, 0.92, 1.0, chance=0.5), "undecided: the interval reaches 1"),
+        (measured("top1", 0.4, 0.5, 1.0, chance=0.5), "undecided: the interval reaches 1"),
+        (measured("top1", 0.0, 0.01, 0.02, chance=0.01), "no leak shown"),
+        (measured("top1", 0.0, 0.01, 0.03, chance=0.01), "undecided: the interval reaches 0.03"),
+        (measured("psnr_gain", -0.1, 0.0, 0.3, chance=0.0), "no leak shown"),  # no margin says how much is much
+        (measured("mae", 0.8, 1.0, 1.1, chance=1.0, higher_is="safe"), "undecided: the interval reaches 0.8"),
         (measured("auc", 0.505, 0.51, 0.515, chance=0.5), "leaks slightly"),
         (measured("auc", 0.56, 0.6, 0.65, chance=0.5), "leaks"),
         (measured("auc", 0.76, 0.8, 0.9, chance=0.5), "leaks strongly"),
@@ -42,7 +49,7 @@ def test_a_row_that_excludes_chance_by_itself_only_shows_no_leak() -> None:
     alone = measured("auc", 0.56, 0.6, 0.65, chance=0.5)
     corrected = replace(alone, p_value=0.004, adjusted_p_value=0.4, family=100)
 
-    assert (corrected.verdict, corrected.leaks) == ("no leak shown (not after Holm over 100 rows)", False)
+    assert (corrected.verdict, corrected.leaks) == ("undecided: a leak, but not after Holm over 100 rows", False)
     assert replace(corrected, adjusted_p_value=0.05).verdict == "leaks"
     assert "not adapted" in replace(corrected, not_adapted_to="style-noise").verdict
 
