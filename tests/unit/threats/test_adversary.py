@@ -1,5 +1,7 @@
 """A view holds what its adversary could see, and finds in it what was said last."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ from fdgsec.federation.artifacts import (
 from fdgsec.federation.wire import Message, Transcript
 from fdgsec.nn.styles.channel_statistics import moments
 from fdgsec.runtime.errors import UsageError
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge, View, averaged
 
 
 def style(value: float) -> StyleStatistics:
@@ -167,3 +169,42 @@ def test_public_images_are_auxiliary_ones_else_ones_own_else_refused():
     with pytest.raises(UsageError, match="needs auxiliary images"):
         knowing(None, None).public_images()
     assert knowing(None, own).keeps_moments is False
+
+
+def test_several_uploads_of_one_kind_in_one_stage_are_averaged():
+    first, second = said("client:1", style(1.0), round=1), said("client:1", style(2.0), round=1)
+    elsewhere = (
+        said("client:2", style(50.0), round=1), said("client:1", style(60.0)),
+        replace(said("client:1", style(70.0), round=1), stage="update"),
+        said("client:1", style(80.0), round=1, receiver="client:3"),
+    )  # fmt: skip
+    seen = view(first, second, *elsewhere)
+
+    found, artifact = seen.styles("client:1"), seen.artifact("client:1")
+
+    assert found is not None
+    assert [each.tolist() for each in found] == [[[1.5, 1.5]], [[11.5, 11.5]]]
+    assert isinstance(artifact, StyleStatistics)
+    assert artifact.mean.tolist() == [1.5, 1.5]
+    assert artifact.mean.dtype == torch.float32
+
+
+def test_uploads_of_other_kinds_or_shapes_are_not_averaged():
+    rows = ImageStyles(mean=torch.full((3, 2), 9.0), std=torch.full((3, 2), 9.0))
+    fewer = ImageStyles(mean=torch.full((2, 2), 5.0), std=torch.full((2, 2), 5.0))
+    seen = view(said("client:1", rows), said("client:1", fewer), said("client:1", style(1.0)))
+
+    found = seen.styles("client:1")
+
+    assert found is not None
+    assert found[0].tolist() == [[9.0, 9.0]] * 3
+
+
+def test_a_mean_of_spectra_keeps_the_owners_of_the_first():
+    one, two = (Amplitudes(values=torch.full((2, 3, 4, 3), value), owner=torch.tensor([1, 1])) for value in (1.0, 4.0))
+
+    mean = averaged([one, two])
+
+    assert mean.values.unique().tolist() == [2.5]
+    assert mean.owner.tolist() == [1, 1]
+    assert averaged([one]) is one
