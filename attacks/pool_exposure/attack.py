@@ -38,6 +38,7 @@ from fdgsec.threats.answers import Answer, Exposure, InferredSize, Membership, P
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.palettes import gaussian_palettes, palette_distances, palettes_of
+from fdgsec.threats.judging.row_exposure import SIZE
 
 SIMULATED = 12
 """Clients of increasing size whose pools are simulated."""
@@ -117,6 +118,11 @@ class PoolExposure:
             rows += unavailable(["exposed_fraction"], {}, "the adversary does not know how many images a client holds")
         if asked and knowledge.simulate is None:
             reason = "the adversary cannot run the public method, hence does not know how many rows it sends"
+            rows += unavailable(["relative_error"], {"of": "client size"}, reason)
+        elif asked and _one_size(cases):
+            reason = (
+                "all clients of these exchanges hold equally many images; ask for several sizes that the data allow"
+            )
             rows += unavailable(["relative_error"], {"of": "client size"}, reason)
         if knowledge.encoder != Pixels.name and len(asked) < len(cases):
             reason = f"statistics of {knowledge.encoder} have no closed form for colors; those of {Pixels.name} have"
@@ -200,8 +206,13 @@ def _row_count_line(knowledge: Knowledge, rng: torch.Generator) -> tuple[float, 
     return (float(rows.mean()) - slope * float(held.mean()), slope) if slope > 0 else None
 
 
+def _one_size(cases: Sequence[Case]) -> bool:
+    """Whether all clients of the exchanges hold equally many images, so that others tell a client's size."""
+    return len({cases[number].slice.get(SIZE) for number in _cases_of(cases, "rounds")}) < 2
+
+
 def _sizes(cases: Sequence[Case], publishing: tuple[float, float] | None) -> list[InferredSize]:
-    if publishing is None:
+    if publishing is None or _one_size(cases):
         return []
     sent = {number: len(cases[number].released()[0]) for number in _cases_of(cases, "rounds")}
     found = {number: max((rows - publishing[0]) / publishing[1], 1.0) for number, rows in sent.items()}

@@ -263,3 +263,19 @@ def test_behind_noise_rows_are_compared_in_its_metric():
     assert (emd["aware"] or 0) < (emd["not"] or 0)
     assert "distinct_fraction" in {key[0] for key in found["not"]}
     assert "distinct_fraction" not in {key[0] for key in found["aware"]}  # noise tells copies of a row apart
+
+
+def test_clients_of_one_size_tell_nothing_about_inferring_it():
+    """The guess without a release would be the others' size, which is the truth: no row may call that no leak."""
+    found = planted()
+    kept = [n for n, case in enumerate(found.cases) if case.slice.get("n_per_client") in (None, 20)]
+    cases = [found.cases[number] for number in kept]
+
+    guess = ATTACK.run(cases, found.knowledge, stream(0, "attack"))
+
+    assert not [answer for answer in guess if isinstance(answer, InferredSize)]
+    both = ATTACK.run(found.cases, found.knowledge, stream(0, "attack"))
+    assert any(isinstance(answer, InferredSize) for answer in both)
+    missing = [row for row in ATTACK.missing(cases, found.knowledge) if row.name == "relative_error"]
+    assert ["equally many images" in (row.unavailable or "") for row in missing] == [True]
+    assert not [row for row in ATTACK.missing(found.cases, found.knowledge) if row.name == "relative_error"]
