@@ -140,6 +140,9 @@ def _row(outcome: _Outcome, verdict: Verdict, request: ClaimsRequest) -> dict[st
     claim, found, reason = outcome.claim, outcome.found, outcome.reason
     if found is not None and claim.vgg and not outcome.encoder.startswith("vgg19"):
         verdict, reason = "undecided", f"the number depends on VGG's features and was measured with {outcome.encoder}"
+    decisive = None if found is None else found.decisive
+    if verdict == "undecided" and decisive is not None and not reason:
+        reason = decisive.reservation
     row: dict[str, Any] = {
         "id": claim.id, "paper": claim.paper, "section": claim.section, "claim": claim.claim, "attack": claim.attack,
         "target": claim.target, "adversary": claim.adversary, "encoder": outcome.encoder or None,
@@ -147,7 +150,6 @@ def _row(outcome: _Outcome, verdict: Verdict, request: ClaimsRequest) -> dict[st
         "p_value": None, "populations": 0, "verdict": verdict, "rule": claim.rule, "reason": reason,
         "command": _command(claim, request),
     }  # fmt: skip
-    decisive = None if found is None else found.decisive
     if found is not None and decisive is not None:
         row |= {key: decisive.row[key] for key in ("slice", "value", "low", "high", "chance", "n")}
         row |= {"measurement": decisive.row["name"], "p_value": found.p_value, "populations": len(found.populations)}

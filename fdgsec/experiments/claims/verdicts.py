@@ -4,8 +4,8 @@ Fixed here, before anything is measured (DESIGN 6.6). A claim names *criteria*; 
 population (a domain, say) where **all** of them exceed chance plus a margin there, which is an intersection-union test:
 its p-value is the largest. A claim is *refuted* where that happens in some population, after Bonferroni over the
 claim's populations and Holm over the ledger's claims. It is *supported* where in every population some criterion's
-upper bound stays under chance plus margin and the attack's positive control was passed. Everything else is
-*undecided*."""
+upper bound stays under chance plus margin in a row of an attack that reads all that was sent, and the attack's positive
+control was passed. Everything else is *undecided*."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,11 +47,13 @@ class Criterion:
 class Evidence:
     """One criterion in one population: the row, and its p-value for "at most chance plus margin".
 
-    `under` says that the interval's upper bound is below the threshold."""
+    `under` says that the interval's upper bound is below the threshold, and that the attack is known to read all that
+    was sent behind these defenses; else `reservation` says why it is not."""
 
     row: Mapping[str, Any]
     p_value: float
     under: bool
+    reservation: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,9 @@ def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None
     if row["higher_is"] == "safe":
         value, low, high, limit = -value, -high, -low, -limit
     p_value = normal_pvalue(value, low, high, limit)
-    return Evidence(row=row, p_value=p_value, under=high < limit)
+    defenses = row.get("not_adapted_to")
+    reservation = row.get("unread") or (f"the attack is not adapted to {defenses}" if defenses else "")
+    return Evidence(row=row, p_value=p_value, under=high < limit and not reservation, reservation=reservation)
 
 
 def finding(

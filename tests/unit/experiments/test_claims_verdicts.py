@@ -42,6 +42,23 @@ def test_an_upper_bound_under_the_margin_supports_where_the_positive_control_was
     assert decided([row(0.51, 0.03)], controlled=False) == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("reservation", "said"),
+    [
+        ({"unread": "reads 1 of 2 rounds of releases that differ"}, "reads 1 of 2 rounds of releases that differ"),
+        ({"not_adapted_to": "k-anonymous"}, "the attack is not adapted to k-anonymous"),
+    ],
+)
+def test_a_row_that_is_no_evidence_of_protection_supports_nothing_and_may_refute(
+    reservation: Mapping[str, str], said: str
+):
+    assert decided([row(0.51, 0.03) | reservation]) == "undecided"
+    assert decided([row(0.70, 0.10) | reservation]) == "refuted"
+    evidence = evidence_of(row(0.51, 0.03) | reservation, AUC)
+    assert evidence is not None
+    assert evidence.reservation == said
+
+
 def test_one_population_refutes_and_all_must_be_quiet_to_support():
     quiet, loud, wide = row(0.5, 0.02, domain="a"), row(0.8, 0.02, domain="b"), row(0.5, 0.2, domain="c")
 
