@@ -21,6 +21,7 @@ from fdgsec.experiments.attack.loop import (
     run_attacks,
 )
 from fdgsec.experiments.attack.target_control import (
+    LARGER,
     SIDE,
     control_settings,
     failed_control,
@@ -163,20 +164,28 @@ def through_target(
 ) -> Mapping[str, Control]:
     """Run the controls of `attacks` through the target of `config`; one that cannot run has failed, with the reason.
 
-    So has one that ends in an error of the plug-in, which was written for other images."""
+    So has one that ends in an error of the plug-in, which was written for other images. Where more images or steps may
+    decide (LARGER), a failed control is run once more."""
     method = attacked_method(config)
     reasons = {name: single_steps_of_another(method, name) for name in attacks}
     controls = {name: failed_control(reason) for name, reason in reasons.items() if reason}
     named = [name for name in attacks if name not in controls]
     for settings in control_settings(config, named, image_size=image_size):
-        try:
-            outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
-        except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind
-            reason = str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
-            controls |= dict.fromkeys(settings.attacks, failed_control(reason))
-        else:
-            controls |= {outcome.result.name: target_control(outcome.result) for outcome in outcomes}
+        controls |= _controls(settings, progress)
+    failed = [name for name in named if name in LARGER and not controls[name].passed]
+    for settings in control_settings(config, failed, image_size=image_size, setups=LARGER):
+        controls |= _controls(settings, progress)
     return controls
+
+
+def _controls(settings: RunConfig, progress: Progressive) -> Mapping[str, Control]:
+    """The controls of the attacks that `settings` names."""
+    try:
+        outcomes = _attacked(settings, data_root=None, fresh=False, progress=progress, controls=False).outcomes
+    except Exception as error:  # noqa: BLE001 - a plug-in's own errors are of any kind
+        reason = str(error) if isinstance(error, FdgsecError) else f"{type(error).__name__}: {error}"
+        return dict.fromkeys(settings.attacks, failed_control(reason))
+    return {outcome.result.name: target_control(outcome.result) for outcome in outcomes}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

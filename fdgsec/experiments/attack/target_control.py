@@ -35,7 +35,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
     "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
     "generator-leakage": {"candidates": 30, "references": 4, "largest": 40},
-    "model-membership": {"candidates": 150, "references": 4},
+    "model-membership": {"candidates": 40, "references": 4},
     "gradient-inversion": {"records": (1,), "count": 4, "steps": 20},
     "poisoning": {"seeds": 4, "rounds": 1, "forgeries": ("update x10",)},
 }  # fmt: skip
@@ -48,17 +48,18 @@ PLAN: Mapping[str, object] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What the control of an attack needs beyond the usual: other settings, a plan, and training at all events."""
+    """What an attack's control needs beyond the usual: settings, a plan, options, and training at all events."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     trains: bool = False
 
 
 SETUPS: Mapping[str, Setup] = {
-    "poisoning": Setup(plan={"steps": 60}, trains=True),
+    "poisoning": Setup(plan={"steps": 20}, trains=True),
     # nothing but memory predicts a random label
-    "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 420}, plan={"steps": 180}),
+    "model-membership": Setup(settings={"dataset": "swatches-random", "per_domain": 140}, plan={"steps": 180}),
     # clients of eight images lack some classes
     "property-inference": Setup(settings={"partition": "single-domain", "clients": 60}, plan={"steps": 3}),
     # fifteen clients whose domains are predicted; references need images for validation, too
@@ -67,6 +68,13 @@ SETUPS: Mapping[str, Setup] = {
     ),
 }
 """What an attack needs that the usual control does not give it."""
+LARGER: Mapping[str, Setup] = {
+    "poisoning": Setup(plan={"steps": 60}, trains=True),
+    "model-membership": Setup(
+        settings={"dataset": "swatches-random", "per_domain": 420}, plan={"steps": 360}, options={"candidates": 150}
+    ),
+}
+"""What a control is run again with where it fails: more training, more images to decide by."""
 USUAL = Setup()
 SINGLE_STEPS = ("gradient-inversion",)
 """Attacks on single steps, which fdgsec's own trainer takes in place of the method's `fit`."""
@@ -76,13 +84,15 @@ DESCRIPTIVE = "all rows of the attack on this target are descriptive"
 FOUND = ("leaks", "leaks strongly")
 
 
-def control_settings(config: RunConfig, attacks: Sequence[str], *, image_size: int = SIDE) -> list[RunConfig]:
+def control_settings(
+    config: RunConfig, attacks: Sequence[str], *, image_size: int = SIDE, setups: Mapping[str, Setup] = SETUPS
+) -> list[RunConfig]:
     """The settings of the controls of `attacks`: the run's method and adversary on swatches, without its defenses."""
-    usual = [name for name in attacks if name not in SETUPS]
+    usual = [name for name in attacks if name not in setups]
     config = replace(config, image_size=image_size)
     return [
         *([_settings(config, usual, USUAL)] if usual else []),
-        *(_settings(config, [name], SETUPS[name]) for name in attacks if name in SETUPS),
+        *(_settings(config, [name], setups[name]) for name in attacks if name in setups),
     ]
 
 
@@ -95,7 +105,7 @@ def _settings(config: RunConfig, attacks: Sequence[str], setup: Setup) -> RunCon
         dataset="swatches", per_domain=240, per_class=None, target_domain=None, validation_domain=None,
         partition="domain", clients=None, allow_partial=False, backbone="tiny", pretrained=False,
         rounds=rounds, participation=1.0, profile="quick", defenses=(), attacks=tuple(attacks),
-        attack_options={name: OPTIONS[name] for name in attacks if name in OPTIONS},
+        attack_options={name: {**OPTIONS[name], **setup.options} for name in attacks if name in OPTIONS},
     )  # fmt: skip
     return replace(common, **setup.settings)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fdgsec
-from fdgsec.experiments.attack import attack_context
+from fdgsec.experiments.attack import attack_context, run_attacks
 from fdgsec.experiments.attack.run_attacks import through_target
 from fdgsec.experiments.attack.target_control import (
     control_settings,
@@ -17,12 +17,12 @@ from fdgsec.experiments.attack.target_control import (
 )
 from fdgsec.experiments.report.schema import AttackResult
 from fdgsec.experiments.report.text import controls_of
-from fdgsec.experiments.run_config import attack_settings
+from fdgsec.experiments.run_config import RunConfig, attack_settings
 from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
-from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.runtime.progress import NoProgress
 
 AUC = Measurement(
@@ -75,6 +75,23 @@ def test_controls_leave_defenses_and_data_of_the_run_behind():
         assert settings.method == config.method
         assert settings.adversary == config.adversary
     assert [settings.rounds for settings in control_settings(replace(config, rounds=0), ["membership"])] == [0]
+
+
+def test_a_failed_control_is_run_once_more_where_more_data_may_decide(monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[tuple[str, ...], int | None]] = []
+
+    def controls(settings: RunConfig, _progress: object) -> dict[str, Control]:
+        asked.append((tuple(settings.attacks), settings.per_domain))
+        larger = settings.attacks == ("model-membership",) and settings.per_domain == 420
+        return {name: target_control(done(AUC if larger else NOTHING)) for name in settings.attacks}
+
+    monkeypatch.setattr(run_attacks, "_controls", controls)
+    config = attack_settings("fedavg", {"rounds": 1})
+
+    found = through_target(config, ["linkage", "model-membership"], NoProgress())
+
+    assert asked == [(("linkage",), 240), (("model-membership",), 140), (("model-membership",), 420)]
+    assert [found[name].passed for name in ("linkage", "model-membership")] == [False, True]
 
 
 @dataclass(frozen=True, kw_only=True)
