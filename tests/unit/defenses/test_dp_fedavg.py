@@ -21,6 +21,7 @@ from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.round_loop import RoundLoop
 from fdgsec.federation.wire import Receipt, Upload, Wire
 from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.feddg_ga import FedDGGA
 from fdgsec.nn.networks.classifiers import build_classifier
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.ledger import Guarantee, Ledger
@@ -313,8 +314,10 @@ def test_received_buffers_go_back_as_they_came():
 
 
 def test_a_method_whose_server_weighs_reported_losses_is_refused():
-    with pytest.raises(UsageError, match="the server of PeerReviewed weighs"):
+    with pytest.raises(UsageError, match="keeps clients' losses and sizes, by which the server of PeerReviewed weighs"):
         ran(DPFedAvg(), method=PeerReviewed(plan=PLAN))
+    with pytest.raises(UsageError, match=r"keeps clients' numbers \(gap\), by which the server of"):
+        DPFedAvg().check(FedDGGA(plan=PLAN, rule="pardon"))
 
 
 @pytest.mark.parametrize(

@@ -7,20 +7,39 @@ import pytest
 import torch
 from torch import Tensor
 
+from fdgsec.data.domains import DomainDataset
+from fdgsec.defenses import private_styles
 from fdgsec.defenses.k_anonymous import KAnonymous
 from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, Scores, StyleDistribution, StyleStatistics
-from fdgsec.federation.defense import DefenseStack, Outgoing
+from fdgsec.federation.defense import DefenseStack, Outgoing, Sender
 from fdgsec.federation.method import NUMBERS, SHARED_ROWS, Client, Clock, GlobalModel, Inbox, State
-from fdgsec.federation.public_clip_bounds import Reference, color_spaces, public_images, row_region, rows_of, with_rows
+from fdgsec.federation.public_clip_bounds import (
+    Frame,
+    Reference,
+    color_spaces,
+    pooled_frame,
+    public_images,
+    row_region,
+    rows_of,
+    with_rows,
+)
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedalign import FedAlign
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
+from fdgsec.privacy.accounting import Relation
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import simulated_stream
-from tests.support.private_styles_setting import cost, largest_change, outgoing, protected
+from tests.support.private_styles_setting import (
+    PixelStatistic,
+    cost,
+    largest_change,
+    network_input,
+    outgoing,
+    protected,
+)
 from tests.support.toy_federation import PixelStyles
 
 OVERALL = CCST(encoder="pixels")
@@ -100,6 +119,63 @@ def test_a_mean_pays_for_the_relations_in_which_epsilon_holds(neighbors: str, kn
     assert dict(use.sensitivity) == pytest.approx({relation: 5 * value for relation, value in known.items()})
     assert use.noise == pytest.approx(MULTIPLIER * 5 * known[neighbors])
     assert use.unit == "record"
+
+
+@pytest.mark.parametrize(
+    ("neighbors", "promised"),
+    [
+        ("replace-one", {"replace-one", "zero-out"}),
+        ("zero-out", {"zero-out"}),
+        ("add-remove", {"add-remove"}),  # the number of images is private in this one alone
+    ],
+)
+def test_a_plan_promises_the_asked_relation_and_what_follows_from_it(neighbors: Relation, promised: set[str]):
+    planned = PrivateStyles(neighbors=neighbors).promise
+
+    assert planned is not None
+    assert planned.relations == promised
+    assert PrivateStyles(neighbors=neighbors, epsilon=math.inf).promise is None
+
+
+def test_assumptions_name_what_the_unit_leaves_public():
+    record, client, private = (
+        " ".join(defense.assumptions)
+        for defense in (PrivateStyles(), PrivateStyles(unit="client"), PrivateStyles(neighbors="add-remove"))
+    )
+
+    assert "how many images a client has is public" in record
+    assert "an image of a person is one record" in record
+    assert "how many rows a client sends is public" in client
+    assert "everything that one client sends is covered together" in client
+    assert "is public" not in private
+    assert "the number of images is private here" in private
+
+
+def test_the_sum_of_one_image_is_divided_by_one():
+    message = outgoing(OVERALL, count=1)
+
+    found = protected(no_noise(neighbors="add-remove"), message)
+
+    assert largest_change(found.artifact, message.artifact) < 1e-4
+
+
+def test_public_bounds_are_made_once_for_each_source_of_statistics(monkeypatch: pytest.MonkeyPatch):
+    made: list[str] = []
+
+    def counted(sender: Sender, slot: str, reference: Reference) -> Frame:
+        made.append(slot)
+        return pooled_frame(sender, slot, reference)
+
+    def another_run(images: DomainDataset, model: GlobalModel | None) -> PixelStatistic:
+        return network_input(images, model)
+
+    monkeypatch.setattr(private_styles, "pooled_frame", counted)
+    message, defense = outgoing(OVERALL), PrivateStyles(clip=7.25)
+    elsewhere = replace(message, sender=replace(message.sender, statistic_source=another_run))
+    for one in (message, message, elsewhere, message):
+        protected(defense, one)
+
+    assert len(made) == 2
 
 
 def test_rows_of_single_images_pay_once_for_all_and_not_one_nth():

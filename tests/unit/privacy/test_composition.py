@@ -3,7 +3,9 @@
 import logging
 import math
 
+import dp_accounting
 import pytest
+from dp_accounting import pld
 
 from fdgsec.privacy import composition
 from fdgsec.privacy.mechanisms import Step, delta_of, epsilon_of
@@ -48,6 +50,25 @@ def test_sampled_laplace_noise_costs_what_amplification_says():
     pure = math.log1p(0.1 * math.expm1(1.0))
 
     assert composition.epsilon((laplace(1.0, rate=0.1),), 1e-11) == pytest.approx(pure, rel=2e-3)
+
+
+def on_a_fine_grid(step: dp_accounting.DpEvent, count: int) -> pld.PLDAccountant:
+    accountant = pld.PLDAccountant(value_discretization_interval=1e-5)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(step, count))
+    return accountant
+
+
+def test_a_first_grid_that_is_far_too_coarse_is_refined():
+    """Rare steps of Laplace noise: by the first grid, epsilon is .75 and not .32; rare Gaussian ones: delta is 9% off."""
+    rare = dp_accounting.PoissonSampledDpEvent(1e-3, dp_accounting.LaplaceDpEvent(1.0))
+    fine = on_a_fine_grid(rare, 10_000).get_epsilon(1e-5)
+
+    assert composition.epsilon((laplace(1.0, 10_000, rate=1e-3),), 1e-5) == pytest.approx(fine, rel=5e-3)
+
+    rare = dp_accounting.PoissonSampledDpEvent(1e-3, dp_accounting.GaussianDpEvent(4.0))
+    fine = on_a_fine_grid(rare, 100_000).get_delta(0.188)
+
+    assert composition.delta((gaussian(4.0, 100_000, rate=1e-3),), 0.188) == pytest.approx(fine, rel=0.02)
 
 
 def test_sampling_less_costs_less_and_more_steps_cost_more():
