@@ -7,11 +7,18 @@ row, and uses the nearest, whose distance falls with the number of crops."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.statistics.defense_noise import defense_noise_of_styles, read_style_rows, style_rows_of
+from fdgsec.attacks.statistics.defense_noise import (
+    defended_alike,
+    defended_rows,
+    defense_noise_of_styles,
+    read_style_rows,
+    style_rows_of,
+)
 from fdgsec.attacks.statistics.domain_populations import distinct_images
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
@@ -70,10 +77,14 @@ def row_answers(
 def _row_distance(knowledge: Knowledge, least: float | None) -> _RowDistance:
     """The distance of an image's style from the nearest row; under a defense, in units of the defense's noise.
 
+    Where the defense draws nothing and acts row by row, images pass through it and are compared exactly.
+
     Rows of random crops (of at least `least` of the area) differ from the whole image by more than noise. The units are
     then those of both, estimated from crops of the adversary's own images."""
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return nearest_row_distance
+    if least is None and defended_alike(knowledge, made=style_rows_of(knowledge), read=read_style_rows):
+        return partial(nearest_row_distance, sent=partial(defended_rows, knowledge))
     images, rng = knowledge.public_images(), stream(0, "attack", "blur of rows")  # public: describes the noise only
     defense_noise = defense_noise_of_styles(knowledge, images)
     assert defense_noise is not None
@@ -169,17 +180,20 @@ ROUNDING = 2.0**-21
 AT_ONCE = 64
 
 
-def nearest_row_distance(found: Moments, rows: Tensor) -> Tensor:
+def nearest_row_distance(
+    found: Moments, rows: Tensor, sent: Callable[[Tensor], Tensor] = lambda style: style
+) -> Tensor:
     """Each image's distance to the nearest of `rows` (R, 2C), relative to the row's length, (n,), at least ROUNDING.
 
-    Infinite where there are no rows. Holds (n, R) distances at a time, never those between images."""
+    `sent` makes rows of styles (n, 2C) what would be received of them. Infinite where there are no rows. Holds (n, R)
+    distances at a time, never those between images."""
     if not len(rows):
         return torch.full((len(found),), torch.inf, dtype=torch.float64)
     released = rows.to(torch.float64)
     length = released.norm(dim=1).clamp_min(torch.finfo(torch.float64).tiny)
     nearest = torch.full((len(found),), torch.inf, dtype=torch.float64)
     for unbiased, eps in CONVENTIONS:
-        own = torch.cat(found.style(unbiased=unbiased, eps=eps), dim=1).float().double()  # as it would be sent
+        own = sent(torch.cat(found.style(unbiased=unbiased, eps=eps), dim=1).float()).double()
         apart = torch.cdist(own, released, compute_mode="donot_use_mm_for_euclid_dist") / length
         nearest = torch.minimum(nearest, apart.min(1).values)
     return nearest.clamp_min(ROUNDING)

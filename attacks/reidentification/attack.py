@@ -21,8 +21,8 @@ from torch.nn.functional import interpolate
 
 from fdgsec.attacks.reidentification.control import planted_lookups
 from fdgsec.attacks.reidentification.lookup_features import RowFeatures, SpectrumRows, StyleRows, spectra_of
-from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defense_noise_of_rows
-from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defended_alike, defense_noise_of_rows
+from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
@@ -57,7 +57,7 @@ class Reidentification:
     name: ClassVar[str] = "reidentification"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
-    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"quantize"}
     gallery: int = 1000
     per_class: int = 0
     rows: int = 2000
@@ -108,7 +108,7 @@ def _lookups(
     cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, ring: torch.Generator | None
 ) -> list[Ranking]:
     """Rank candidates for every variant; with `ring`, the rows of a case are permuted first."""
-    looks: dict[tuple[int, int] | None, tuple[RowFeatures, Whitening, RowDefenseNoise | None]] = {}
+    looks: dict[tuple[int, int] | None, tuple[RowFeatures, Callable[[Tensor], Tensor], RowDefenseNoise | None]] = {}
     placed: dict[tuple[int, tuple[int, int] | None, str], Tensor] = {}  # shared by the clients of one run
     answers = []
     for number, case in enumerate(cases):
@@ -128,7 +128,7 @@ def _lookups(
             if key not in placed:
                 assert case.candidates is not None
                 gallery = _copies(case.candidates, copy, child(rng, copy))
-                expected = look.compared(look.images(gallery))
+                expected = look.compared(_expected(gallery, knowledge, look, whiten))
                 placed[key] = whiten(expected if defense_noise is None else defense_noise.placed(expected))
             seen = whiten(look.compared(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows)))
             where = {"rows": kind, "transform": variant}
@@ -136,12 +136,29 @@ def _lookups(
     return answers
 
 
-def _whitening(knowledge: Knowledge, look: RowFeatures) -> tuple[Whitening, RowDefenseNoise | None]:
+def _as_they_are(rows: Tensor) -> Tensor:
+    """Rows that are compared exactly."""
+    return rows
+
+
+def _expected(
+    gallery: DomainDataset, knowledge: Knowledge, look: RowFeatures, whiten: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The rows of candidates, as they would be received where the defense gives equal rows for equal images."""
+    if whiten is not _as_they_are:
+        return look.images(gallery)
+    assert knowledge.defended is not None
+    return look.read(knowledge.defended(look.made(gallery), gallery, stream(0, "attack", "rows alike")))
+
+
+def _whitening(knowledge: Knowledge, look: RowFeatures) -> tuple[Callable[[Tensor], Tensor], RowDefenseNoise | None]:
     """Fit on the differences of public images within a domain, because differences between domains do not separate its
     images.
 
-    Where a defense acts, its noise on rows is whitened instead (fdgsec.attacks.statistics.defense_noise), and
-    returned."""
+    Where a defense acts, its noise on rows is whitened instead (fdgsec.attacks.statistics.defense_noise), and returned;
+    where it gives equal rows for equal images, nothing is."""
+    if defended_alike(knowledge, made=look.made, read=look.read):
+        return _as_they_are, None
     images = knowledge.public_images()
     rows = look.compared(look.images(images))
     for domain in images.domains.unique():

@@ -22,14 +22,15 @@ from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
 
 ACCOUNTED = frozenset(
-    {
-        "style-noise", "private-styles", "k-anonymous", "quantize",
-        "shuffle", "guards", "dp-sgd", "dp-fedavg", "private-scores",
-    }
+    {"style-noise", "private-styles", "shuffle", "guards", "dp-sgd", "dp-fedavg", "private-scores"}
 )  # fmt: skip
-"""The defenses that attacks on styles take into account: four whose effect this module estimates, and five that do not
-change styles."""
-ACCOUNTED_ON_MODELS = ACCOUNTED - {"shuffle"}
+"""The defenses that attacks on styles take into account: two whose noise this module estimates, and five that do not
+change styles. The effect of `quantize` and `k-anonymous` is estimated as if it were noise, too; but a rounded row, or a
+mean of k rows, can be compared with candidates exactly, so that finding nothing this way is no evidence. Only
+reidentification compares rounded rows exactly (`defended_alike`)."""
+ON_STYLES_ALONE = frozenset({"quantize", "k-anonymous"})
+"""Defenses that change styles and no models."""
+ACCOUNTED_ON_MODELS = (ACCOUNTED | ON_STYLES_ALONE) - {"shuffle"}
 """The defenses that attacks with reference federations take into account, which train under the same defenses."""
 
 DRAWS = 200
@@ -39,6 +40,8 @@ SPECTRA = 12
 """Clients for which whole spectra are computed."""
 ROWS = 200
 """Maximum number of images per domain that are passed as rows: the standard deviation is known to 5%."""
+ALIKE = 24
+"""Images by which a defense is found to draw nothing and to act row by row."""
 COPIES = 3
 """Noisy versions of each training row of a classifier of noisy rows."""
 COPIED = 0.01
@@ -148,6 +151,35 @@ def defense_noise_of_rows(
     gain = min(max(gain, 0.0), 1.0)
     variance = (seen - gain * own).square().mean(0)
     return RowDefenseNoise(shift=(after - before).mean(0), gain=gain, variance=variance)
+
+
+def defended_alike(
+    knowledge: Knowledge, *, made: Callable[[DomainDataset], Artifact], read: Callable[[Artifact], Tensor]
+) -> bool:
+    """Whether the defense gives equal rows for equal images, whatever it draws and whoever else is released.
+
+    Rounding does. The adversary then passes its candidates through the defense, and compares them exactly."""
+    if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
+        return False
+    images, rng = knowledge.public_images(), stream(0, "attack", "rows alike")
+    order = torch.arange(min(len(images), ALIKE))
+    rows = []
+    for number, some in enumerate((order, order.flip(0), order[: (len(order) + 1) // 2])):
+        passed = images.subset(some)
+        seen = read(knowledge.defended(made(passed), passed, child(rng, number)))
+        rows.append(seen.flip(0) if number == 1 else seen)
+    return all(len(seen) and torch.equal(rows[0][: len(seen)], seen) for seen in rows)
+
+
+def defended_rows(knowledge: Knowledge, rows: Tensor) -> Tensor:
+    """Style rows (n, 2C) after a defense that gives equal rows for equal images (`defended_alike`)."""
+    assert knowledge.defended is not None
+    images, rng, found = knowledge.public_images(), stream(0, "attack", "rows alike"), []
+    for part in rows.float().split(len(images)):
+        mean, std = part.chunk(2, dim=1)
+        given = ImageStyles(mean=mean.contiguous(), std=std.contiguous())
+        found.append(read_style_rows(knowledge.defended(given, images.subset(torch.arange(len(part))), rng)))
+    return torch.cat(found)
 
 
 def style_rows_of(knowledge: Knowledge) -> Callable[[DomainDataset], Artifact]:

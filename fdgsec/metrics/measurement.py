@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from fdgsec.metrics.effect_sizes import beyond, half_way, margin_of
+from fdgsec.metrics.effect_sizes import BEST, beyond, half_way, margin_of
 
 ChanceKind = Literal["exact", "measured", "none"]
 Slice = Mapping[str, str | int]
@@ -97,6 +97,8 @@ class Measurement:
             return f"attack not adapted to {self.not_adapted_to}: no evidence of protection"
         if self._excludes_chance:
             return f"undecided: a leak, but not after Holm over {self.family} rows"
+        if self.chance == BEST.get(self.name):
+            return "undecided: chance is as good as a perfect attack"
         return f"undecided: the interval reaches {self._reach:.3g}" if self._may_leak else "no leak shown"
 
     @property
@@ -108,11 +110,11 @@ class Measurement:
 
     @property
     def _may_leak(self) -> bool:
-        """Whether the interval contains a leak that is more than slight, where the measurement has a margin."""
+        """Whether the interval contains a leak that is more than slight; without a margin, any leak."""
         assert self.chance is not None
         margin, middle = margin_of(self.name), half_way(self.name, self.chance)
         ends = [beyond(self.chance, margin, higher=self.higher_is == "leak"), *([] if middle is None else [middle])]
-        return bool(margin) and (self._reach > min(ends) if self.higher_is == "leak" else self._reach < max(ends))
+        return self._reach > min(ends) if self.higher_is == "leak" else self._reach < max(ends)
 
     @property
     def _excludes_chance(self) -> bool:

@@ -23,7 +23,13 @@ def measured(
         (measured("top1", 0.4, 0.5, 1.0, chance=0.5), "undecided: the interval reaches 1"),
         (measured("top1", 0.0, 0.01, 0.02, chance=0.01), "no leak shown"),
         (measured("top1", 0.0, 0.01, 0.03, chance=0.01), "undecided: the interval reaches 0.03"),
-        (measured("psnr_gain", -0.1, 0.0, 0.3, chance=0.0), "no leak shown"),  # no margin says how much is much
+        (measured("psnr_gain", -0.1, 0.0, 0.3, chance=0.0), "undecided: the interval reaches 0.3"),  # no margin
+        (measured("psnr_gain", -0.3, -0.2, -0.1, chance=0.0), "no leak shown"),
+        (measured("top1", 0.025, 1.0, 1.0, chance=1.0), "undecided: chance is as good as a perfect attack"),
+        (
+            measured("relative_error", 0.0, 0.0, 0.0, chance=0.0, higher_is="safe"),
+            "undecided: chance is as good as a perfect attack",
+        ),
         (measured("mae", 0.8, 1.0, 1.1, chance=1.0, higher_is="safe"), "undecided: the interval reaches 0.8"),
         (measured("auc", 0.505, 0.51, 0.515, chance=0.5), "leaks slightly"),
         (measured("auc", 0.56, 0.6, 0.65, chance=0.5), "leaks"),

@@ -52,7 +52,7 @@ def test_a_gain_is_positive_where_the_reconstruction_is_nearer_than_the_control(
         assert rows[name, "B3"].leaks
         assert rows[name, "B1"].verdict == rows[name, "B4"].verdict == "descriptive"
     assert rows["psnr_gain", "B0"].value == 0
-    assert rows["psnr_gain", "B0"].verdict == "no leak shown"
+    assert rows["psnr_gain", "B0"].verdict.startswith("undecided")
 
 
 def test_mean_psnr_and_its_chance_are_averages_over_images():

@@ -140,7 +140,7 @@ def test_true_palettes_leak_and_the_public_guess_does_not():
     assert told["palette_emd",].verdict == "descriptive"
     assert told["palette_emd_gain", "public median"].leaks
     assert untold["palette_emd_gain", "public median"].value == 0
-    assert untold["palette_emd_gain", "public median"].verdict == "no leak shown"
+    assert untold["palette_emd_gain", "public median"].verdict.startswith("undecided")
     assert untold["palette_emd_gain", "random image"].higher_is == "descriptive"  # whatever is median beats that
 
 
