@@ -125,12 +125,14 @@ class Transcript:
         """Give the end of the hash chain: equal transcripts have equal hashes."""
         return self.rows[-1].link if self.rows else GENESIS
 
-    def different_rounds(self) -> dict[str, int]:
-        """Count, for each kind of artifact, the rounds whose messages of that kind are not those of another round."""
-        sent: dict[str, dict[int, list[str]]] = {}
-        for row in self.rows:
-            sent.setdefault(row.kind, {}).setdefault(row.round, []).append(row.sha256)
-        return {kind: len({tuple(sorted(digests)) for digests in rounds.values()}) for kind, rounds in sent.items()}
+    def different_exchanges(self, seen: Callable[[Row], bool] | None = None) -> dict[str, int]:
+        """Count, for each kind of artifact, the exchanges whose messages of that kind are not those of another one.
+
+        An exchange is a stage of a round; only messages that are `seen` count."""
+        sent: dict[str, dict[tuple[int, str], list[str]]] = {}
+        for row in self.rows if seen is None else filter(seen, self.rows):
+            sent.setdefault(row.kind, {}).setdefault((row.round, row.stage), []).append(row.sha256)
+        return {kind: len({tuple(sorted(found)) for found in exchanges.values()}) for kind, exchanges in sent.items()}
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages whose payload was kept, in order."""

@@ -20,7 +20,7 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
 )
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
-from fdgsec.federation.wire import SERVER, Message, Transcript
+from fdgsec.federation.wire import SERVER, Message, Row, Transcript
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -128,6 +128,10 @@ class Adversary:
     parties: tuple[str, ...]
     taps: Literal["own", "all"]
     knows: tuple[str, ...]
+
+    def reads(self, row: Row) -> bool:
+        """Whether a message that somebody else sent comes before this adversary's eyes."""
+        return row.sender not in self.parties and (self.taps == "all" or row.receiver in self.parties)
 
     def view(self, transcript: Transcript) -> View:
         """Keep the messages whose sender or receiver is this adversary, or all of them when it taps every link."""

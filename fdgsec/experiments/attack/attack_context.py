@@ -30,7 +30,7 @@ class AttackContext:
     """Everything that one report's attacks share.
 
     `foreign` has the kinds of releases that are not what attacks take them for; for a plug-in's method, each simulated
-    exchange may add to it. `rounds` is Transcript.different_rounds."""
+    exchange may add to it. `exchanges` counts those that the adversary saw (Transcript.different_exchanges)."""
 
     config: RunConfig
     world: World
@@ -40,7 +40,7 @@ class AttackContext:
     knowledge: Knowledge
     facts: TargetFacts
     foreign: Mapping[str, str]
-    rounds: Mapping[str, int]
+    exchanges: Mapping[str, int]
     judge: Judge
     progress: Progressive
 
@@ -107,6 +107,7 @@ def attack_context_of(
     perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(
         config=config, world=world, roles=roles, challenger=challenger, adversary=adversary, knowledge=knowledge,
-        facts=facts, foreign=challenger.foreign, rounds=observed.transcript.different_rounds(), progress=progress,
+        facts=facts, foreign=challenger.foreign, progress=progress,
+        exchanges=observed.transcript.different_exchanges(adversary.reads),
         judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
     )  # fmt: skip

@@ -63,9 +63,9 @@ class AttackSetting:
     """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
 
     `foreign` has the kinds of releases that are not what attacks take them for, with the reasons; `defenses` are the
-    names of the run's; `rounds` counts, by kind of artifact, the run's rounds whose messages of that kind differ
-    (Transcript.different_rounds); `unlike` says why releases without a method are not known to be what attacks take
-    them for; `controls` says whether positive and negative controls are run."""
+    names of the run's; `unlike` says why releases without a method are not known to be what attacks take them for;
+    `exchanges` counts, by kind of artifact, those of the run whose messages differ; `controls` says whether positive
+    and negative controls are run."""
 
     target: str
     seed: int
@@ -77,7 +77,7 @@ class AttackSetting:
     foreign: Mapping[str, str] = field(default_factory=dict)
     defenses: Sequence[str] = ()
     unlike: str = ""
-    rounds: Mapping[str, int] = field(default_factory=dict)
+    exchanges: Mapping[str, int] = field(default_factory=dict)
     controls: bool = True
 
     @classmethod
@@ -90,7 +90,7 @@ class AttackSetting:
             target=config.target, seed=config.seed if seed is None else seed, adversary=attack_context.adversary,
             knowledge=attack_context.knowledge, facts=attack_context.facts, judge=attack_context.judge,
             questions=questions or SimulatedQuestions(attack_context=attack_context), foreign=attack_context.foreign,
-            defenses=[name_of("defenses", defense) for defense in config.defenses], rounds=attack_context.rounds,
+            defenses=[name_of("defenses", defense) for defense in config.defenses], exchanges=attack_context.exchanges,
         )  # fmt: skip
 
 
@@ -285,7 +285,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
-    unread = partly_read(attack, setting.rounds)
+    unread = partly_read(attack, setting.exchanges)
     read = min(len(case.views) for case in cases)
     measurements = [
         replace(row, not_adapted_to=ignored, unread=unread(row, read) or setting.unlike) for row in measured
@@ -305,6 +305,9 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     control = attack.positive_control(undefended, stream(seed, "attack", attack.name, "plant"))
     control_answers = attack.run(control.cases, control.knowledge, stream(seed, "attack", attack.name, "planted"))
     positive = positive_control(control, control_answers, judge, stream(seed, "world", "planted", attack.name))
+    if failed := sum(not one.passed for one in positive):
+        reason = f"{failed} of the attack's {len(positive)} positive controls failed"
+        measurements = [replace(row, unread=row.unread or reason) for row in measurements]
     result = AttackResult(
         name=attack.name, adversary=_adversary_document(setting.adversary), status="done",
         seconds=time.monotonic() - started, figures=figures, positive=positive,

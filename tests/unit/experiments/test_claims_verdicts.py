@@ -45,7 +45,7 @@ def test_an_upper_bound_under_the_margin_supports_where_the_positive_control_was
 @pytest.mark.parametrize(
     ("reservation", "said"),
     [
-        ({"unread": "reads 1 of 2 rounds of releases that differ"}, "reads 1 of 2 rounds of releases that differ"),
+        ({"unread": "reads 1 of 2 releases that differ"}, "reads 1 of 2 releases that differ"),
         ({"not_adapted_to": "k-anonymous"}, "the attack is not adapted to k-anonymous"),
     ],
 )

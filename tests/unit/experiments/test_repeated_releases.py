@@ -3,21 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
 
 import fdgsec
+from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
+from fdgsec.experiments.attack import loop
 from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.text import unread
 from fdgsec.federation.artifacts import StyleStatistics
-from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State
+from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.wire import Message, Transcript
 from fdgsec.methods.ccst import CCST
-from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.threats.judging.controls import positive_control
 
 COPIES = 48
 
@@ -72,12 +76,12 @@ def transcript(*values: float) -> Transcript:
 
 def test_rounds_count_where_their_releases_differ():
     reads = Membership()
-    same, other = (partly_read(reads, transcript(*values).different_rounds()) for values in ((1, 1, 1), (1, 2, 1)))
+    same, other = (partly_read(reads, transcript(*values).different_exchanges()) for values in ((1, 1, 1), (1, 2, 1)))
     assert same(row(), 1) == ""
-    assert other(row(), 1) == "reads 1 of 2 rounds of releases that differ"
+    assert other(row(), 1) == "reads 1 of 2 releases that differ"
     assert other(row(), 2) == ""
     assert other(row(rounds=3), 1) == ""
-    assert partly_read(ModelMembership(), transcript(1, 2).different_rounds())(row(), 1) == ""
+    assert partly_read(ModelMembership(), transcript(1, 2).different_exchanges())(row(), 1) == ""
 
 
 def test_a_trained_run_gives_no_all_clear_to_an_attack_that_reads_one_round(own_cache: object):
@@ -94,6 +98,51 @@ def test_a_trained_run_gives_no_all_clear_to_an_attack_that_reads_one_round(own_
         assert read
         assert all(each.verdict.endswith("no evidence of protection") for each in read if "rounds" not in each.slice)
         assert not [each for each in twice.measurements if each.slice.get("rounds") == 2 and each.unread]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainWithTheUpdate(CCST):
+    """CCST whose clients send their style once more with the update, where no defense of shares acts."""
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        return (*super().releases, Release(stage="update", slot="style", kind=StyleStatistics))
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        sent, _ = self.share(client, model=model, state={}, clock=clock, rng=rng)
+        return replace(update, artifacts={**update.artifacts, "style": sent["style"]}), state
+
+
+def test_a_style_that_another_stage_sends_bare_gives_no_all_clear(own_cache: object):
+    result = fdgsec.attack(
+        AgainWithTheUpdate(encoder="pixels"), attacks=(Membership(sizes=(20,), clients=12),), per_domain=120,
+        image_size=32, rounds=1, backbone="tiny", defenses=["private-styles:epsilon=0.1"],
+    ).attacks[0]  # fmt: skip
+
+    assert result.status == "done", result.reason
+    quiet = [row.verdict for row in result.measurements if row.judged and not row.leaks]
+    assert quiet
+    assert all("reads 1 of 2 releases that differ" in verdict for verdict in quiet)
+
+
+def test_behind_a_failed_positive_control_a_row_without_a_leak_is_no_evidence(
+    own_cache: object, monkeypatch: pytest.MonkeyPatch
+):
+    def failing(*given: object) -> list[Control]:
+        return [replace(control, passed=False) for control in positive_control(*given)]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "positive_control", failing)
+    result = fdgsec.attack(
+        "ccst-overall", attacks=(Linkage(clients=6),), per_domain=60, image_size=32,
+        defenses=["style-noise:p=0.1,scale=500"],
+    ).attacks[0]  # fmt: skip
+
+    quiet = [row.verdict for row in result.measurements if row.judged and not row.leaks]
+    assert quiet
+    assert all("positive controls failed: no evidence of protection" in verdict for verdict in quiet)
 
 
 def test_a_report_names_what_no_attack_read(own_cache: object):

@@ -56,7 +56,7 @@ def test_the_headline_of_an_attack_is_not_the_linkage_of_the_same_data() -> None
 
 def test_the_headline_of_an_attack_without_a_leak_is_what_it_could_not_decide() -> None:
     calm, wide = row(0.51, 0.4, of="many"), replace(row(0.5, 0.5, of="few"), low=0.1, high=0.9)
-    unread = replace(row(0.5, 0.5, of="one round"), unread="reads 1 of 3 rounds of releases that differ")
+    unread = replace(row(0.5, 0.5, of="one round"), unread="reads 1 of 3 releases that differ")
 
     assert strongest(result("membership", calm, wide)) == wide
     assert strongest(result("membership", calm, unread)) == unread

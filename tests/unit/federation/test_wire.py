@@ -73,15 +73,19 @@ def test_models_leave_a_row_but_no_payload_by_default():
     assert carrier.transcript.payloads == {}
 
 
-def test_rounds_count_once_for_each_set_of_messages_of_a_kind():
+def test_exchanges_count_once_for_each_set_of_messages_of_a_kind():
     found = Transcript()
     for number, values in enumerate(([1.0, 2.0], [2.0, 1.0], [1.0, 1.0], [1.0], [1.0, 2.0])):
         for value in values:
             found.append(replace(message("client:1", "server", style(value)), round=number))
     found.append(replace(message("server", "client:1", ModelState(state={"w": torch.zeros(1)})), round=7))
 
-    assert found.different_rounds() == {"StyleStatistics": 3, "ModelState": 1}
-    assert Transcript().different_rounds() == {}
+    found.append(replace(message("client:1", "server", style(9.0)), round=4, stage="update"))
+
+    assert found.different_exchanges() == {"StyleStatistics": 4, "ModelState": 1}
+    assert found.different_exchanges(ADVERSARIES["server"].reads) == {"StyleStatistics": 4}
+    assert found.different_exchanges(ADVERSARIES["client"].reads) == {}
+    assert Transcript().different_exchanges() == {}
 
 
 def test_a_transcript_survives_the_disk_and_stores_each_payload_once(tmp_path: Path):
