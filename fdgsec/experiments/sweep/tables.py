@@ -269,14 +269,29 @@ def markdown(found: Row) -> str:
 
 
 def _promises(found: Row) -> list[str]:
-    """What the column of epsilons is stated for; one line where all points agree."""
-    stated = [each for point in found["privacy"] for each in point["guarantees"] if each["part"] == "run"]
+    """What the column of epsilons is stated for, where it is, and what the runs behind the accuracies promise."""
+    attacked = [each for point in found["privacy"] for each in _of_run(point["guarantees"])]
     said = [
-        f"Epsilon is at delta {each['delta']:g} per {each['unit']} ({each['relation']}){review_mark(each)}."
-        for each in stated
+        f"Epsilon is that of the attacked exchange, at delta {each['delta']:g} per {each['unit']} ({each['relation']})"
+        f"{review_mark(each)}."
+        for each in attacked
         if each["epsilon"] is not None
     ]
+    for point in found["accuracy"]:
+        for each in _of_run(point["guarantees"]) if point["value"] is not None and said else ():
+            where = f"The trained run at {found['option']} = {named(point['value'])}"
+            bare = ", ".join(each.get("uncovered", ()))
+            said.append(
+                f"{where} has no guarantee{f' (unprotected: {bare})' if bare else ''}."
+                if each["epsilon"] is None
+                else f"{where} has epsilon {each['epsilon']:.3g}{review_mark(each)}."
+            )
     return list(dict.fromkeys(said))
+
+
+def _of_run(guarantees: Sequence[Row]) -> list[Row]:
+    """The guarantees of a whole run."""
+    return [each for each in guarantees if each["part"] == "run"]
 
 
 def verdict(found: Row) -> str:

@@ -130,10 +130,16 @@ def test_epsilons_stand_with_their_relation_delta_and_unit_and_whether_anybody_c
         {**private(value, measured("linkage", [row("top1", 0.5)])), "guarantees": [{**claim, "epsilon": value}]}
         for value in (1.0, 2.0)
     ]
-    found = {**curve({None: 1.0, 0.1: 0.9}), **summary(points)}
+    bare = {**claim, "epsilon": None, "uncovered": ["update/model"]}
+    runs = [{**trained(1.0, 0, 0.5), "guarantees": [bare]}, {**trained(2.0, 0, 0.5), "guarantees": [claim]}]
+    found = {**curve({None: 1.0, 0.1: 0.9}, option="epsilon"), **summary([*points, *runs])}
 
-    said = "Epsilon is at delta 1e-05 per record (zero-out) (unvetted: noisy)."
-    assert markdown(found).count(said) == 1
+    text = markdown(found)
+
+    said = "Epsilon is that of the attacked exchange, at delta 1e-05 per record (zero-out) (unvetted: noisy)."
+    assert text.count(said) == 1
+    assert "The trained run at epsilon = 1 has no guarantee (unprotected: update/model)." in text
+    assert "The trained run at epsilon = 2 has epsilon 1 (unvetted: noisy)." in text
 
 
 def test_linkage_that_never_falls_is_said_to_stay():
