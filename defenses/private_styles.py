@@ -52,6 +52,8 @@ STYLES = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
 SENSITIVITY_TOLERANCE = 1 + 1e-9
 """A relation is listed where its sensitivity is at most this factor times the calibrated one, to allow for rounding."""
 
+SMALLEST_CLIP = 1e-9
+"""Below it, the grid of the noise is not resolved in float64."""
 _Cache = dict[tuple[object, ...], object]
 # cache of frames and regions, dropped with the run's statistic source
 _CACHES: WeakKeyDictionary[StatisticSource, _Cache] = WeakKeyDictionary()
@@ -97,11 +99,11 @@ class PrivateStyles:
                 f"private-styles needs epsilon above 0 and delta in (0, 1); got {self.epsilon} and {self.delta}."
             )
         if (
-            self.clip != "auto" and not (isinstance(self.clip, int | float) and self.clip > 0)
+            self.clip != "auto" and not (isinstance(self.clip, int | float) and self.clip >= SMALLEST_CLIP)
         ) or not 0 < self.quantile <= 1:
             raise UsageError(
-                f"private-styles needs clip above 0 (or auto) and quantile in (0, 1]; got {self.clip} and "
-                f"{self.quantile}."
+                f"private-styles needs clip of at least {SMALLEST_CLIP:g} (or auto) and quantile in (0, 1]; got "
+                f"{self.clip} and {self.quantile}."
             )
         if self.unit == "client" and self.neighbors == "add-remove":
             raise UsageError(

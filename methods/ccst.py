@@ -101,8 +101,11 @@ class CCST(FedAvg):
         return super().server_needs
 
     def check(self, clients: int) -> None:
-        """Raise UsageError where K is not in 1..N."""
+        """Raise UsageError where K is not in 1..N, and for a number of styles or a side of images below 1."""
         super().check(clients)
+        for name, given in (("styles_per_client", self.styles_per_client), ("style_size", self.style_size)):
+            if isinstance(given, int) and given < 1:
+                raise UsageError(f"ccst needs {name} of at least 1; got {given}.")
         if not 1 <= self.k <= clients:
             raise UsageError(
                 f"ccst draws k = {self.k} of the {clients} clients' styles without replacement; k must lie in "

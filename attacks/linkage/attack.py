@@ -46,6 +46,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, Prediction, Ranking
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.option_checks import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,10 @@ class Linkage:
     noise: tuple[float, ...] = (0.02, 0.05)
     noise_in_sds: tuple[float, ...] = (1.0, 3.0, 10.0, 30.0)
     shrink: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_at_least(2, {"clients": self.clients})  # one alone is linked to itself
+        check_at_least(0, {"noise": self.noise, "noise_in_sds": self.noise_in_sds})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for two releases of re-drawn clients, one population each.

@@ -43,6 +43,7 @@ from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.option_checks import check_at_least
 from fdgsec.threats.positive_control_data import upload
 
 POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
@@ -76,6 +77,12 @@ class Membership:
     cropped_clients: int = 3
     cropped_size: int = 40
     least_area: float = 0.8
+
+    def __post_init__(self) -> None:
+        check_at_least(1, {"sizes": self.sizes, "simulated_sizes": self.simulated_sizes})
+        check_at_least(1, {"row_size": self.row_size, "cropped_size": self.cropped_size, "clients": self.clients})
+        check_at_least(1, {"simulated_clients": self.simulated_clients, "shadows": self.shadows})
+        check_at_least(0, {"crops": self.crops, "cropped_clients": self.cropped_clients})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients, because the members of a single client would give no statistical power.

@@ -29,6 +29,7 @@ from fdgsec.runtime.random_streams import child, derangement, stream
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Ranking
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
+from fdgsec.threats.option_checks import check_at_least
 
 LEAST_AREA = 0.8
 JPEG_QUALITY = 75
@@ -62,6 +63,10 @@ class Reidentification:
     per_class: int = 0
     rows: int = 2000
     spectra_per_class: int = 10
+
+    def __post_init__(self) -> None:
+        check_at_least(1, {"gallery": self.gallery, "rows": self.rows, "spectra_per_class": self.spectra_per_class})
+        check_at_least(0, {"per_class": self.per_class})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the run as it is, and for as many rows as the data allow.

@@ -192,11 +192,15 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
             questions = planned(attack, setting)
             if not setting.facts.named and attack.reads & UPLOADED and any(q.kind == "released" for q in questions):
                 raise UnseenError("the adversary sees no client's release under its name")
+            answered = False
             for question in questions:
                 rehearsal = _rehearsal(question, setting.facts)
                 cases = [] if rehearsal is None else [case for case, _ in _cases(rehearsal, attack, setting)]
+                answered = answered or rehearsal is None or bool(cases)
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
                     _check_seen(attack, cases)
+            if not answered:
+                raise UsageError(NOTHING_ASKED)
         except (UsageError, UnseenError, TooFewImagesError) as error:
             rows.append((attack.name, f"skipped: {error}"))
         else:
