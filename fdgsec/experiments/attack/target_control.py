@@ -70,11 +70,19 @@ SETUPS: Mapping[str, Setup] = {
 """What an attack needs that the usual control does not give it."""
 LARGER: Mapping[str, Setup] = {
     "poisoning": Setup(plan={"steps": 60}, trains=True),
-    "model-membership": Setup(
-        settings={"dataset": "swatches-random", "per_domain": 420}, plan={"steps": 360}, options={"candidates": 150}
+    "model-membership": Setup(  # two clients: the adversary's own model is half of the global one
+        settings={
+            "dataset": "swatches-random",
+            "per_domain": 100,
+            "partition": "dirichlet",
+            "clients": 2,
+            "rounds": 4,
+        },
+        plan={"steps": 360},
+        options={"candidates": 150},
     ),
 }
-"""What a control is run again with where it fails: more training, more images to decide by."""
+"""What a control is run again with where it fails: more training, fewer clients in a global model."""
 USUAL = Setup()
 SINGLE_STEPS = ("gradient-inversion",)
 """Attacks on single steps, which fdgsec's own trainer takes in place of the method's `fit`."""

@@ -82,7 +82,7 @@ def test_a_failed_control_is_run_once_more_where_more_data_may_decide(monkeypatc
 
     def controls(settings: RunConfig, _progress: object) -> dict[str, Control]:
         asked.append((tuple(settings.attacks), settings.per_domain))
-        larger = settings.attacks == ("model-membership",) and settings.per_domain == 420
+        larger = settings.attacks == ("model-membership",) and settings.per_domain == 100
         return {name: target_control(done(AUC if larger else NOTHING)) for name in settings.attacks}
 
     monkeypatch.setattr(run_attacks, "_controls", controls)
@@ -90,7 +90,7 @@ def test_a_failed_control_is_run_once_more_where_more_data_may_decide(monkeypatc
 
     found = through_target(config, ["linkage", "model-membership"], NoProgress())
 
-    assert asked == [(("linkage",), 240), (("model-membership",), 140), (("model-membership",), 420)]
+    assert asked == [(("linkage",), 240), (("model-membership",), 140), (("model-membership",), 100)]
     assert [found[name].passed for name in ("linkage", "model-membership")] == [False, True]
 
 
