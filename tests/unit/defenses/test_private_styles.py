@@ -326,7 +326,8 @@ def test_a_method_without_styles_is_refused():
 
 @pytest.mark.parametrize(
     "options",
-    [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 1.0}, {"clip": -1.0}, {"quantile": 0.0},
+    [{"epsilon": 0.0}, {"epsilon": math.nan}, {"delta": 1.0}, {"clip": -1.0}, {"clip": 0.0}, {"clip": 1e-320},
+     {"quantile": 0.0}, {"quantile": 1.5},
      {"unit": "client", "neighbors": "add-remove"}],
 )  # fmt: skip
 def test_options_out_of_range_are_refused(options: dict[str, object]):
