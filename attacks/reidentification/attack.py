@@ -58,7 +58,7 @@ class Reidentification:
     name: ClassVar[str] = "reidentification"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "transform"})
-    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"quantize"}
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     gallery: int = 1000
     per_class: int = 0
     rows: int = 2000

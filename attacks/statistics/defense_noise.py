@@ -26,8 +26,8 @@ ACCOUNTED = frozenset(
 )  # fmt: skip
 """The defenses that attacks on styles take into account: two whose noise this module estimates, and five that do not
 change styles. The effect of `quantize` and `k-anonymous` is estimated as if it were noise, too; but a rounded row, or a
-mean of k rows, can be compared with candidates exactly, so that finding nothing this way is no evidence. Only
-reidentification compares rounded rows exactly (`defended_alike`)."""
+mean of k rows, can be compared with candidates exactly, so that finding nothing this way is no evidence. Look-ups
+do so where rounding is not random (`defended_alike`)."""
 ON_STYLES_ALONE = frozenset({"quantize", "k-anonymous"})
 """Defenses that change styles and no models."""
 ACCOUNTED_ON_MODELS = (ACCOUNTED | ON_STYLES_ALONE) - {"shuffle"}
