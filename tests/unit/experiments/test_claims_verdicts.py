@@ -52,9 +52,9 @@ def test_an_upper_bound_under_the_margin_supports_where_the_positive_control_was
 def test_a_row_that_is_no_evidence_of_protection_supports_nothing_and_may_refute(
     reservation: Mapping[str, str], said: str
 ):
-    assert decided([row(0.51, 0.03) | reservation]) == "undecided"
-    assert decided([row(0.70, 0.10) | reservation]) == "refuted"
-    evidence = evidence_of(row(0.51, 0.03) | reservation, AUC)
+    assert decided([row(0.51, 0.03) | dict(reservation)]) == "undecided"
+    assert decided([row(0.70, 0.10) | dict(reservation)]) == "refuted"
+    evidence = evidence_of(row(0.51, 0.03) | dict(reservation), AUC)
     assert evidence is not None
     assert evidence.reservation == said
 

@@ -119,9 +119,13 @@ def test_exchanges_of_questions_are_compared_too(own_cache: object):
 
 
 def test_spectra_of_single_images_are_compared(own_cache: object):
-    options = {"style": "single", "representation": "amplitude"}
     centered, plain = (
-        fdgsec.attack(method(**options), attacks=("reidentification",), per_domain=60, image_size=32).attacks[0]
+        fdgsec.attack(
+            method(style="single", representation="amplitude"),
+            attacks=("reidentification",),
+            per_domain=60,
+            image_size=32,
+        ).attacks[0]
         for method in (CenteredSpectra, CCST)
     )
     assert (centered.reason or "").startswith("not applicable: the release 'styles' is not MeanSpectra of its images")
