@@ -84,7 +84,7 @@ def test_what_a_target_releases_follows_its_options():
     fisc = attack_settings("fisc", given, assignments=["method.contrastive=ordinary"])
     fediir = attack_settings("cross-evaluation", {**given, "rounds": 1}, assignments=["method.base=fediir"])
 
-    assert ("membership", "runs") in dry_run(ccst, data_root=None, progress=NoProgress())
+    assert ("domain-inference", "runs") in dry_run(ccst, data_root=None, progress=NoProgress())
     assert ("gradient-inversion", "runs") in dry_run(fediir, data_root=None, progress=NoProgress())
     with pytest.raises(UsageError, match="fisc releases nothing before it trains"):
         dry_run(fisc, data_root=None, progress=NoProgress())
