@@ -14,6 +14,7 @@ eps likewise); images are stylized at their own size unless `style_size` says ot
 unless the AdaIN VGG was imported (`encoder="vgg19"`). Each difference of the authors' code is an option; the preset
 `ccst-released` sets them all."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -39,6 +40,7 @@ from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.secret_streams import SecretStream
 
 STYLIZED_AT_ONCE = 32
+LARGEST_QUALITY = 100  # of JPEG
 Bank = StyleBank | Amplitudes
 
 
@@ -101,11 +103,18 @@ class CCST(FedAvg):
         return super().server_needs
 
     def check(self, clients: int) -> None:
-        """Raise UsageError where K is not in 1..N, and for a number of styles or a side of images below 1."""
+        """Raise UsageError where K is not in 1..N, and for another option that lies outside its range."""
         super().check(clients)
         for name, given in (("styles_per_client", self.styles_per_client), ("style_size", self.style_size)):
             if isinstance(given, int) and given < 1:
                 raise UsageError(f"ccst needs {name} of at least 1; got {given}.")
+        if self.jpeg_quality is not None and not 1 <= self.jpeg_quality <= LARGEST_QUALITY:
+            raise UsageError(f"ccst needs a jpeg_quality of 1 to {LARGEST_QUALITY}; got {self.jpeg_quality}.")
+        for name, share in (("low_frequency", self.low_frequency), ("amplitude_ratio", self.amplitude_ratio)):
+            if not 0 <= share <= 1:
+                raise UsageError(f"ccst needs {name} of 0 to 1; got {share}.")
+        if not (math.isfinite(self.eps) and self.eps >= 0):
+            raise UsageError(f"ccst needs a finite eps of at least 0; got {self.eps}.")
         if not 1 <= self.k <= clients:
             raise UsageError(
                 f"ccst draws k = {self.k} of the {clients} clients' styles without replacement; k must lie in "

@@ -24,6 +24,7 @@ from fdgsec.attacks.reidentification.lookup_features import RowFeatures, Spectru
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defended_alike, defense_noise_of_rows
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.federation.artifacts import Amplitudes
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement, stream
 from fdgsec.threats.adversary import Knowledge
@@ -102,7 +103,7 @@ def _spectral_size(case: Case) -> tuple[int, int] | None:
     """The size of the images whose spectra were released, None where styles were; resized images are square."""
     if case.candidates is None:
         raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
-    if case.views[0].styles(case.victim) is not None:
+    if not isinstance(case.views[0].artifact(case.victim), Amplitudes):
         return None
     height, columns = spectra_of(case).shape[2:]
     size = case.candidates.image_size

@@ -1,6 +1,6 @@
 """Adversaries: what they see of a transcript, and what else they know."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, TypeVar
 
@@ -37,6 +37,8 @@ its own training images."""
 
 AVERAGED = (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes)
 """Uploads that are averaged where one stage has several of a kind."""
+MOST_DETAILED = (ImageStyles, Amplitudes)
+"""Kinds that are read before others of the same sender, because their rows may be single images."""
 
 
 def averaged(artifacts: Sequence[A]) -> A:
@@ -65,12 +67,14 @@ class View:
     def styles(self, victim: str) -> tuple[Tensor, Tensor] | None:
         """Find the style rows (R, C) of `victim` that it released last: its own upload, else its rows of a bank.
 
-        Several uploads of one kind in the same stage are averaged (`_averaged`). None if neither was seen."""
+        Rows of single images come before other styles. Several uploads of one kind in the same stage are averaged
+        (`_averaged`). None if neither was seen."""
         number = int(victim.partition(":")[2])
+        rows = self._detailed(victim, (ImageStyles,))
+        if isinstance(rows, ImageStyles):
+            return rows.mean, rows.std
         for message in self._latest_first():
             artifact = self._averaged(message)
-            if message.sender == victim and isinstance(artifact, ImageStyles):
-                return artifact.mean, artifact.std
             if message.sender == victim and isinstance(artifact, StyleStatistics | InterpolationStyle):
                 return artifact.mean.unsqueeze(0), artifact.std.unsqueeze(0)
             if isinstance(artifact, StyleBank):
@@ -82,7 +86,11 @@ class View:
     def artifact(self, victim: str) -> Artifact | None:
         """Find what `victim` itself sent last beside models and numbers, else its rows of a bank of spectra.
 
-        Several uploads of one kind in the same stage are averaged (`_averaged`). None if nothing was seen."""
+        Of several kinds, one of MOST_DETAILED. Several uploads of one kind in the same stage are averaged
+        (`_averaged`). None if nothing was seen."""
+        detailed = self._detailed(victim, MOST_DETAILED)
+        if detailed is not None:
+            return detailed
         for message in self._latest_first():
             if message.sender == victim and not isinstance(message.artifact, ModelState | Scores):
                 return self._averaged(message)
@@ -92,6 +100,16 @@ class View:
                 return Amplitudes(values=bank.values[mine], owner=bank.owner[mine])
         return None
 
+    def reading(self, victim: str, kinds: Collection[str]) -> "View":
+        """Leave styles and spectra of other `kinds` out, where `victim` sent some of one of them."""
+        kept = tuple(
+            message
+            for message in self.messages
+            if not (isinstance(message.artifact, AVERAGED) and message.artifact.kind not in kinds)
+        )
+        mine = [isinstance(m.artifact, AVERAGED) for m in kept if m.sender == victim]
+        return replace(self, messages=kept) if any(mine) and len(kept) < len(self.messages) else self
+
     def sent(self, victim: str, kind: type[A]) -> A | None:
         """Find the last artifact of exactly `kind` that `victim` itself sent: a ModelState is no GeneratorState."""
         mine = (m.artifact for m in self._latest_first() if m.sender == victim)
@@ -100,6 +118,12 @@ class View:
     def latest(self, kind: type[A]) -> A | None:
         """Find the artifact of `kind` that was seen last, whoever sent it."""
         return next((m.artifact for m in self._latest_first() if isinstance(m.artifact, kind)), None)
+
+    def _detailed(self, victim: str, kinds: Sequence[type[Artifact]]) -> Artifact | None:
+        """The last upload of `victim` of the first of `kinds` that it sent."""
+        mine = [message for message in self._latest_first() if message.sender == victim]
+        found = (next((each for each in mine if isinstance(each.artifact, kind)), None) for kind in kinds)
+        return next((self._averaged(each) for each in found if each is not None), None)
 
     def _averaged(self, message: Message) -> Artifact:
         """The mean of all that its sender sent in its stage of its round under the same kind and shapes.

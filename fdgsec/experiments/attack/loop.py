@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from fdgsec.experiments.attack.attack_context import AttackContext
-from fdgsec.experiments.attack.unread_releases import partly_read
+from fdgsec.experiments.attack.unread_releases import as_read, partly_read
 from fdgsec.experiments.report.multiplicity import adjusted
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.experiments.report.schema import AttackResult
@@ -253,11 +253,13 @@ def _run_attack(attack: Attack, setting: AttackSetting) -> Outcome:
 
 
 def _cases(question: Question, attack: Attack, setting: AttackSetting) -> Cases:
-    """The cases of a question. Raises UnseenError where its exchanges show releases of another kind than is read."""
+    """The cases of a question, with what the attack reads of them.
+
+    Raises UnseenError where its exchanges show releases of another kind than is read."""
     cases = setting.questions.cases(question, attack)
     if reason := _foreign(attack, setting):
         raise UnseenError(reason)
-    return cases
+    return [(as_read(attack, case, truth), truth) for case, truth in cases]
 
 
 def _answer_questions(requests: Sequence[Question], attack: Attack, setting: AttackSetting) -> _AnsweredQuestions:
@@ -289,7 +291,7 @@ def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestio
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))
-    unread = partly_read(attack, setting.exchanges)
+    unread = partly_read(attack, setting.exchanges, setting.facts.artifact_kinds)
     read = min(len(case.views) for case in cases)
     measurements = [
         replace(row, not_adapted_to=ignored, unread=unread(row, read) or setting.unlike) for row in measured
