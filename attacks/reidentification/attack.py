@@ -103,7 +103,8 @@ def _spectral_size(case: Case) -> tuple[int, int] | None:
     """The size of the images whose spectra were released, None where styles were; resized images are square."""
     if case.candidates is None:
         raise UsageError(f"reidentification looks rows up among candidates; {case.victim} came without any.")
-    if not isinstance(case.views[0].artifact(case.victim), Amplitudes):
+    view = case.views[0]
+    if not isinstance(view.artifact(case.victim), Amplitudes) and view.styles(case.victim) is not None:
         return None
     height, columns = spectra_of(case).shape[2:]
     size = case.candidates.image_size
