@@ -1,6 +1,6 @@
 """Defenses with the faults that an audit must find: they promise what the sound ones promise, and do not keep it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar, cast
 
@@ -18,7 +18,7 @@ from fdgsec.federation.public_clip_bounds import Frame
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.clipping import Ball, Region, sensitivity_of_mean
+from fdgsec.privacy.clipping import Ball, Region, clip_rows, sensitivity_of_mean
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
@@ -79,6 +79,27 @@ class StylesWithoutClip(PrivateStyles):
 def _loosened(region: Region) -> Region:
     assert isinstance(region, Ball)
     return Loose(ball=region)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HalfLoose(Loose):
+    """A region that bounds the first half of the numbers alone."""
+
+    def inside(self, values: Tensor) -> Tensor:
+        free = (values.to(torch.float64) - self.ball.center) / self.ball.scale
+        first, second = free.chunk(2, dim=-1)
+        return torch.cat([clip_rows(first, self.ball.bound), second], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithMeansClippedAlone(PrivateStyles):
+    """Clips means and not second moments."""
+
+    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
+        made = super()._cached(outgoing, kind, make)
+        if isinstance(made, Frame) and isinstance(made.region, Ball):
+            return cast("T", replace(made, region=HalfLoose(ball=made.region)))
+        return made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +271,19 @@ class StylesAndModelsWithOneNoise(StylesFromA32BitSeed):
         run, client = rng._names[1], rng._names[5]
         whole = SecretStream(rng._key, "noise", run, client).normal(LONGEST)
         return sd * whole[: like.numel()].reshape(like.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsClippedTensorByTensor(DPFedAvg):
+    """Clips each tensor to what the whole change is said to be clipped to."""
+
+    def _clipped_change(
+        self, state: Mapping[str, Tensor], received: Mapping[str, Tensor], names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        change = dict[str, Tensor]()
+        for name in names:
+            change |= clipped({name: state[name].double() - received[name].double()}, self.clip)
+        return change
 
 
 @dataclass(frozen=True, kw_only=True)

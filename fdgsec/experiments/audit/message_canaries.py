@@ -1,5 +1,6 @@
 """Canaries for audits of messages: values far outside the clipping region, scored along one direction."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from fdgsec.federation.public_clip_bounds import (
 from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.privacy.accounting import Unit, Use
 from fdgsec.privacy.clipping import HalfDiscs
+from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
@@ -113,12 +115,16 @@ class PlantedStatisticSource:
 
 
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
-    """An image whose first channel mean is far from the center; only its statistic is replaced."""
+    """An image that is far from the center in every number of its statistic, which alone is replaced.
+
+    A clip that leaves a part of the numbers out shows along such a direction, and not along one coordinate."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data
-    direction = torch.zeros_like(frame.about)
-    direction[0] = FAR * frame.region.radius
+    toward = spread_out([frame.about])[0]
+    direction = FAR * frame.region.radius * toward
+    center = frame.region.values(torch.zeros_like(toward))
+    scale = frame.region.values(torch.ones_like(toward)) - center
     looks: Mapping[int, PlantedStatisticSource] = {
         side: PlantedStatisticSource(
             statistic_source=statistic_source, client=data,
@@ -131,16 +137,20 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     def without(given: Release) -> Release:
         return replace(given, sender=replace(given.sender, client=others))
 
+    def score(artifact: Artifact) -> float:
+        released = frame.released_statistic.release(artifact, images=len(data))[0]
+        return float(((frame.released_statistic.about(released, frame.about) - center) / scale) @ toward)
+
     return Canary(
-        words=f"an image whose first channel mean is {FAR:g} clipping radii from the center, all else at it",
+        words=f"an image {FAR:g} clipping radii from the center, by as much in each number of its statistic",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
-        score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
+        score=score,
         without=without,
     )
 
 
 def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
-    """A row, or all rows of the client, far from the center in the widest direction of the region."""
+    """A row, or all rows of the client, far from the center in the widest direction of the region, or in all."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
     rows = rows_of(release.artifact)
@@ -153,7 +163,7 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
         direction[(center / scale).argmax()] = FAR * region.radius
     else:
-        direction[0] = FAR * region.radius
+        direction = FAR * region.radius * spread_out([zeros])[0]
     toward = region.inside(region.values(direction)) / scale
     planted = slice(None) if every else slice(0, 1)
 
@@ -171,21 +181,30 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
 
 
 def _learned(release: Release, bound: float) -> Canary:
-    """A model update that is large in one parameter."""
+    """A model update that is as large in every tensor, so that a clip of each by itself shows."""
     assert release.sender.model is not None
-    name, _ = next(release.sender.model.module().named_parameters())
+    parameters = dict(release.sender.model.module().named_parameters())
+    toward = dict(zip(parameters, spread_out(list(parameters.values())), strict=True))
+    length = FAR * bound * math.sqrt(len(toward))
 
     def plant(given: Release, side: int) -> Release:
         state = given.artifact.tensors()
-        state[name] = state[name].clone()
-        state[name].view(-1)[0] += side * FAR * bound
+        for name, part in toward.items():
+            state[name] = state[name] + (side * length * part).to(state[name])
         return replace(given, artifact=ModelState(state=state))
 
-    return Canary(
-        words=f"a model update of {FAR:g} sensitivities in the first parameter and zero in all others",
-        plant=plant,
-        score=lambda artifact: float(artifact.tensors()[name].reshape(-1)[0]),
-    )
+    def score(artifact: Artifact) -> float:
+        state = artifact.tensors()
+        return float(sum((state[name].double().cpu() * part).sum() for name, part in toward.items()))
+
+    return Canary(words=f"a model update of {FAR:g} sensitivities in every tensor", plant=plant, score=score)
+
+
+def spread_out(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """A direction of length 1 in float64 with the same length in each of `tensors`, of public random signs."""
+    rng = stream(0, "world", "direction of a canary")
+    signs = [2 * torch.randint(2, each.shape, generator=rng).double() - 1 for each in tensors]
+    return [sign / math.sqrt(sign.numel() * len(signs)) for sign in signs]
 
 
 def _mislabeled(site: Site) -> Canary:

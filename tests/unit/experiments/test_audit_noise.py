@@ -21,6 +21,7 @@ FAULTS = [
     ("StylesWithOneNoise", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 2", AGAIN),
     ("StylesWithOneNoisePerRun", "fedalign", "private-styles:epsilon=4", "--runs 20 --rounds 2", AGAIN),
     ("StylesAndModelsWithOneNoise", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --rounds 1", AGAIN),
+    ("StylesWithMeansClippedAlone", "ccst-overall", "private-styles:epsilon=2", "--runs 200", BOUND),
     ("ModelsWithNoiseWhereTheyChanged", "fedavg", "dp-fedavg:epsilon=2", "--runs 24 --rounds 1", BOUND),
     ("ModelsWithNoiseOnAFifth", "fedavg", "dp-fedavg:epsilon=2", "--runs 60 --rounds 1", BOUND),
     ("DPSGDWithAPrivateDivisor", "fedavg", "dp-sgd:epsilon=2", "--canaries 64 --guesses 8", SIZE),
@@ -54,6 +55,15 @@ def test_a_planted_fault_is_found(
 
     assert found["code"] == 1
     assert fault in str(found["faults"])
+
+
+@pytest.mark.slow
+def test_a_clip_of_each_tensor_by_itself_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DEFENSES, "dp-fedavg", "tests.support.broken_defenses:ModelsClippedTensorByTensor")  # type: ignore[arg-type]
+
+    found = audit(tmp_path, "fedavg", "dp-fedavg:epsilon=2", "--runs 250 --rounds 1 --backbone tiny")
+
+    assert BOUND in str(found["faults"])
 
 
 @pytest.mark.slow
