@@ -18,6 +18,7 @@ from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles
 from fdgsec.federation.released_statistics import MeanSpectra
+from fdgsec.runtime.errors import UnseenError
 from fdgsec.runtime.random_streams import child, stream
 from fdgsec.threats.adversary import Knowledge
 
@@ -158,7 +159,8 @@ def defended_alike(
 ) -> bool:
     """Whether the defense gives equal rows for equal images, whatever it draws and whoever else is released.
 
-    Rounding does. The adversary then passes its candidates through the defense, and compares them exactly."""
+    Rounding does; a defense that withholds rows where they are few does not. The adversary then passes its candidates
+    through the defense, and compares them exactly."""
     if knowledge.defended is None or (knowledge.auxiliary is None and knowledge.own is None):
         return False
     images, rng = knowledge.public_images(), stream(0, "attack", "rows alike")
@@ -166,7 +168,10 @@ def defended_alike(
     rows = []
     for number, some in enumerate((order, order.flip(0), order[: (len(order) + 1) // 2])):
         passed = images.subset(some)
-        seen = read(knowledge.defended(made(passed), passed, child(rng, number)))
+        try:
+            seen = read(knowledge.defended(made(passed), passed, child(rng, number)))
+        except UnseenError:
+            return False
         rows.append(seen.flip(0) if number == 1 else seen)
     return all(len(seen) and torch.equal(rows[0][: len(seen)], seen) for seen in rows)
 

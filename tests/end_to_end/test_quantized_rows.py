@@ -1,10 +1,14 @@
 """Rows that are rounded alike for all images are looked up exactly, however coarsely they are rounded."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
 
 import fdgsec
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.reidentification.attack import Reidentification
+from fdgsec.cli.app import main
 from fdgsec.metrics.measurement import Measurement
 
 
@@ -32,3 +36,20 @@ def test_what_is_rounded_at_random_is_no_evidence_for_membership(own_cache: obje
 
     assert members
     assert all(row.leaks or "not adapted to quantize" in row.verdict for row in members)
+
+
+@pytest.mark.parametrize("k", [8, 13])
+def test_groups_of_more_rows_than_a_probe_has_are_attacked_and_the_dry_run_says_so(
+    k: int, own_cache: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    asked = (
+        "attack", "--target", "ccst-single", "--per-domain", "120", "--image-size", "16", "--encoder", "pixels",
+        "--defense", f"k-anonymous:k={k}", "--set", "method.styles_per_client=30", "--attack", "reidentification",
+    )  # fmt: skip
+
+    planned = main([*asked, "--dry-run"])
+    said = capsys.readouterr().out
+    done = main([*asked, "--out", str(tmp_path / "report")])
+
+    assert planned == done == 0
+    assert "runs" in said
