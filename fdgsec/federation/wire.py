@@ -91,6 +91,15 @@ def _link(previous: str, fields: Sequence[str | int]) -> str:
     return hashlib.sha256((previous + json.dumps(list(fields))).encode()).hexdigest()
 
 
+def _different(exchanges: Mapping[tuple[int, str], Mapping[tuple[str, str], set[str]]]) -> int:
+    """How many messages of one kind, beyond copies, one sender sent one receiver in all of these exchanges."""
+    found: dict[tuple[object, ...], int] = {}
+    for (_, stage), links in exchanges.items():
+        content = tuple(sorted((sender, receiver, *sorted(digests)) for (sender, receiver), digests in links.items()))
+        found[content] = 1 if stage == "share" else max(len(digests) for digests in links.values())
+    return sum(found.values())
+
+
 @dataclass
 class Transcript:
     """All messages on the wire, append-only with a hash chain; payloads are stored once by content."""
@@ -128,11 +137,13 @@ class Transcript:
     def different_exchanges(self, seen: Callable[[Row], bool] | None = None) -> dict[str, int]:
         """Count, for each kind of artifact, the exchanges whose messages of that kind are not those of another one.
 
-        An exchange is a stage of a round; only messages that are `seen` count."""
-        sent: dict[str, dict[tuple[int, str], list[str]]] = {}
+        An exchange is a stage of a round; only messages that are `seen` count. Where a sender sends one receiver
+        several different ones in a stage, that many count, except in "share", whose slots are compared beforehand."""
+        sent: dict[str, dict[tuple[int, str], dict[tuple[str, str], set[str]]]] = {}
         for row in self.rows if seen is None else filter(seen, self.rows):
-            sent.setdefault(row.kind, {}).setdefault((row.round, row.stage), []).append(row.sha256)
-        return {kind: len({tuple(sorted(found)) for found in exchanges.values()}) for kind, exchanges in sent.items()}
+            exchange = sent.setdefault(row.kind, {}).setdefault((row.round, row.stage), {})
+            exchange.setdefault((row.sender, row.receiver), set()).add(row.sha256)
+        return {kind: _different(exchanges) for kind, exchanges in sent.items()}
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages whose payload was kept, in order."""

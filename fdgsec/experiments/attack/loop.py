@@ -194,7 +194,7 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
                 raise UnseenError("the adversary sees no client's release under its name")
             answered = False
             for question in questions:
-                rehearsal = _rehearsal(question, setting.facts)
+                rehearsal = _rehearsal(question, setting)
                 cases = [] if rehearsal is None else [case for case, _ in _cases(rehearsal, attack, setting)]
                 answered = answered or rehearsal is None or bool(cases)
                 if attack.reads & UPLOADED and question.kind not in ("single_step", "hostile"):
@@ -208,8 +208,11 @@ def planned_rows(attacks: Sequence[Attack], setting: AttackSetting) -> list[tupl
     return rows
 
 
-def _rehearsal(question: Question, facts: TargetFacts) -> Question | None:
-    """The question about as few clients as answer it; None for one about the run, or about training."""
+def _rehearsal(question: Question, setting: AttackSetting) -> Question | None:
+    """The question about as few clients as answer it; None for one about the run, or about training.
+
+    Defenses may depend on how many rows are released, so that behind them a client releases all."""
+    facts = setting.facts
     if question.kind == "hostile" and facts.artifact_kinds & UPLOADED:  # a client that a defense silences ends the run
         records = question.records or facts.images_per_client
         return Question(kind="rounds", count=1, records=min(records, facts.images_per_client), rounds=1)
@@ -217,7 +220,11 @@ def _rehearsal(question: Question, facts: TargetFacts) -> Question | None:
         return None
     if question.kind in ("halves", "sessions", "mixtures"):  # a client's share of the images depends on their number
         return question
-    return replace(question, count=min(question.count, 1), per_class=min(question.per_class, 1))
+    return replace(
+        question,
+        count=min(question.count, 1),
+        per_class=question.per_class if setting.defenses else min(question.per_class, 1),
+    )
 
 
 def _check_seen(attack: Attack, cases: Sequence[Case]) -> None:

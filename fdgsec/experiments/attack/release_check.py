@@ -5,7 +5,8 @@ Attacks on styles take a pooled release for the mean of a per-image statistic, a
 medians, another encoder), they find nothing however much it leaks. Therefore the target's own `share` is run on images
 of a client, undefended, and compared with that statistic before an attack is believed."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +54,9 @@ def foreign_releases(
         if release.stage == "share" and release.kind in POOLED + ROWS and release.kind.kind not in kinds:
             reason = f"not applicable: {client.name} did not send the release {release.slot!r}, which could be compared"
             found[release.kind.kind] = found["StyleBank"] = reason
+    for kind, slots in several_releases(sent).items():
+        reason = f"not applicable: {client.name} sends several {kind} that differ ({', '.join(slots)}) at once"
+        found[kind] = found["StyleBank"] = reason
     for slot, artifact in sent.items():
         if not isinstance(artifact, ROWS + (POOLED if method.shares_means else ())):
             continue
@@ -66,6 +70,24 @@ def foreign_releases(
         if reason:
             found[artifact.kind] = found["StyleBank"] = reason
     return found
+
+
+def several_releases(sent: Mapping[str, Artifact]) -> Mapping[str, Sequence[str]]:
+    """The slots of each kind of styles of which a client sends several that are not the same."""
+    found: dict[str, list[str]] = {}
+    for slot, artifact in sent.items():
+        if isinstance(artifact, ROWS + POOLED):
+            found.setdefault(artifact.kind, []).append(slot)
+    return {kind: slots for kind, slots in found.items() if not all(_same(sent[slots[0]], sent[one]) for one in slots)}
+
+
+def _same(first: Artifact, other: Artifact) -> bool:
+    """Whether two artifacts have the same numbers, up to the agreement that is asked of a statistic."""
+    mine, theirs = first.tensors(), other.tensors()
+    if any(mine[name].shape != theirs[name].shape for name in mine):
+        return False
+    apart = math.fsum(float((mine[name].double() - theirs[name].double()).square().sum()) for name in mine)
+    return apart <= AGREEMENT**2 * math.fsum(float(value.double().square().sum()) for value in mine.values())
 
 
 def spectra_of_images(images: DomainDataset, like: Amplitudes) -> Tensor:

@@ -15,12 +15,15 @@ from fdgsec.experiments.attack import loop
 from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.text import unread
-from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.federation.artifacts import ModelState, StyleStatistics
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.wire import Message, Transcript
 from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fedavg import FedAvg
+from fdgsec.methods.fisc import FISC
 from fdgsec.metrics.measurement import Control, Measurement
+from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.threats.judging.controls import positive_control
 
 COPIES = 48
@@ -152,3 +155,73 @@ def test_a_report_names_what_no_attack_read(own_cache: object):
     assert unread(found) in render(found)
     assert found.document()["unread_kinds"] == ["ModelState", "Scores"]
     assert "read by no attack" not in render(replace(found, unread_kinds=()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples(FISC):
+    """FISC whose clients also send the styles of two of their images, each in a slot of its own."""
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        one = next(release for release in super().releases if release.stage == "share")
+        return (*super().releases, *(replace(one, slot=f"example{number}") for number in range(2)))
+
+    def share(
+        self, client: Client, *, model: GlobalModel | None, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Inbox, State]:
+        sent, state = super().share(client, model=model, state=state, clock=clock, rng=rng)
+        mean, std = (part.float() for part in statistics(self.encoder, client.data).style(unbiased=True))
+        examples = {f"example{number}": StyleStatistics(mean=mean[number], std=std[number]) for number in range(2)}
+        return {**sent, **examples}, state
+
+
+def test_different_styles_that_are_sent_at_once_are_not_averaged_into_an_all_clear(own_cache: object):
+    """A method that claims no means is not compared with any; what it sends at once is compared with each other."""
+    result = fdgsec.attack(
+        Examples(encoder="pixels"), attacks=(Membership(simulated_sizes=(20,), simulated_clients=4),), per_domain=80,
+        image_size=16,
+    ).attacks[0]  # fmt: skip
+
+    assert result.status == "skipped"
+    assert "sends several StyleStatistics that differ (style, example0, example1) at once" in result.reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoModels(FedAvg):
+    """FedAvg whose update has a second slot of the model's kind, with numbers of the images."""
+
+    @property
+    def releases(self) -> Sequence[Release]:
+        return (*super().releases, Release(stage="update", slot="buffers", kind=ModelState))
+
+    def fit(
+        self, client: Client, *, model: GlobalModel, inbox: Inbox, state: State, clock: Clock, rng: torch.Generator
+    ) -> tuple[Update, State]:
+        update, state = super().fit(client, model=model, inbox=inbox, state=state, clock=clock, rng=rng)
+        rows = statistics("pixels", client.data).mean.float()[:4]
+        return replace(update, artifacts={**update.artifacts, "buffers": ModelState(state={"rows": rows})}), state
+
+
+def test_a_second_model_in_an_update_is_named_as_unread(own_cache: object):
+    result = fdgsec.attack(
+        TwoModels(), attacks=(ModelMembership(candidates=8, references=4),), per_domain=60, image_size=16, rounds=1,
+        backbone="tiny",
+    ).attacks[0]  # fmt: skip
+
+    assert result.status == "done", result.reason
+    quiet = [row.verdict for row in result.measurements if row.judged and not row.leaks]
+    assert quiet
+    assert all("reads 1 of 2 releases that differ" in verdict for verdict in quiet)
+
+
+def sent_at_once(stage: str, *values: float) -> Transcript:
+    found = Transcript()
+    for value in values:
+        style = StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), 1.0))
+        found.append(Message(round=0, stage=stage, sender="client:1", receiver="server", artifact=style))
+    return found
+
+
+def test_different_messages_of_one_stage_count_each_but_for_slots_that_are_compared():
+    for stage, values, count in (("update", (1, 2), 2), ("update", (1, 1), 1), ("share", (1, 2), 1)):
+        assert sent_at_once(stage, *values).different_exchanges() == {"StyleStatistics": count}
