@@ -36,6 +36,10 @@ ATTACKS = ("linkage", "membership", "label-inference")
 """The default attacks, which infer the sender of a release, its members and their classes."""
 
 
+OF_BOTH = ("device", "encoder", "backbone", "norm", "pretrained")
+"""Settings of the attacked runs that hold for the trained ones as well; the others are the protocol's."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
     """The `values` of an `option` of the last defense in `defenses`, and the settings of the runs.
@@ -179,7 +183,7 @@ def _trained(request: SweepRequest, table: Protocol, unseen: str, seed: int) -> 
     """The settings of a training run of the target under the protocol, whose arm it is or whose method's."""
     named = target_named(request.target)
     arm = request.target if request.target in table.arms else named.method
-    where = {"dataset": request.dataset, **{k: v for k, v in request.given.items() if k in ("device", "encoder")}}
+    where = {"dataset": request.dataset, **{k: v for k, v in request.given.items() if k in OF_BOTH}}
     config = table.config(arm, (None, unseen), seed, where, ())
     options = merged(named.options, config.options, named.options)
     return replace(config, method=named.method, options=options, target=request.target)

@@ -284,7 +284,8 @@ def _promises(found: Row) -> list[str]:
             said.append(
                 f"{where} has no guarantee{f' (unprotected: {bare})' if bare else ''}."
                 if each["epsilon"] is None
-                else f"{where} has epsilon {each['epsilon']:.3g}{review_mark(each)}."
+                else f"{where} has epsilon {each['epsilon']:.3g} at delta {each['delta']:g} per {each['unit']} "
+                f"({each['relation']}){review_mark(each)}."
             )
     return list(dict.fromkeys(said))
 

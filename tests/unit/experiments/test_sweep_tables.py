@@ -139,7 +139,9 @@ def test_epsilons_stand_with_their_relation_delta_and_unit_and_whether_anybody_c
     said = "Epsilon is that of the attacked exchange, at delta 1e-05 per record (zero-out) (unvetted: noisy)."
     assert text.count(said) == 1
     assert "The trained run at epsilon = 1 has no guarantee (unprotected: update/model)." in text
-    assert "The trained run at epsilon = 2 has epsilon 1 (unvetted: noisy)." in text
+    assert (
+        "The trained run at epsilon = 2 has epsilon 1 at delta 1e-05 per record (zero-out) (unvetted: noisy)." in text
+    )
 
 
 def test_linkage_that_never_falls_is_said_to_stay():
