@@ -44,11 +44,13 @@ from fdgsec.threats.attack import Answers, Attack, Case, Truth
 RESULTS = Path(__file__).parent / "results" / "null-calibration.jsonl"
 TARGETS = ("ccst-overall", "ccst-single", "fedalign", "fisc", "stablefdg")
 ATTACKS = (
-    "reidentification", "membership", "differencing", "linkage", "label-inference", "domain-inference",
+    "reidentification", "membership", "set-reconstruction", "differencing", "linkage", "label-inference",
+    "domain-inference",
     "property-inference", "pool-exposure",
 )  # fmt: skip
 OPTIONS = (
-    "attacks.membership.sizes=[20]", "attacks.membership.clients=12", "attacks.linkage.clients=10",
+    "attacks.membership.sizes=[20]", "attacks.membership.clients=12",
+    "attacks.set-reconstruction.sizes=[20]", "attacks.set-reconstruction.clients=12", "attacks.linkage.clients=10",
     "attacks.label-inference.folds=2",
 )  # fmt: skip
 

@@ -27,15 +27,13 @@ from fdgsec.attacks.membership.pooled_styles import (
     CasesByRelease,
     Effort,
     clustered_answers,
-    domain_of,
     known_populations,
     mean_answers,
     mean_predictions,
     shadow_populations,
-    size_of,
 )
-from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, release_of_mean
-from fdgsec.attacks.statistics.domain_populations import auxiliary_images, pooled_release
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
+from fdgsec.attacks.statistics.pooled_questions import independent_release
 from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardized_score
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
@@ -44,7 +42,6 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.option_checks import check_at_least
-from fdgsec.threats.positive_control_data import upload
 
 POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
 """Knowledge that a test of a pooled release requires."""
@@ -133,7 +130,7 @@ class Membership:
         known = known_populations(asked, cases, knowledge)
         exchanged = list(cases)
         for number in asked.means:
-            exchanged[number] = _independent_release(cases[number], knowledge, child(rng, "release", number))
+            exchanged[number] = independent_release(cases[number], knowledge, child(rng, "release", number))
         rows = list[int]()
         for alike in _populations_of_rows(asked.rows, cases):
             if len(alike) < 2:  # nobody to exchange with
@@ -175,18 +172,6 @@ class Membership:
 
     def _effort(self) -> Effort:
         return Effort(shadows=self.shadows, tried=self.tried, inserted=self.inserted)
-
-
-def _independent_release(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
-    """The same question about a release that is independent of the candidates, of images drawn with replacement."""
-    images = auxiliary_images(knowledge).of_domain(domain_of(case))
-    drawn = torch.randint(len(images), (size_of(case),), generator=rng)
-    if knowledge.defended is None:
-        artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.released_statistic)
-    else:
-        held, child_rng = images.subset(drawn), child(rng, "defense")
-        artifact = knowledge.defended(release_of_mean(knowledge, held, child_rng), held, child_rng)
-    return replace(case, views=(upload(artifact, sender=case.victim),))
 
 
 def _populations_of_rows(numbers: Sequence[int], cases: Sequence[Case]) -> list[list[int]]:

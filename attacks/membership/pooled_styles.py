@@ -11,7 +11,13 @@ from torch import Tensor
 
 from fdgsec.attacks.membership.shadow_likelihood import ShadowSimulation
 from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
-from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, placed_candidates, populations_of
+from fdgsec.attacks.statistics.domain_populations import (
+    Population,
+    auxiliary_images,
+    placed_candidates,
+    populations_of,
+)
+from fdgsec.attacks.statistics.pooled_questions import domain_of, release_of, size_of
 from fdgsec.attacks.statistics.tracing import (
     TracingTest,
     Whitening,
@@ -22,7 +28,6 @@ from fdgsec.attacks.statistics.tracing import (
 )
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Amplitudes, StyleDistribution, StyleStatistics
-from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership, Prediction
@@ -58,34 +63,10 @@ def _pooled(case: Case) -> bool:
     return isinstance(case.views[0].artifact(case.victim), StyleStatistics | StyleDistribution | Amplitudes)
 
 
-def size_of(case: Case) -> int:
-    """The number of images behind the release. Raises UsageError where the adversary does not know it."""
-    if case.records is None:
-        raise UsageError(
-            f"membership needs the number of images behind the style of {case.victim}; the adversary does not know it."
-        )
-    return case.records
-
-
-def domain_of(case: Case) -> str:
-    """The domain of the images. Raises UsageError where the adversary does not know it."""
-    if case.domain is None:
-        raise UsageError(f"membership needs the domain of the images of {case.victim}; the adversary does not know it.")
-    return case.domain
-
-
 def known_populations(asked: CasesByRelease, cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
     """Fit the population of each domain that a pooled release is of."""
     pooled = [*asked.means, *asked.clustered]
     return populations_of([domain_of(cases[n]) for n in pooled], knowledge) if pooled else {}
-
-
-def release_of(case: Case, knowledge: Knowledge) -> Tensor:
-    """Read the one pooled release of a case, t (D,). Raises UsageError for several rows."""
-    release = knowledge.released_statistic.release(case.release(), images=case.records)
-    if release.shape[0] != 1:
-        raise UsageError(f"membership tests one pooled style per client; {case.victim} sent {len(release)} rows.")
-    return release[0]
 
 
 def mean_answers(

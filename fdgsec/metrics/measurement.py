@@ -14,7 +14,7 @@ LEVEL = 0.05
 
 BOUNDED = (
     "top1", "top5", "auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "balanced_accuracy", "accuracy", "gallery_top1",
-    "gallery_top5", "honest_accuracy_drop",
+    "gallery_top5", "honest_accuracy_drop", "exact_list", "precision",
 )  # fmt: skip
 """Rates, and a loss of a rate: preferred in the verdict table, since a reader can interpret them without units."""
 

@@ -41,6 +41,7 @@ METHODS: Mapping[str, str] = {
 ATTACKS: Mapping[str, str] = {
     "reidentification": "fdgsec.attacks.reidentification.attack:Reidentification",
     "membership": "fdgsec.attacks.membership.attack:Membership",
+    "set-reconstruction": "fdgsec.attacks.set_reconstruction.attack:SetReconstruction",
     "differencing": "fdgsec.attacks.differencing.attack:Differencing",
     "linkage": "fdgsec.attacks.linkage.attack:Linkage",
     "label-inference": "fdgsec.attacks.attribute_inference.labels:LabelInference",

@@ -51,6 +51,14 @@ class Membership(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemberList(Answer):
+    """The candidates that the adversary believes to be the members, all of them and no others, (G,) bool."""
+
+    kind: ClassVar[str] = "member list"
+    believed: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Labels(Answer):
     """For each released row a predicted class or domain, (R,) int64, with the number of classes."""
 

@@ -31,7 +31,8 @@ class Question:
     released: the run itself, per client, with a gallery of `gallery` candidate images that contains every released one.
     as_if_released: what clients with non-auxiliary images would have released, one row per image.
     add_one_record: per domain `count` pairs of runs with n and n + 1 records.
-    resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates.
+    resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates
+    (`gallery` of them, all members included; 0: as many of each, at most 150), of which `held` is the share shown.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
@@ -54,6 +55,7 @@ class Question:
     per_class: int = 0
     clients: int = 0
     rounds: int = 0
+    held: float = 1.0
     scheme: str = ""
     malicious_clients: tuple[MaliciousClient, ...] = ()
     hostile: tuple[int, ...] = ()

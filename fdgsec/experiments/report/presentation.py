@@ -18,6 +18,7 @@ from fdgsec.threats.answers import (
     Harmed,
     InferredSize,
     Labels,
+    MemberList,
     Membership,
     Palettes,
     Prediction,
@@ -108,6 +109,11 @@ def _label_lines(answer: Labels, names: Names) -> Iterator[Line]:
         yield row, 1, names.of(answer.of)[number], ""
 
 
+def _member_lines(answer: MemberList, names: Names) -> Iterator[Line]:
+    for number in answer.believed.nonzero().flatten().tolist():
+        yield "", "", names.candidates[number], "member"
+
+
 def _descending(values: Tensor, names: Sequence[str]) -> Iterator[Line]:
     for place, number in enumerate(values.argsort(descending=True, stable=True).tolist(), 1):
         yield "", place, names[number], f"{float(values[number]):.6g}"
@@ -124,6 +130,7 @@ PRESENTATIONS: Mapping[type[Answer], Presentation] = {
         draw=membership_figures,
         tell=_told(Membership, lambda answer, names: _descending(answer.scores, names.candidates)),
     ),
+    MemberList: Presentation(tell=_told(MemberList, _member_lines)),
     Labels: Presentation(tell=_told(Labels, _label_lines)),
     Proportions: Presentation(
         tell=_told(Proportions, lambda answer, names: _descending(answer.estimate, names.of(answer.of)))

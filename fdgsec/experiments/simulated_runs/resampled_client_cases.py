@@ -1,6 +1,6 @@
 """Runs on resampled clients, which are independent; members and non-members have the same distribution."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,22 +45,39 @@ def resampled_clients(simulator: Simulator, question: Question) -> Cases:
         for number, data in enumerate(drawn):
             rng = simulator.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
-            outside = order[question.records :]
-            asked = min(CANDIDATES, len(data), len(outside))
-            both = torch.cat([order[:asked], outside[:asked]])
-            mixed = torch.randperm(2 * asked, generator=rng)
+            candidates, members, slices = _candidates(order, question, rng)
             case = Case(
                 question="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
-                domain=where, slice={"domain": where, "n_per_client": question.records},
-                candidates=blinded(pool.subset(both[mixed])),
+                domain=where, slice={"domain": where, "n_per_client": question.records, **slices},
+                candidates=blinded(pool.subset(candidates)),
             )  # fmt: skip
             truth = Truth(
-                members=mixed < asked,
+                members=members,
                 domains=torch.tensor([domain]),
                 statistic=simulator.statistic_of(data).mean(0, keepdim=True),
             )
             result.append((case, truth))
     return result
+
+
+def _candidates(
+    order: Tensor, question: Question, rng: torch.Generator
+) -> tuple[Tensor, Tensor, Mapping[str, str | int]]:
+    """The candidates of a client that holds the first images of `order`, in random order, and which are members.
+
+    A gallery has all members and the first of the others. Of those `held` is the share of each that is shown."""
+    own, outside = order[: question.records], order[question.records :]
+    if not question.gallery:
+        asked = min(CANDIDATES, len(own), len(outside))
+        both, inside = torch.cat([own[:asked], outside[:asked]]), asked
+        slices: dict[str, str | int] = {}
+    else:
+        others = outside[: question.gallery - len(own)]
+        kept, left = (max(1, round(question.held * len(part))) for part in (own, others))
+        both, inside = torch.cat([own[:kept], others[:left]]), kept
+        slices = {"gallery": len(own) + len(others), "held": f"{question.held:.0%}"}
+    mixed = torch.randperm(len(both), generator=rng)
+    return both[mixed], mixed < inside, slices
 
 
 def halves(simulator: Simulator, question: Question) -> Cases:

@@ -20,6 +20,7 @@ from fdgsec.threats.answers import (
     Harmed,
     InferredSize,
     Labels,
+    MemberList,
     Membership,
     Palettes,
     Prediction,
@@ -35,6 +36,7 @@ from fdgsec.threats.judging.groups import Group
 from fdgsec.threats.judging.harm import harm_test, measure_harm
 from fdgsec.threats.judging.image_sets import measure_sets
 from fdgsec.threats.judging.labels import LABEL_TEST, measure_labels
+from fdgsec.threats.judging.member_lists import measure_lists
 from fdgsec.threats.judging.membership import measure_membership, membership_test
 from fdgsec.threats.judging.palettes import measure_palettes
 from fdgsec.threats.judging.permutation_tests import NullTest
@@ -95,6 +97,7 @@ RULES: Mapping[type[Answer], Rule] = {
         measure=each(lambda group, rng, context: measure_membership(group, rng, repeats=context.repeats)),
         null=membership_test,
     ),
+    MemberList: Rule(measure=each(lambda group, _rng, _context: measure_lists(group))),
     Labels: Rule(measure=each(lambda group, _rng, _context: measure_labels(group)), null=LABEL_TEST),
     Proportions: Rule(
         measure=each(lambda group, rng, context: measure_proportions(group, rng, repeats=context.repeats)),

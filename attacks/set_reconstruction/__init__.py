@@ -1,0 +1,1 @@
+"""Set reconstruction: the list of images behind a pooled release."""

@@ -1,0 +1,41 @@
+"""Positive control of set reconstruction: clients of planted images among as many others."""
+
+from dataclasses import replace
+
+import torch
+
+from fdgsec.attacks.statistics.domain_populations import pooled_release
+from fdgsec.metrics.measurement import Goal
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case, PositiveControl, Truth
+from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
+
+CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 20, 64, 60
+
+
+def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
+    """Six clients of 20 of 40 candidates, whose mean has at least 64 numbers: every list is determined."""
+    count = AUXILIARY + CLIENTS * 2 * SIZE
+    mean = lifted(torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64))
+    variance = 9 + torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64).clamp(-4, 4)
+    moments = planted_moments(mean, variance)
+    nothing = torch.zeros(count, dtype=torch.int64)
+    images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+    cases, truths = [], []
+    for number in range(CLIENTS):
+        first = AUXILIARY + number * 2 * SIZE
+        order = torch.randperm(2 * SIZE, generator=rng)
+        sent = pooled_release(moments.rows(first + torch.arange(SIZE)), knowledge.released_statistic)
+        cases.append(Case(
+            question="resampled_clients", views=(upload(sent),), victim="client:0", records=SIZE, domain="planted",
+            slice={"domain": "planted", "n_per_client": SIZE}, candidates=images.subset(first + order),
+        ))  # fmt: skip
+        truths.append(Truth(members=order < SIZE))
+    planted = replace(
+        knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
+        auxiliary=images.subset(torch.arange(AUXILIARY)),
+    )  # fmt: skip
+    return PositiveControl(
+        cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.99,
+        also=(Goal(measurement="exact_list", at_least=0.99),),
+    )  # fmt: skip

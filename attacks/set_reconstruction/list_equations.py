@@ -1,0 +1,168 @@
+"""The linear equations that a mean over images puts on the list of its members.
+
+A release is the mean of a per-image statistic t, D numbers. With candidates i = 1..G, n images behind the release of
+which m are no candidates, and errors e of rounding and of a defense,
+
+    n (r - c) = sum_i w_i (t_i - c) + sum over the m others of (t - c) + n e,    w_i in {0, 1},    sum_i w_i = n - m,
+
+where c is the mean of public images. The others are unknown draws from the public images' population."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from torch import Tensor
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
+from fdgsec.attacks.statistics.domain_populations import Population
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.released_statistics import ReleasedStatistic
+from fdgsec.runtime.random_streams import stream
+
+SINGLE, HALF = 2.0**-24, 2.0**-11
+"""Largest relative rounding errors of float32 and float16."""
+MOST_DECIMALS = 6
+PERTURBED = 32
+"""Perturbed copies of a release by which the effect of its rounding on t is estimated."""
+ABSENT = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
+"""Shares of the members that may be no candidates, of which the likeliest is taken."""
+COUNTED = 1e-3
+"""Standard deviation of the number of listed members, where that is known."""
+LEAST_NOISE = 1e-9
+"""Of a coordinate's spread over images: what the sums of two programs may differ by."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ListEquations:
+    """The equations of one release: `candidates` (G, D) and `release` (D,) of t, and the `noise` (D,) of the latter.
+
+    All are in units of public images' spread around their mean; `others` (D, D) is the covariance of images in them."""
+
+    candidates: Array
+    release: Array
+    noise: Array
+    others: Array
+    images: int
+
+    def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
+        """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
+
+        `prior` weighs the prior's pull of each w toward the share of members among candidates."""
+        if absent is None:
+            evidence = {share: self._evidence(share) for share in ABSENT}
+            absent = max(evidence, key=lambda share: evidence[share])
+        listed = self.images * (1 - absent)
+        share = listed / len(self.candidates)
+        if share >= 1:
+            return MemberPosterior(weights=np.ones(len(self.candidates)), listed=len(self.candidates), absent=absent)
+        rows, target = self._whitened(absent)
+        pull = math.sqrt(prior / (share * (1 - share)))
+        matrix = [rows.T, pull * np.eye(len(self.candidates))]
+        values = [target, np.full(len(self.candidates), pull * share)]
+        if absent == 0:
+            matrix.append(np.full((1, len(self.candidates)), 1 / COUNTED))
+            values.append(np.array([self.images / COUNTED]))
+        weights = box_least_squares(np.concatenate(matrix), np.concatenate(values))
+        return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
+
+    def _whitened(self, absent: float) -> tuple[Array, Array]:
+        """Candidates (G, D) and n times the release, in coordinates in which the error is white."""
+        sums, target = self.candidates, self.images * self.release
+        if absent == 0:
+            return sums / (self.images * self.noise), target / (self.images * self.noise)
+        factor = np.linalg.cholesky(self._error(absent))
+        both = solve_triangular(factor, np.column_stack([sums.T, target]), lower=True)
+        return both[:, :-1].T, both[:, -1]
+
+    def _error(self, absent: float) -> Array:
+        """The covariance (D, D) of rounding, defense and members that are no candidates."""
+        return np.diag((self.images * self.noise) ** 2) + absent * self.images * self.others
+
+    def _evidence(self, absent: float) -> float:
+        """The log density of the release where this share of the members is absent and the others are any candidates.
+
+        Weights are taken as Gaussian, with the mean and variance that they have."""
+        listed = self.images * (1 - absent)
+        share = min(listed / len(self.candidates), 1.0)
+        middle = self.candidates.mean(0)
+        around = self.candidates - middle
+        covariance = self._error(absent) + share * (1 - share) * around.T @ around
+        off = self.images * self.release - listed * middle
+        factor = cho_factor(covariance + 1e-12 * np.diag(covariance.diagonal()), lower=True)
+        spread = 2 * float(np.log(factor[0].diagonal()).sum())
+        return -0.5 * float(off @ cho_solve(factor, off)) - 0.5 * spread
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemberPosterior:
+    """For each candidate a weight in [0, 1], (G,); how many are `listed`, and the `absent` share of the members."""
+
+    weights: Array
+    listed: int
+    absent: float
+
+    def scores(self) -> Tensor:
+        """The weights, (G,) float64."""
+        return torch.from_numpy(self.weights)
+
+    def believed(self) -> Tensor:
+        """The list: the `listed` candidates of largest weight, (G,) bool."""
+        chosen = torch.zeros(len(self.weights), dtype=torch.bool)
+        chosen[self.scores().topk(min(self.listed, len(chosen))).indices] = True
+        return chosen
+
+
+def list_equations(
+    candidates: Tensor, release: Tensor, population: Population, *, noise: Tensor, images: int
+) -> ListEquations:
+    """The equations for t of candidates (G, D) and of a release (D,), squares taken about the population's center.
+
+    `noise` (D,) is the standard deviation of the release's error. Coordinates that hardly vary are left out."""
+    whiten = population.whiten
+    scale = whiten.scale
+    varies = candidates.std(0) > 1e-6 * scale
+    centered = ((candidates - whiten.center) / scale)[:, varies]
+    return ListEquations(
+        candidates=centered.numpy(), release=((release - whiten.center) / scale)[varies].numpy(),
+        noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
+        others=whiten.covariance()[varies][:, varies].numpy(), images=images,
+    )  # fmt: skip
+
+
+def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
+    """The largest rounding error of each number of a tensor of `artifact`: of decimals, float16 or float32.
+
+    Whoever reads a release sees how precise its numbers are."""
+    values = [value for value in artifact.tensors().values() if value.is_floating_point()]
+    for decimals in range(MOST_DECIMALS):
+        if all(torch.equal(value.double().round(decimals=decimals).float(), value.float()) for value in values):
+            return lambda tensor: (tensor.double().abs() * SINGLE).clamp_min(0.5 * 10.0**-decimals)
+    half = all(torch.equal(value.half().float(), value.float()) for value in values)
+    return lambda tensor: tensor.double().abs() * (HALF if half else SINGLE)
+
+
+def rounding_noise(
+    artifact: Artifact, released_statistic: ReleasedStatistic, about: Tensor, *, images: int | None
+) -> Tensor:
+    """The standard deviation (D,) of t of a release that its rounding leaves open, by perturbing its numbers."""
+    rng, error = stream(0, "attack", "rounding of a release"), rounding_of(artifact)
+    read = []
+    for _ in range(PERTURBED):
+        moved = {
+            name: value.double() + (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1) * error(value)
+            for name, value in artifact.tensors().items()
+            if value.is_floating_point()
+        }
+        read.append(_read(artifact, moved, released_statistic, images=images))
+    return released_statistic.about(torch.stack(read), about).std(0)
+
+
+def _read(
+    artifact: Artifact, values: Mapping[str, Tensor], released_statistic: ReleasedStatistic, *, images: int | None
+) -> Tensor:
+    """t (D,) of `artifact` with other numbers; of these, only means may be negative."""
+    legal = {name: value if name == "mean" else value.clamp_min(0) for name, value in values.items()}
+    return released_statistic.release(replace(artifact, **legal), images=images)[0]

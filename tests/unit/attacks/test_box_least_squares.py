@@ -1,0 +1,52 @@
+"""Least squares in a box: what scipy's slower solver finds, within bounds, where columns differ by many powers of ten."""
+
+import numpy as np
+import pytest
+from scipy.optimize import lsq_linear
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import box_least_squares
+
+
+@pytest.mark.parametrize(("rows", "unknowns"), [(30, 12), (12, 12), (20, 35), (3, 40)])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_value_is_that_of_bounded_variable_least_squares(rows: int, unknowns: int, seed: int):
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.standard_normal((rows, unknowns)), 3 * rng.standard_normal(rows)
+
+    found = box_least_squares(matrix, target)
+
+    exact = lsq_linear(matrix, target, bounds=(0, 1), method="bvls", tol=1e-14).x
+    assert found.min() >= 0
+    assert found.max() <= 1
+    value, least = (float(((matrix @ w - target) ** 2).sum()) / 2 for w in (found, exact))
+    assert value == pytest.approx(least, abs=5e-3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_of_many_magnitudes_are_solved(seed: int):
+    rng = np.random.default_rng(seed)
+    matrix = rng.standard_normal((40, 60)) * 10.0 ** rng.uniform(0, 6, size=(40, 1))
+    members = rng.random(60) < 0.5
+
+    found = box_least_squares(matrix, matrix @ members)
+
+    assert np.abs(found - members).max() < 0.05
+
+
+def test_a_solution_inside_the_box_is_that_of_plain_least_squares():
+    rng = np.random.default_rng(0)
+    matrix, inside = rng.standard_normal((20, 6)), rng.uniform(0.2, 0.8, 6)
+    target = matrix @ inside + 0.01 * rng.standard_normal(20)
+
+    found = box_least_squares(matrix, target, gap=1e-9)
+
+    assert np.allclose(found, np.linalg.lstsq(matrix, target, rcond=None)[0], atol=1e-4)
+
+
+def test_a_column_of_zeros_does_not_matter():
+    matrix = np.array([[1.0, 0.0], [1.0, 0.0]])
+
+    found = box_least_squares(matrix, np.array([0.25, 0.35]))
+
+    assert found[0] == pytest.approx(0.3, abs=1e-2)
+    assert 0 <= found[1] <= 1
