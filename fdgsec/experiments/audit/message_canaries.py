@@ -181,10 +181,12 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
 
 
 def _learned(release: Release, bound: float) -> Canary:
-    """A model update that is as large in every tensor, so that a clip of each by itself shows."""
+    """A model update that is as large in every tensor, so that a clip of each by itself shows.
+
+    A third of its numbers are zero, so that what is done to numbers that do not change shows as well."""
     assert release.sender.model is not None
     parameters = dict(release.sender.model.module().named_parameters())
-    toward = dict(zip(parameters, spread_out(list(parameters.values())), strict=True))
+    toward = dict(zip(parameters, spread_out(list(parameters.values()), zeros=True), strict=True))
     length = FAR * bound * math.sqrt(len(toward))
 
     def plant(given: Release, side: int) -> Release:
@@ -200,11 +202,16 @@ def _learned(release: Release, bound: float) -> Canary:
     return Canary(words=f"a model update of {FAR:g} sensitivities in every tensor", plant=plant, score=score)
 
 
-def spread_out(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """A direction of length 1 in float64 with the same length in each of `tensors`, of public random signs."""
+def spread_out(tensors: Sequence[Tensor], *, zeros: bool = False) -> list[Tensor]:
+    """A direction of length 1 in float64 with the same length in each of `tensors`, of public random signs.
+
+    With `zeros` a third of the numbers of each are zero."""
     rng = stream(0, "world", "direction of a canary")
     signs = [2 * torch.randint(2, each.shape, generator=rng).double() - 1 for each in tensors]
-    return [sign / math.sqrt(sign.numel() * len(signs)) for sign in signs]
+    if zeros:
+        kept = [torch.randint(3, each.shape, generator=rng) > 0 for each in tensors]
+        signs = [sign * keep if bool(keep.any()) else sign for sign, keep in zip(signs, kept, strict=True)]
+    return [sign / math.sqrt(float(sign.abs().sum()) * len(signs)) for sign in signs]
 
 
 def _mislabeled(site: Site) -> Canary:
