@@ -156,7 +156,8 @@ def test_the_command_line_prints_the_document_and_nothing_else(
 
 
 def test_a_dry_run_says_what_would_run_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    code = main(["attack", "--target", "ccst-overall", "--dry-run", "--out", str(tmp_path / "r")])
+    small = ["--per-domain", "84", "--image-size", "32"]
+    code = main(["attack", "--target", "ccst-overall", *small, "--dry-run", "--out", str(tmp_path / "r")])
 
     assert code == 0
     assert "skipped" in capsys.readouterr().out
