@@ -70,11 +70,12 @@ def stored() -> Mapping[Key, Mapping[str, object]]:
 
 
 def run(adversaries: Sequence[str], only: Sequence[str], attacks: Sequence[str]) -> None:
-    """Run every target and adversary that is not stored; with `attacks`, those of every one that has them."""
+    """Run every target and adversary that is not stored; of stored ones `attacks`, where they apply or are new."""
+    known = {name for row in stored().values() for name in _controls(row)}
     for adversary, target in product(adversaries, targets()):
         before = stored().get((target, adversary))
         standing = {} if before is None else _controls(before)
-        again = [name for name in attacks if name in standing]
+        again = [name for name in attacks if name in standing or name not in known]
         if (only and target not in only) or (before is not None and not again):
             continue
         row = controlled(target, adversary, again)
@@ -131,7 +132,7 @@ def main() -> None:
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("--adversary", nargs="*", choices=ADVERSARIES, default=(), help="adversaries")
     parser.add_argument("--only", nargs="*", default=(), help="names of targets")
-    parser.add_argument("--attack", nargs="*", default=(), help="attacks to run again where they stand in the results")
+    parser.add_argument("--attack", nargs="*", default=(), help="attacks to run again where they stand in the results, or new ones")
     given = parser.parse_args()
     if given.verb == "run":
         run(given.adversary or ADVERSARIES, given.only, given.attack)
