@@ -132,7 +132,9 @@ def main() -> None:
     parser.add_argument("verb", choices=("run", "table"))
     parser.add_argument("--adversary", nargs="*", choices=ADVERSARIES, default=(), help="adversaries")
     parser.add_argument("--only", nargs="*", default=(), help="names of targets")
-    parser.add_argument("--attack", nargs="*", default=(), help="attacks to run again where they stand in the results, or new ones")
+    parser.add_argument(
+        "--attack", nargs="*", default=(), help="attacks to run again where they stand in the results, or new ones"
+    )
     given = parser.parse_args()
     if given.verb == "run":
         run(given.adversary or ADVERSARIES, given.only, given.attack)

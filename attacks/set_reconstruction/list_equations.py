@@ -31,6 +31,8 @@ ABSENT = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Shares of the members that may be no candidates, of which the likeliest is taken."""
 COUNTED = 1e-3
 """Standard deviation of the number of listed members, where that is known."""
+EXPLAINED = 3.0
+"""Root mean square of a list's residuals, in standard deviations of the error, at most which it explains a release."""
 LEAST_NOISE = 1e-9
 """Of a coordinate's spread over images: what the sums of two programs may differ by."""
 
@@ -50,8 +52,12 @@ class ListEquations:
     def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
         """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
 
-        `prior` weighs the prior's pull of each w toward the share of members among candidates."""
+        That is none of them where the list that follows has the release as its mean, up to its error. `prior` weighs
+        the prior's pull of each w toward the share of members among candidates."""
         if absent is None:
+            complete = self.solved(prior, absent=0.0)
+            if self._explained(complete):
+                return complete
             evidence = {share: self._evidence(share) for share in ABSENT}
             absent = max(evidence, key=lambda share: evidence[share])
         listed = self.images * (1 - absent)
@@ -67,6 +73,14 @@ class ListEquations:
             values.append(np.array([self.images / COUNTED]))
         weights = box_least_squares(np.concatenate(matrix), np.concatenate(values))
         return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
+
+    def _explained(self, found: "MemberPosterior") -> bool:
+        """Whether the mean over the list is the release, up to the release's error."""
+        chosen = found.believed().numpy()
+        if int(chosen.sum()) != self.images:
+            return False
+        off = (self.candidates[chosen].mean(0) - self.release) / self.noise
+        return float(np.sqrt(np.mean(off**2))) <= EXPLAINED
 
     def _whitened(self, absent: float) -> tuple[Array, Array]:
         """Candidates (G, D) and n times the release, in coordinates in which the error is white."""
