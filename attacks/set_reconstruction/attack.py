@@ -108,10 +108,14 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, 
 
 
 def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
-    """The numbers of the cases of each slice, each client once: two galleries are one where a domain has no more."""
-    found: dict[tuple[tuple[str, str | int], ...], dict[str, int]] = {}
+    """The numbers of the cases of each domain, size and number of candidates, each question once.
+
+    Two galleries are one where a domain has no more images."""
+    found: dict[tuple[object, ...], dict[tuple[str, ...], int]] = {}
     for number, case in enumerate(cases):
-        found.setdefault(tuple(sorted(case.slice.items(), key=str)), {}).setdefault(case.victim, number)
+        candidates = () if case.candidates is None else tuple(case.candidates.ids)
+        alike = found.setdefault((domain_of(case), size_of(case), len(candidates)), {})
+        alike.setdefault((case.victim, *candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
 
 

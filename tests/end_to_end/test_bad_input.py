@@ -69,7 +69,7 @@ TABLE = [
     ("wrong type", ["attack", *SHAPES, "--set", "method.k=many"], 2, ("method.k", "many")),
     ("k larger than the number of clients", ["attack", *SHAPES, "--set", "method.k=4"], 2, ("k = 4", "1..3")),
     ("k of zero", ["attack", *SHAPES, "--set", "method.k=0"], 2, ("k = 0",)),
-    ("a style that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("not finite",)),
+    ("an option that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("finite eps",)),
     ("more clients than images", ["attack", *SHAPES, "--partition", "single-domain", "--clients", "300"], 2, ("client",)),
     ("too many clients for one domain each", ["attack", *SHAPES, "--clients", "9"], 2, ("9",)),
     ("unknown domain", ["attack", *SHAPES, "--target-domain", "etching"], 2, ("etching", "sketch")),

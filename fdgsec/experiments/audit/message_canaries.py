@@ -1,7 +1,7 @@
 """Canaries for audits of messages: values far outside the clipping region, scored along one direction."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +29,8 @@ from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
+OTHERS = 0.5
+"""The share of its squared length that lies in all numbers but the first."""
 
 
 @runtime_checkable
@@ -117,11 +119,13 @@ class PlantedStatisticSource:
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     """An image that is far from the center in every number of its statistic, which alone is replaced.
 
-    A clip that leaves a part of the numbers out shows along such a direction, and not along one coordinate."""
+    A clip that leaves a part of the numbers out shows along such a direction, and not along the first number. That one
+    has half of the squared length, because noise may push a variance below 0, where it is cut, and never a mean."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data
-    toward = spread_out([frame.about])[0]
+    parts = first_and_others(frame.about)
+    toward = parts[0] + parts[1]
     direction = FAR * frame.region.radius * toward
     center = frame.region.values(torch.zeros_like(toward))
     scale = frame.region.values(torch.ones_like(toward)) - center
@@ -137,14 +141,15 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     def without(given: Release) -> Release:
         return replace(given, sender=replace(given.sender, client=others))
 
-    def score(artifact: Artifact) -> float:
+    def coordinates(artifact: Artifact) -> Tensor:
         released = frame.released_statistic.release(artifact, images=len(data))[0]
-        return float(((frame.released_statistic.about(released, frame.about) - center) / scale) @ toward)
+        return (frame.released_statistic.about(released, frame.about) - center) / scale
 
     return Canary(
-        words=f"an image {FAR:g} clipping radii from the center, by as much in each number of its statistic",
+        words=f"an image {FAR:g} clipping radii from the center, in each number of its statistic",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
-        score=score,
+        score=lambda artifact: float(coordinates(artifact) @ toward),
+        beside=_along(coordinates, parts),
         without=without,
     )
 
@@ -157,13 +162,14 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     zeros = torch.zeros_like(rows[0])
     center = region.values(zeros)
     scale = region.values(zeros + 1) - center
-    direction = zeros.clone()
+    direction, parts = zeros.clone(), first_and_others(zeros)
+    plain = not isinstance(region, HalfDiscs) and not isinstance(release.artifact, Amplitudes)
     if isinstance(region, HalfDiscs):
         direction[: len(direction) // 2] = FAR * region.radius
     elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
         direction[(center / scale).argmax()] = FAR * region.radius
     else:
-        direction = FAR * region.radius * spread_out([zeros])[0]
+        direction = FAR * region.radius * (parts[0] + parts[1])
     toward = region.inside(region.values(direction)) / scale
     planted = slice(None) if every else slice(0, 1)
 
@@ -172,11 +178,15 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
         values[planted] = region.values(side * direction)
         return replace(given, artifact=with_rows(given.artifact, values))
 
+    def coordinates(artifact: Artifact) -> Tensor:
+        return ((rows_of(artifact)[planted] - center) / scale).sum(0)
+
     whose = "every row of the client" if every else "the row of one image"
     return Canary(
         words=f"{whose}, {FAR:g} clipping radii from the center along one direction",
         plant=plant,
         score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
+        beside=_along(coordinates, parts) if plain else (),
     )
 
 
@@ -200,6 +210,26 @@ def _learned(release: Release, bound: float) -> Canary:
         return float(sum((state[name].double().cpu() * part).sum() for name, part in toward.items()))
 
     return Canary(words=f"a model update of {FAR:g} sensitivities in every tensor", plant=plant, score=score)
+
+
+def first_and_others(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Two orthogonal vectors (D,) whose sum has length 1: the first number, and all others by as much each."""
+    first, others = torch.zeros_like(like, dtype=torch.float64), spread_out([like])[0]
+    if len(like) == 1:
+        return first + 1, first
+    first[0], others[0] = math.sqrt(1 - OTHERS), 0.0
+    return first, math.sqrt(OTHERS) * others / others.norm()
+
+
+def _along(
+    coordinates: Callable[[Artifact], Tensor], parts: Sequence[Tensor]
+) -> tuple[Callable[[Artifact], float], ...]:
+    """The projection of a release on each of some directions."""
+
+    def projection(part: Tensor) -> Callable[[Artifact], float]:
+        return lambda artifact: float(coordinates(artifact) @ part)
+
+    return tuple(projection(part) for part in parts)
 
 
 def spread_out(tensors: Sequence[Tensor], *, zeros: bool = False) -> list[Tensor]:

@@ -17,6 +17,7 @@ from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
+from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.attacks.style_inversion.optimization_attack import OptimizationInversion
 from fdgsec.data.roles import split_roles
@@ -51,6 +52,7 @@ ATTACKS: Mapping[str, tuple[Attack, frozenset[str]]] = {
     "pool-exposure": (PoolExposure(sizes=(10,), clients=2, rounds=(2,), per_class=2, gallery=20), ROWS),
     "property-inference": (PropertyInference(clients=4, sizes=(10,), shadows=50, simulated=8), POOLED),
     "reidentification": (Reidentification(gallery=20, per_class=1), ROWS),
+    "set-reconstruction": (SetReconstruction(sizes=(10,), clients=2), POOLED),
     "style-inversion": (StyleInversion(losses=("mse",), priors=("intra", "inter"), size=8), ROWS),
 }  # fmt: skip
 TRAINED = {"generator-leakage", "gradient-inversion", "model-membership", "poisoning"}

@@ -24,6 +24,7 @@ from fdgsec.methods.fedavg import FedAvg
 from fdgsec.methods.fisc import FISC
 from fdgsec.metrics.measurement import Control, Measurement
 from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.threats.judging.controls import positive_control
 
 COPIES = 48
@@ -202,9 +203,10 @@ class TwoModels(FedAvg):
         return replace(update, artifacts={**update.artifacts, "buffers": ModelState(state={"rows": rows})}), state
 
 
+@pytest.mark.slow
 def test_a_second_model_in_an_update_is_named_as_unread(own_cache: object):
     result = fdgsec.attack(
-        TwoModels(), attacks=(ModelMembership(candidates=8, references=4),), per_domain=60, image_size=16, rounds=1,
+        TwoModels(plan=TrainingPlan(steps=1, batch_size=8)), attacks=(ModelMembership(candidates=8, references=4),), per_domain=60, image_size=16, rounds=1,
         backbone="tiny",
     ).attacks[0]  # fmt: skip
 
