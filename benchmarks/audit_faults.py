@@ -80,7 +80,7 @@ CASES: Mapping[str, Case] = {
     ),
     "noise-where-changed": Case(
         target="fedavg", defense="dp-fedavg:epsilon=2", broken="ModelsWithNoiseWhereTheyChanged",
-        options=("--runs", "24", "--distinct-releases", "0"),
+        options=("--runs", "48", "--distinct-releases", "0"),
     ),
     "noise-on-a-fifth": Case(
         target="fedavg", defense="dp-fedavg:epsilon=2", broken="ModelsWithNoiseOnAFifth",
