@@ -76,7 +76,7 @@ CASES: Mapping[str, Case] = {
     ),
     "means-clipped-alone": Case(
         target="ccst-overall", defense="private-styles:epsilon=2", broken="StylesWithMeansClippedAlone",
-        options=("--runs", "200", "--distinct-releases", "0"),
+        options=("--runs", "500", "--distinct-releases", "0"),
     ),
     "noise-where-changed": Case(
         target="fedavg", defense="dp-fedavg:epsilon=2", broken="ModelsWithNoiseWhereTheyChanged",
