@@ -36,7 +36,9 @@ def png(canvas: Canvas) -> bytes:
 
 
 def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence[Truth]) -> list[Figure]:
-    """Draw the ROC curves of membership answers, and their AUC against client size with the predicted AUC."""
+    """Draw the ROC curves of membership answers, and their AUC against client size with the predicted AUC.
+
+    Answers about galleries, whose candidates are judged together, have tables only."""
     members: dict[tuple[str, int], list[Tensor]] = {}
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}
@@ -48,7 +50,8 @@ def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence
         if isinstance(answer, Prediction) and answer.name == "theory_auc":
             (law if answer.slice.get("line") == "dimension" else theory)[key] = answer.value
         asked = truths[answer.case].members
-        if isinstance(answer, Membership) and asked is not None and "test" not in answer.slice:
+        apart = "test" in answer.slice or "gallery" in merged
+        if isinstance(answer, Membership) and asked is not None and not apart:
             members.setdefault(key, []).append(answer.scores[asked])
             others.setdefault(key, []).append(answer.scores[~asked])
             within.setdefault(key, []).append(float(auc(answer.scores[asked].numpy(), answer.scores[~asked].numpy())))

@@ -13,6 +13,7 @@ from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, rounding_noise, rounding_of
 from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleDistribution, StyleStatistics
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.metrics.roc import auc
@@ -313,3 +314,12 @@ def test_the_judge_measures_lists_beside_scores():
     )
     assert {row.name for row in rows} >= {"auc", "exact_list", "precision"}
     assert all(row.value == 1.0 for row in rows if row.name in ("auc", "exact_list", "precision"))
+
+
+def test_galleries_are_not_drawn_as_tests_of_single_candidates():
+    moments, images = world(60)
+    case, truth = asked(released(moments, 30), images, 30, shown=range(60))
+    answers = ATTACK.run([case], knowledge(moments, images), stream(0, "attack"))
+
+    assert figures_of(answers, [case], [truth])
+    assert not figures_of(answers, [replace(case, slice={**case.slice, "gallery": 60, "held": "100%"})], [truth])
