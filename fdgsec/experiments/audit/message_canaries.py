@@ -1,7 +1,7 @@
 """Canaries for audits of messages: values far outside the clipping region, scored along one direction."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -29,8 +29,8 @@ from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
-OTHERS = 0.5
-"""The share of its squared length that lies in all numbers but the first."""
+REST = 0.5
+"""How far it is in all numbers but the first together, as a share of the distance in the first."""
 
 
 @runtime_checkable
@@ -119,16 +119,15 @@ class PlantedStatisticSource:
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     """An image that is far from the center in every number of its statistic, which alone is replaced.
 
-    A clip that leaves a part of the numbers out shows along such a direction, and not along the first number. That one
-    has half of the squared length, because noise may push a variance below 0, where it is cut, and never a mean."""
+    A clip that leaves a part of the numbers out shows along the others, and not along the first number. That one is
+    scored by itself, because noise may push a variance below 0, where it is cut, and never a mean."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data
-    parts = first_and_others(frame.about)
-    toward = parts[0] + parts[1]
-    direction = FAR * frame.region.radius * toward
-    center = frame.region.values(torch.zeros_like(toward))
-    scale = frame.region.values(torch.ones_like(toward)) - center
+    first, rest = first_and_rest(frame.about)
+    direction = FAR * frame.region.radius * (first + REST * rest)
+    center = frame.region.values(torch.zeros_like(direction))
+    scale = frame.region.values(torch.ones_like(direction)) - center
     looks: Mapping[int, PlantedStatisticSource] = {
         side: PlantedStatisticSource(
             statistic_source=statistic_source, client=data,
@@ -146,10 +145,10 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
         return (frame.released_statistic.about(released, frame.about) - center) / scale
 
     return Canary(
-        words=f"an image {FAR:g} clipping radii from the center, in each number of its statistic",
+        words=f"an image {FAR:g} clipping radii from the center in its first number, and {FAR * REST:g} in all others",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
-        score=lambda artifact: float(coordinates(artifact) @ toward),
-        beside=_along(coordinates, parts),
+        score=lambda artifact: float(coordinates(artifact) @ first),
+        beside=(lambda artifact: float(coordinates(artifact) @ rest),),
         without=without,
     )
 
@@ -162,15 +161,16 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     zeros = torch.zeros_like(rows[0])
     center = region.values(zeros)
     scale = region.values(zeros + 1) - center
-    direction, parts = zeros.clone(), first_and_others(zeros)
+    direction = zeros.clone()
+    first, rest = first_and_rest(zeros)
     plain = not isinstance(region, HalfDiscs) and not isinstance(release.artifact, Amplitudes)
     if isinstance(region, HalfDiscs):
         direction[: len(direction) // 2] = FAR * region.radius
     elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
         direction[(center / scale).argmax()] = FAR * region.radius
     else:
-        direction = FAR * region.radius * (parts[0] + parts[1])
-    toward = region.inside(region.values(direction)) / scale
+        direction = FAR * region.radius * (first + REST * rest)
+    toward = region.inside(region.values(FAR * region.radius * first if plain else direction)) / scale
     planted = slice(None) if every else slice(0, 1)
 
     def plant(given: Release, side: int) -> Release:
@@ -186,7 +186,7 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
         words=f"{whose}, {FAR:g} clipping radii from the center along one direction",
         plant=plant,
         score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
-        beside=_along(coordinates, parts) if plain else (),
+        beside=(lambda artifact: float(coordinates(artifact) @ rest),) if plain else (),
     )
 
 
@@ -212,24 +212,11 @@ def _learned(release: Release, bound: float) -> Canary:
     return Canary(words=f"a model update of {FAR:g} sensitivities in every tensor", plant=plant, score=score)
 
 
-def first_and_others(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two orthogonal vectors (D,) whose sum has length 1: the first number, and all others by as much each."""
-    first, others = torch.zeros_like(like, dtype=torch.float64), spread_out([like])[0]
-    if len(like) == 1:
-        return first + 1, first
-    first[0], others[0] = math.sqrt(1 - OTHERS), 0.0
-    return first, math.sqrt(OTHERS) * others / others.norm()
-
-
-def _along(
-    coordinates: Callable[[Artifact], Tensor], parts: Sequence[Tensor]
-) -> tuple[Callable[[Artifact], float], ...]:
-    """The projection of a release on each of some directions."""
-
-    def projection(part: Tensor) -> Callable[[Artifact], float]:
-        return lambda artifact: float(coordinates(artifact) @ part)
-
-    return tuple(projection(part) for part in parts)
+def first_and_rest(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Two orthogonal directions (D,) of length 1: the first number, and all others by as much each."""
+    first, rest = torch.zeros_like(like, dtype=torch.float64), spread_out([like])[0]
+    first[0], rest[0] = 1.0, 0.0
+    return first, rest / rest.norm().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def spread_out(tensors: Sequence[Tensor], *, zeros: bool = False) -> list[Tensor]:
