@@ -18,7 +18,7 @@ from fdgsec.federation.public_clip_bounds import Frame
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.clipping import Ball, Region, clip_rows, sensitivity_of_mean
+from fdgsec.privacy.clipping import Ball, Region, sensitivity_of_mean
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
@@ -79,27 +79,6 @@ class StylesWithoutClip(PrivateStyles):
 def _loosened(region: Region) -> Region:
     assert isinstance(region, Ball)
     return Loose(ball=region)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class HalfLoose(Loose):
-    """A region that bounds the first half of the numbers alone."""
-
-    def inside(self, values: Tensor) -> Tensor:
-        free = (values.to(torch.float64) - self.ball.center) / self.ball.scale
-        first, second = free.chunk(2, dim=-1)
-        return torch.cat([clip_rows(first, self.ball.bound), second], dim=-1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StylesWithMeansClippedAlone(PrivateStyles):
-    """Clips means and not second moments."""
-
-    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
-        made = super()._cached(outgoing, kind, make)
-        if isinstance(made, Frame) and isinstance(made.region, Ball):
-            return cast("T", replace(made, region=HalfLoose(ball=made.region)))
-        return made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,6 @@ from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
-REST = 0.5
-"""How far it is in all numbers but the first together, as a share of the distance in the first."""
 
 
 @runtime_checkable
@@ -117,17 +115,12 @@ class PlantedStatisticSource:
 
 
 def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
-    """An image that is far from the center in every number of its statistic, which alone is replaced.
-
-    A clip that leaves a part of the numbers out shows along the others, and not along the first number. That one is
-    scored by itself, because noise may push a variance below 0, where it is cut, and never a mean."""
+    """An image whose first channel mean is far from the center; only its statistic is replaced."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
     data = site.client.data
-    first, rest = first_and_rest(frame.about)
-    direction = FAR * frame.region.radius * (first + REST * rest)
-    center = frame.region.values(torch.zeros_like(direction))
-    scale = frame.region.values(torch.ones_like(direction)) - center
+    direction = torch.zeros_like(frame.about)
+    direction[0] = FAR * frame.region.radius
     looks: Mapping[int, PlantedStatisticSource] = {
         side: PlantedStatisticSource(
             statistic_source=statistic_source, client=data,
@@ -140,21 +133,16 @@ def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
     def without(given: Release) -> Release:
         return replace(given, sender=replace(given.sender, client=others))
 
-    def coordinates(artifact: Artifact) -> Tensor:
-        released = frame.released_statistic.release(artifact, images=len(data))[0]
-        return (frame.released_statistic.about(released, frame.about) - center) / scale
-
     return Canary(
-        words=f"an image {FAR:g} clipping radii from the center in its first number, and {FAR * REST:g} in all others",
+        words=f"an image whose first channel mean is {FAR:g} clipping radii from the center, all else at it",
         plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
-        score=lambda artifact: float(coordinates(artifact) @ first),
-        beside=(lambda artifact: float(coordinates(artifact) @ rest),),
+        score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
         without=without,
     )
 
 
 def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
-    """A row, or all rows of the client, far from the center in the widest direction of the region, or in all."""
+    """A row, or all rows of the client, far from the center in the widest direction of the region."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
     rows = rows_of(release.artifact)
@@ -162,15 +150,13 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
     center = region.values(zeros)
     scale = region.values(zeros + 1) - center
     direction = zeros.clone()
-    first, rest = first_and_rest(zeros)
-    plain = not isinstance(region, HalfDiscs) and not isinstance(release.artifact, Amplitudes)
     if isinstance(region, HalfDiscs):
         direction[: len(direction) // 2] = FAR * region.radius
     elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
         direction[(center / scale).argmax()] = FAR * region.radius
     else:
-        direction = FAR * region.radius * (first + REST * rest)
-    toward = region.inside(region.values(FAR * region.radius * first if plain else direction)) / scale
+        direction[0] = FAR * region.radius
+    toward = region.inside(region.values(direction)) / scale
     planted = slice(None) if every else slice(0, 1)
 
     def plant(given: Release, side: int) -> Release:
@@ -178,15 +164,11 @@ def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
         values[planted] = region.values(side * direction)
         return replace(given, artifact=with_rows(given.artifact, values))
 
-    def coordinates(artifact: Artifact) -> Tensor:
-        return ((rows_of(artifact)[planted] - center) / scale).sum(0)
-
     whose = "every row of the client" if every else "the row of one image"
     return Canary(
         words=f"{whose}, {FAR:g} clipping radii from the center along one direction",
         plant=plant,
         score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
-        beside=(lambda artifact: float(coordinates(artifact) @ rest),) if plain else (),
     )
 
 
@@ -210,13 +192,6 @@ def _learned(release: Release, bound: float) -> Canary:
         return float(sum((state[name].double().cpu() * part).sum() for name, part in toward.items()))
 
     return Canary(words=f"a model update of {FAR:g} sensitivities in every tensor", plant=plant, score=score)
-
-
-def first_and_rest(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two orthogonal directions (D,) of length 1: the first number, and all others by as much each."""
-    first, rest = torch.zeros_like(like, dtype=torch.float64), spread_out([like])[0]
-    first[0], rest[0] = 1.0, 0.0
-    return first, rest / rest.norm().clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def spread_out(tensors: Sequence[Tensor], *, zeros: bool = False) -> list[Tensor]:

@@ -69,13 +69,11 @@ class Release:
 class Canary:
     """A canary: `plant` inserts it with sign 1 or -1, or its null (0); `without` removes its record.
 
-    `score` is the evidence for sign 1 in a sent artifact, and so is each of those `beside` it, which are evaluated
-    where they have much more; `words` describe the canary."""
+    `score` is the evidence for sign 1 in a sent artifact; `words` describe the canary."""
 
     words: str
     plant: Callable[[Release, int], Release]
     score: Callable[[Artifact], float]
-    beside: Sequence[Callable[[Artifact], float]] = ()
     without: Callable[[Release], Release] | None = None
 
 
@@ -86,21 +84,19 @@ class Worlds:
     absent: Sequence[Release]
     present: Sequence[Release]
     score: Callable[[Artifact], float]
-    beside: Sequence[Callable[[Artifact], float]] = ()
 
     def scores(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> list[float]:
         """Send the releases `runs` times with fresh noise; each run's score is the summed evidence for the canary."""
-        return [_summed(self.score, sent) for sent in self._runs(defense_stack, present=present, runs=runs, name=name)]
+        return [self._projection(sent) for sent in self._runs(defense_stack, present=present, runs=runs, name=name)]
 
     def every_score(
         self, defense_stack: DefenseStack, pilots: "Sequence[Pilot]", *, present: bool, runs: int, name: str
     ) -> Tensor:
-        """As `scores`, with those `beside` it and those of `pilots` (one for each release): (runs, 3 or more)."""
+        """As `scores`, with the scores of `pilots` (one for each release) beside each: (runs, 3)."""
         rows = []
         for sent in self._runs(defense_stack, present=present, runs=runs, name=name):
-            learned = [pilot.scores(numbers(one)) for pilot, one in zip(pilots, sent, strict=True)]
-            known = [_summed(score, sent) for score in (self.score, *self.beside)]
-            rows.append([*known, *map(sum, zip(*learned, strict=True))])
+            beside = [pilot.scores(numbers(one)) for pilot, one in zip(pilots, sent, strict=True)]
+            rows.append([self._projection(sent), *map(sum, zip(*beside, strict=True))])
         return torch.tensor(rows, dtype=torch.float64)
 
     def pilots(self, defense_stack: DefenseStack, *, name: str) -> "list[Pilot]":
@@ -117,6 +113,9 @@ class Worlds:
         for run in range(runs):
             fresh = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
             yield [one.sent(fresh)[0] for one in releases]
+
+    def _projection(self, sent: Sequence[Artifact]) -> float:
+        return sum(side * self.score(one) for side, one in _sided(sent))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -166,12 +165,7 @@ def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -
     else:
         opposite = -1 if relation == "replace-one" else 0
         absent = [canary.plant(one, opposite * side) for side, one in _sided(releases)]
-    return Worlds(absent=absent, present=present, score=canary.score, beside=canary.beside)
-
-
-def _summed(score: Callable[[Artifact], float], sent: Sequence[Artifact]) -> float:
-    """The evidence of all rounds, in which the canary has alternating signs."""
-    return sum(side * score(one) for side, one in _sided(sent))
+    return Worlds(absent=absent, present=present, score=canary.score)
 
 
 def _sided(releases: Sequence[T]) -> list[tuple[int, T]]:

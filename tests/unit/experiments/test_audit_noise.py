@@ -21,7 +21,6 @@ FAULTS = [
     ("StylesWithOneNoise", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --distinct-releases 2", AGAIN),
     ("StylesWithOneNoisePerRun", "fedalign", "private-styles:epsilon=4", "--runs 20 --rounds 2", AGAIN),
     ("StylesAndModelsWithOneNoise", "ccst-overall", "private-styles:epsilon=4", "--runs 20 --rounds 1", AGAIN),
-    ("StylesWithMeansClippedAlone", "ccst-overall", "private-styles:epsilon=2", "--runs 200", BOUND),
     ("ModelsWithNoiseWhereTheyChanged", "fedavg", "dp-fedavg:epsilon=2", "--runs 48 --rounds 1", BOUND),
     ("ModelsWithNoiseOnAFifth", "fedavg", "dp-fedavg:epsilon=2", "--runs 60 --rounds 1", BOUND),
     ("DPSGDWithAPrivateDivisor", "fedavg", "dp-sgd:epsilon=2", "--canaries 64 --guesses 8", SIZE),
