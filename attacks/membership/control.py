@@ -14,7 +14,7 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
-from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_records, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 10, 128, 300
 SHOWN = 4
@@ -27,11 +27,7 @@ def planted_members(knowledge: Knowledge, rng: torch.Generator) -> PositiveContr
     Each releases the mean of its records under the target's released statistic. Where the adversary can run the target,
     clients also release rows, and means over two clusters, which it can simulate too."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
-    mean = lifted(torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64))
-    variance = 9 + torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64).clamp(-4, 4)
-    moments = planted_moments(mean, variance)
-    nothing = torch.zeros(count, dtype=torch.int64)
-    images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+    moments, images = planted_records(count, CHANNELS, rng)
     clients = [_client(moments, images, AUXILIARY + number * 2 * SIZE, rng) for number in range(CLIENTS)]
     simulated = TwoClusters(moments=moments)
     cases = [

@@ -8,7 +8,7 @@ from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.metrics.measurement import Goal
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, Truth
-from fdgsec.threats.positive_control_data import PlantedStatistics, lifted, planted_images, planted_moments, upload
+from fdgsec.threats.positive_control_data import PlantedStatistics, planted_records, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 20, 64, 60
 
@@ -16,11 +16,7 @@ CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 20, 64, 60
 def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Six clients of 20 of 40 candidates, whose mean has at least 64 numbers: every list is determined."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
-    mean = lifted(torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64))
-    variance = 9 + torch.randn(count, CHANNELS, generator=rng, dtype=torch.float64).clamp(-4, 4)
-    moments = planted_moments(mean, variance)
-    nothing = torch.zeros(count, dtype=torch.int64)
-    images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+    moments, images = planted_records(count, CHANNELS, rng)
     cases, truths = [], []
     for number in range(CLIENTS):
         first = AUXILIARY + number * 2 * SIZE

@@ -58,3 +58,12 @@ def planted_moments(mean: Tensor, variance: Tensor, *, pixels: int = 64) -> Mome
 def upload(artifact: Artifact, *, sender: str = "client:0") -> View:
     """The view of a server that got `artifact` from `sender` before round 0."""
     return View(messages=(Message(round=0, stage="share", sender=sender, receiver=SERVER, artifact=artifact),))
+
+
+def planted_records(count: int, channels: int, rng: torch.Generator) -> tuple[Moments, DomainDataset]:
+    """Make `count` blank images of one domain with independent Gaussian means and variances of `channels` channels."""
+    mean = lifted(torch.randn(count, channels, generator=rng, dtype=torch.float64))
+    variance = 9 + torch.randn(count, channels, generator=rng, dtype=torch.float64).clamp(-4, 4)
+    nothing = torch.zeros(count, dtype=torch.int64)
+    images = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
+    return planted_moments(mean, variance), images
