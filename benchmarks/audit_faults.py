@@ -74,6 +74,14 @@ CASES: Mapping[str, Case] = {
         target="fedavg", defense="dp-sgd:epsilon=2", broken="DPSGDAmongContributors",
         options=("--canaries", "64", "--guesses", "8", "--distinct-releases", "0"),
     ),
+    "means-clipped-alone": Case(
+        target="ccst-overall", defense="private-styles:epsilon=2", broken="StylesWithMeansClippedAlone",
+        options=("--runs", "100", "--distinct-releases", "0"),
+    ),
+    "one-number-unclipped": Case(
+        target="ccst-single", defense="private-styles:epsilon=2", broken="StylesWithOneNumberUnclipped",
+        options=("--encoder", "mini", "--runs", "100", "--distinct-releases", "0"),
+    ),
     "noise-where-changed": Case(
         target="fedavg", defense="dp-fedavg:epsilon=2", broken="ModelsWithNoiseWhereTheyChanged",
         options=("--runs", "48", "--distinct-releases", "0"),

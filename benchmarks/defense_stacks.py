@@ -22,15 +22,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.written_tables import write_table
-from fdgsec.experiments.audit.message_canaries import canary_of
-from fdgsec.experiments.audit.neighboring_clients import Release, Site, Worlds, numbers, releases_of, worlds_of
+from fdgsec.experiments.audit.many_runs import audit_canaries
+from fdgsec.experiments.audit.message_canaries import canaries_of
+from fdgsec.experiments.audit.neighboring_clients import Release, Site, numbers, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import small
 from fdgsec.experiments.audit.one_run import GradientCanaries, audited
 from fdgsec.experiments.audit.run_audit import AuditPlan, audit_settings, claimed, site_of
 from fdgsec.experiments.run_config import RunConfig, defense_of
 from fdgsec.federation.defense import Defense, DefenseStack, TrainsPrivately
 from fdgsec.federation.method import Step
-from fdgsec.privacy.epsilon_bounds import AuditResult, audit_runs
+from fdgsec.privacy.epsilon_bounds import AuditResult
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.runtime.errors import FdgsecError
 from fdgsec.runtime.progress import NoProgress
@@ -111,10 +112,11 @@ class Bench:
             return {"changed": changed}
         guarantee = claimed(replace(self.config, defenses=tuple(defenses)), site, [release], [uses], DELTA)
         assert guarantee.relation is not None
-        worlds = worlds_of(canary_of(site, release, uses, guarantee.unit), [release], guarantee.relation)
-        bound = _bound(worlds, stack, guarantee, runs=RUNS)
+        canaries = canaries_of(site, release, uses, guarantee.unit)
+        worlds = [worlds_of(canary, [release], guarantee.relation) for canary in canaries]
+        bound = audit_canaries(worlds, stack, guarantee, runs=RUNS, confidence=CONFIDENCE, name=f"audit {RUNS}")
         if bound.exceeded:
-            bound = _bound(worlds, stack, guarantee, runs=AGAIN)
+            bound = audit_canaries(worlds, stack, guarantee, runs=AGAIN, confidence=CONFIDENCE, name=f"audit {AGAIN}")
         return {"changed": changed, **_stated(guarantee, bound)}
 
     def _training(self, site: Site) -> tuple[Guarantee, AuditResult]:
@@ -124,17 +126,6 @@ class Bench:
         guarantee = claimed(replace(self.config, defenses=tuple(stack.defenses)), site, [self.release], costs, DELTA)
         bound = audited(canaries, stack, guarantee, guesses=GUESSES, confidence=CONFIDENCE, seed=0, repeat=0)
         return guarantee, bound
-
-
-def _bound(worlds: Worlds, stack: DefenseStack, guarantee: Guarantee, *, runs: int) -> AuditResult:
-    pilots = worlds.pilots(stack, name=f"pilot {runs}")
-    absent, present = (
-        worlds.every_score(stack, pilots, present=side, runs=runs, name=f"audit {runs}") for side in (False, True)
-    )
-    assert guarantee.epsilon is not None
-    return audit_runs(
-        absent, present, claimed_epsilon=guarantee.epsilon, delta=DELTA, unit=guarantee.unit, confidence=CONFIDENCE
-    )
 
 
 def _stated(guarantee: Guarantee, bound: AuditResult) -> dict[str, object]:

@@ -18,7 +18,7 @@ A bound is not "the privacy loss": an attack that finds little proves nothing. T
 runs would have given had the attack made no error; a bound near it is saturated."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -79,6 +79,22 @@ def exceeds(results: Sequence[AuditResult], alpha: float = 0.05) -> bool:
         raise ValueError("repeats are judged one by one; got a summary of several.")
     above = sum(one.exceeded for one in results)
     return above > 0 and _at_least(above, len(results), 1 - results[0].confidence) <= alpha + TIE
+
+
+def strongest(results: Sequence[AuditResult], *, confidence: float) -> AuditResult:
+    """Join bounds on one claim that hold jointly with `confidence`: the largest bound, and the largest ceiling.
+
+    Raises ValueError for no results, or for error probabilities whose sum exceeds 1 - `confidence`."""
+    if not results:
+        raise ValueError("the strongest of no bounds does not exist.")
+    if sum(1 - one.confidence for one in results) > 1 - confidence + TIE:
+        raise ValueError(f"{len(results)} bounds of these confidences do not hold jointly with {confidence}.")
+    return replace(
+        results[0],
+        lower_bound=max(one.lower_bound for one in results),
+        ceiling=max(one.ceiling for one in results),
+        confidence=confidence,
+    )
 
 
 def summary(results: Sequence[AuditResult]) -> AuditResult:

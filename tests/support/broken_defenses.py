@@ -18,7 +18,7 @@ from fdgsec.federation.public_clip_bounds import Frame
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation, Use
-from fdgsec.privacy.clipping import Ball, Region, sensitivity_of_mean
+from fdgsec.privacy.clipping import Ball, Region, clip_rows, sensitivity_of_mean
 from fdgsec.privacy.dp_sgd import PrivateTrainer
 from fdgsec.privacy.mechanisms import noise_multiplier
 from fdgsec.runtime.secret_streams import SecretStream, simulated_stream
@@ -79,6 +79,75 @@ class StylesWithoutClip(PrivateStyles):
 def _loosened(region: Region) -> Region:
     assert isinstance(region, Ball)
     return Loose(ball=region)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartlyLoose(Loose):
+    """A region that leaves the numbers from `bounded` on as they are."""
+
+    bounded: int
+
+    def inside(self, values: Tensor) -> Tensor:
+        free = super().inside(values)
+        return torch.cat([clip_rows(free[..., : self.bounded], self.ball.bound), free[..., self.bounded :]], dim=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesClippedInPart(PrivateStyles):
+    """Clips a part of the numbers alone."""
+
+    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
+        made = super()._cached(outgoing, kind, make)
+        if isinstance(made, Frame):
+            return cast(T, replace(made, region=self._in_part(made.region)))
+        return cast(T, self._in_part(cast(Region, made)))
+
+    def _in_part(self, region: Region) -> Region:
+        assert isinstance(region, Ball)
+        return PartlyLoose(ball=region, bounded=self._bounded(len(region.center)))
+
+    def _bounded(self, count: int) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithMeansClippedAlone(StylesClippedInPart):
+    """Clips means and not second moments."""
+
+    def _bounded(self, count: int) -> int:
+        return count // 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithOneNumberUnclipped(StylesClippedInPart):
+    """Clips all numbers but the last."""
+
+    def _bounded(self, count: int) -> int:
+        return count - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesClippedNumberByNumber(PrivateStyles):
+    """Clips each number by itself to what the whole is said to be clipped to."""
+
+    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
+        made = super()._cached(outgoing, kind, make)
+        if isinstance(made, Frame):
+            return cast(T, replace(made, region=_boxed(made.region)))
+        return cast(T, _boxed(cast(Region, made)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Boxed(Loose):
+    """A region that bounds each number by itself."""
+
+    def inside(self, values: Tensor) -> Tensor:
+        return super().inside(values).clamp(-self.ball.bound, self.ball.bound)
+
+
+def _boxed(region: Region) -> Region:
+    assert isinstance(region, Ball)
+    return Boxed(ball=region)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,10 @@
-"""Canaries for audits of messages: values far outside the clipping region, scored along one direction."""
+"""Canaries for audits of messages: values far outside the clipping region, scored along one direction.
+
+A statistic has two: along one number (or along the means of colors), where noise leaves most evidence, and along all
+other numbers, where a clip that leaves a part of them out shows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -29,6 +32,8 @@ from fdgsec.runtime.random_streams import stream
 
 FAR = 10.0
 """The distance of a canary from the center, in clipping radii."""
+FARTHER = 1e6
+"""The distance of one along all other numbers, so that a single number that is not clipped shows."""
 
 
 @runtime_checkable
@@ -56,12 +61,12 @@ class ClipsAboutPublic(Protocol):
         ...
 
 
-def canary_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> Canary:
-    """Choose the canary for a kind of release. Raises UsageError if there is none."""
+def canaries_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -> Sequence[Canary]:
+    """Choose the canaries for a kind of release, each of them for an audit of its own. Raises UsageError for none."""
     if release.step == "fit":
-        return _learned(release, max(bound for use in uses for bound in use.sensitivity.values()))
+        return [_learned(release, max(bound for use in uses for bound in use.sensitivity.values()))]
     if release.step == "review":
-        return _mislabeled(site)
+        return [_mislabeled(site)]
     reference = _reference(site.defense_stack)
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
         return _rows(release, reference, every=unit == "client")
@@ -114,62 +119,92 @@ class PlantedStatisticSource:
         )
 
 
-def _pooled(site: Site, release: Release, reference: Reference) -> Canary:
-    """An image whose first channel mean is far from the center; only its statistic is replaced."""
+def _pooled(site: Site, release: Release, reference: Reference) -> Sequence[Canary]:
+    """An image whose first channel mean, or every other number, is far out; only its statistic is replaced."""
     frame, statistic_source = pooled_frame(release.sender, release.slot, reference), release.sender.statistic_source
     assert statistic_source is not None
-    data = site.client.data
-    direction = torch.zeros_like(frame.about)
-    direction[0] = FAR * frame.region.radius
-    looks: Mapping[int, PlantedStatisticSource] = {
-        side: PlantedStatisticSource(
-            statistic_source=statistic_source, client=data,
-            statistic=frame.released_statistic.from_about(frame.region.values(side * direction), frame.about),
+    data, center = site.client.data, frame.region.values(torch.zeros_like(frame.about))
+    scale = frame.region.values(torch.ones_like(center)) - center
+    without_first = replace(site.client, data=data.subset(torch.arange(1, len(data))))
+
+    def canary(direction: Tensor, distance: float, where: str, *, upward: bool = False) -> Canary:
+        looks: Mapping[int, PlantedStatisticSource] = {
+            side: PlantedStatisticSource(
+                statistic_source=statistic_source, client=data,
+                statistic=frame.released_statistic.from_about(
+                    frame.region.values(side * distance * frame.region.radius * direction), frame.about
+                ),
+            )
+            for side in (-1, 0, 1)
+        }  # fmt: skip
+
+        def coordinates(artifact: Artifact) -> Tensor:
+            released = frame.released_statistic.release(artifact, images=len(data))[0]
+            return (frame.released_statistic.about(released, frame.about) - center) / scale
+
+        return Canary(
+            words=f"an image that is {distance:g} clipping radii from the center in {where}",
+            plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
+            score=lambda artifact: float(coordinates(artifact) @ direction),
+            beside=[lambda artifact: float(coordinates(artifact) @ _first_half(direction))] if upward else (),
+            without=lambda given: replace(given, sender=replace(given.sender, client=without_first)),
+            upward=upward,
         )
-        for side in (-1, 0, 1)
-    }  # fmt: skip
-    others = replace(site.client, data=data.subset(torch.arange(1, len(data))))
 
-    def without(given: Release) -> Release:
-        return replace(given, sender=replace(given.sender, client=others))
-
-    return Canary(
-        words=f"an image whose first channel mean is {FAR:g} clipping radii from the center, all else at it",
-        plant=lambda given, side: replace(given, sender=replace(given.sender, statistic_source=looks[side])),
-        score=lambda artifact: float(frame.released_statistic.release(artifact, images=len(data))[0, 0]),
-        without=without,
-    )
+    first, others = _first_and_others(torch.arange(len(center)) == 0)
+    found = [canary(first, FAR, "its first channel mean")]
+    return [*found, canary(others, FARTHER, "all else", upward=True)] if others.any() else found
 
 
-def _rows(release: Release, reference: Reference, *, every: bool) -> Canary:
-    """A row, or all rows of the client, far from the center in the widest direction of the region."""
+def _first_and_others(first: Tensor) -> tuple[Tensor, Tensor]:
+    """Directions (D,) of length 1 along the `first` numbers (D,), and along all others (0 where there are none)."""
+    one, other = first.double(), (~first).double()
+    return one / one.norm(), other / other.norm().clamp_min(1)
+
+
+def _first_half(direction: Tensor) -> Tensor:
+    """The part of a direction (D,) along means, whose noise is never cut at 0."""
+    return torch.where(torch.arange(len(direction)) < len(direction) // 2, direction, 0.0)
+
+
+def _rows(release: Release, reference: Reference, *, every: bool) -> Sequence[Canary]:
+    """A row, or all rows of the client, far from the center in the widest direction of the region, or in all others."""
     single = shared_rows(release.sender.state, release.slot) is not None
     region = (row_region if single else client_region)(release.sender, release.slot, reference)
-    rows = rows_of(release.artifact)
-    zeros = torch.zeros_like(rows[0])
+    zeros = torch.zeros_like(rows_of(release.artifact)[0])
     center = region.values(zeros)
     scale = region.values(zeros + 1) - center
-    direction = zeros.clone()
+    place = torch.arange(len(zeros))
+    first = place == 0
     if isinstance(region, HalfDiscs):
-        direction[: len(direction) // 2] = FAR * region.radius
+        first = place < len(place) // 2
     elif isinstance(release.artifact, Amplitudes):  # nonnegative values can move farthest where they are largest
-        direction[(center / scale).argmax()] = FAR * region.radius
-    else:
-        direction[0] = FAR * region.radius
-    toward = region.inside(region.values(direction)) / scale
+        first = place == (center / scale).argmax()
     planted = slice(None) if every else slice(0, 1)
-
-    def plant(given: Release, side: int) -> Release:
-        values = rows_of(given.artifact).clone()
-        values[planted] = region.values(side * direction)
-        return replace(given, artifact=with_rows(given.artifact, values))
-
     whose = "every row of the client" if every else "the row of one image"
-    return Canary(
-        words=f"{whose}, {FAR:g} clipping radii from the center along one direction",
-        plant=plant,
-        score=lambda artifact: float(((rows_of(artifact)[planted] - center) @ toward).sum()),
-    )
+
+    def canary(numbers: Tensor, distance: float, where: str, *, upward: bool = False) -> Canary:
+        direction = distance * region.radius * numbers.double()
+        toward = region.inside(region.values(direction)) / scale
+
+        def plant(given: Release, side: int) -> Release:
+            values = rows_of(given.artifact).clone()
+            values[planted] = region.values(side * direction)
+            return replace(given, artifact=with_rows(given.artifact, values))
+
+        def along(part: Tensor) -> Callable[[Artifact], float]:
+            return lambda artifact: float(((rows_of(artifact)[planted] - center) @ part).sum())
+
+        return Canary(
+            words=f"{whose}, {distance:g} clipping radii from the center in {where}",
+            plant=plant,
+            score=along(toward),
+            beside=[along(_first_half(toward))] if upward else (),
+            upward=upward,
+        )
+
+    found = [canary(first, FAR, "one direction")]
+    return found if first.all() else [*found, canary(~first, FARTHER, "all else", upward=True)]
 
 
 def _learned(release: Release, bound: float) -> Canary:

@@ -2,8 +2,8 @@
 
 The method's own step computes the message on real images, and the client's defense stack processes it. Only the canary
 is inserted: far outside the clipping region in one direction and neutral in all others, so that the audit detects
-missing clipping as well as too little noise. The sign of the canary alternates between rounds, so that noise reused in
-two rounds cancels in the summed score.
+missing clipping as well as too little noise. The sign of the canary, or its world, alternates between rounds, so that
+noise reused in two rounds cancels in the summed score.
 
 Beside the canary's projection each run has two further scores, for faults that leave it alone: the number of values
 that come back exactly in one of the two worlds only (numbers that are sent without noise), and the size of the noise
@@ -69,12 +69,16 @@ class Release:
 class Canary:
     """A canary: `plant` inserts it with sign 1 or -1, or its null (0); `without` removes its record.
 
-    `score` is the evidence for sign 1 in a sent artifact; `words` describe the canary."""
+    `score` is the evidence for sign 1 in a sent artifact, and so is each of those `beside` it, which are evaluated
+    where they have much more; `words` describe the canary. One that is `upward` has no sign -1, because values that
+    cannot be negative would be cut at 0."""
 
     words: str
     plant: Callable[[Release, int], Release]
     score: Callable[[Artifact], float]
+    beside: Sequence[Callable[[Artifact], float]] = ()
     without: Callable[[Release], Release] | None = None
+    upward: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,19 +88,21 @@ class Worlds:
     absent: Sequence[Release]
     present: Sequence[Release]
     score: Callable[[Artifact], float]
+    beside: Sequence[Callable[[Artifact], float]] = ()
 
     def scores(self, defense_stack: DefenseStack, *, present: bool, runs: int, name: str) -> list[float]:
         """Send the releases `runs` times with fresh noise; each run's score is the summed evidence for the canary."""
-        return [self._projection(sent) for sent in self._runs(defense_stack, present=present, runs=runs, name=name)]
+        return [_summed(self.score, sent) for sent in self._runs(defense_stack, present=present, runs=runs, name=name)]
 
     def every_score(
         self, defense_stack: DefenseStack, pilots: "Sequence[Pilot]", *, present: bool, runs: int, name: str
     ) -> Tensor:
-        """As `scores`, with the scores of `pilots` (one for each release) beside each: (runs, 3)."""
+        """As `scores`, with those `beside` it and those of `pilots` (one for each release): (runs, 3 or more)."""
         rows = []
         for sent in self._runs(defense_stack, present=present, runs=runs, name=name):
-            beside = [pilot.scores(numbers(one)) for pilot, one in zip(pilots, sent, strict=True)]
-            rows.append([self._projection(sent), *map(sum, zip(*beside, strict=True))])
+            learned = [pilot.scores(numbers(one)) for pilot, one in zip(pilots, sent, strict=True)]
+            known = [_summed(score, sent) for score in (self.score, *self.beside)]
+            rows.append([*known, *map(sum, zip(*learned, strict=True))])
         return torch.tensor(rows, dtype=torch.float64)
 
     def pilots(self, defense_stack: DefenseStack, *, name: str) -> "list[Pilot]":
@@ -113,9 +119,6 @@ class Worlds:
         for run in range(runs):
             fresh = replace(defense_stack, name=f"{defense_stack.name}/{name}/{world}/{run}")
             yield [one.sent(fresh)[0] for one in releases]
-
-    def _projection(self, sent: Sequence[Artifact]) -> float:
-        return sum(side * self.score(one) for side, one in _sided(sent))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,16 +159,30 @@ def numbers(artifact: Artifact) -> Tensor:
 
 
 def worlds_of(canary: Canary, releases: Sequence[Release], relation: Relation) -> Worlds:
-    """Pair the `releases` of all rounds with the canary with their neighbors under `relation` without it."""
-    present = [canary.plant(one, side) for side, one in _sided(releases)]
+    """Pair the `releases` of all rounds with the canary with their neighbors under `relation` without it.
+
+    From round to round an upward canary changes its world, and any other one its sign. Raises UsageError under
+    add-remove for a release whose number of records is public."""
+    pairs = [_neighbors(canary, one, side, relation) for side, one in _sided(releases)]
+    absent, present = zip(*pairs, strict=True)
+    return Worlds(absent=absent, present=present, score=canary.score, beside=canary.beside)
+
+
+def _summed(score: Callable[[Artifact], float], sent: Sequence[Artifact]) -> float:
+    """The evidence of all rounds, whose sides alternate."""
+    return sum(side * score(one) for side, one in _sided(sent))
+
+
+def _neighbors(canary: Canary, release: Release, side: int, relation: Relation) -> tuple[Release, Release]:
+    """A release in the world without the canary and in that with it, of which the latter scores higher x `side`."""
+    present = canary.plant(release, 1 if canary.upward else side)
     if relation == "add-remove":
         if canary.without is None:
             raise UsageError("an audit under add-remove needs a release whose number of records is private.")
-        absent = [canary.without(one) for one in releases]
+        absent = canary.without(release)
     else:
-        opposite = -1 if relation == "replace-one" else 0
-        absent = [canary.plant(one, opposite * side) for side, one in _sided(releases)]
-    return Worlds(absent=absent, present=present, score=canary.score)
+        absent = canary.plant(release, -side if relation == "replace-one" and not canary.upward else 0)
+    return (present, absent) if canary.upward and side < 0 else (absent, present)
 
 
 def _sided(releases: Sequence[T]) -> list[tuple[int, T]]:

@@ -16,8 +16,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.message_canaries import canary_of
-from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, Worlds, releases_of, worlds_of
+from fdgsec.experiments.audit.many_runs import audit_canaries
+from fdgsec.experiments.audit.message_canaries import canaries_of
+from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
@@ -210,8 +211,10 @@ def _some(data: DomainDataset, images: int, seed: int) -> DomainDataset:
     return data.subset(order[:images])
 
 
-def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, Canary, list[Release], list[Use]]:
-    """The first kind of message with a guarantee: its claim, canary, releases and their costs.
+def message_of(
+    site: Site, config: RunConfig, delta: float
+) -> tuple[Guarantee, Sequence[Canary], list[Release], list[Use]]:
+    """The first kind of message with a guarantee: its claim, canaries, releases and their costs.
 
     Raises UsageError if there is none."""
     for releases in releases_of(site):
@@ -222,48 +225,33 @@ def message_of(site: Site, config: RunConfig, delta: float) -> tuple[Guarantee, 
         raise _no_guarantee(config)
     guarantee = claimed(config, site, releases, costs, delta)
     uses = [use for cost in costs for use in cost or ()]
-    return guarantee, canary_of(site, releases[0], uses, guarantee.unit), releases, uses
+    return guarantee, canaries_of(site, releases[0], uses, guarantee.unit), releases, uses
 
 
 def _messages(
     site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive, *, place: int
 ) -> Audited:
     """Audit messages by many runs, over all rounds."""
-    guarantee, canary, releases, uses = message_of(site, config, delta)
+    guarantee, canaries, releases, uses = message_of(site, config, delta)
     assert guarantee.relation is not None
-    worlds = worlds_of(canary, releases, guarantee.relation)
+    worlds = [worlds_of(canary, releases, guarantee.relation) for canary in canaries]
     smooth = all(use.mechanism == "gaussian" and use.sampling_rate == 1 for use in uses)
     results = []
     for repeat in range(plan.repeats):
-        results.append(_compared(worlds, site, plan, guarantee, repeat, curve="gaussian" if smooth else "approximate"))
+        results.append(
+            audit_canaries(
+                worlds, site.defense_stack, guarantee, runs=plan.runs, confidence=plan.confidence, name=str(repeat),
+                curve="gaussian" if smooth else "approximate",
+            )
+        )  # fmt: skip
         progress.update("repeats", repeat + 1, plan.repeats)
     protected = [one for made in releases_of(site) for one in made if one.sent(site.defense_stack)[1]]
     noise = check_messages(
         protected, site.defense_stack, place, confidence=plan.confidence,
         releases=MESSAGES if plan.distinct_releases is None else plan.distinct_releases,
     )  # fmt: skip
-    return Audited(guarantee=guarantee, canary=canary.words, runs=2 * plan.runs, results=results, noise=noise)
-
-
-def _compared(
-    worlds: Worlds,
-    site: Site,
-    plan: AuditPlan,
-    guarantee: Guarantee,
-    repeat: int,
-    *,
-    curve: Literal["gaussian", "approximate"],
-) -> AuditResult:
-    pilots = worlds.pilots(site.defense_stack, name=f"{repeat}/pilot")
-    absent, present = (
-        worlds.every_score(site.defense_stack, pilots, present=side, runs=plan.runs, name=str(repeat))
-        for side in (False, True)
-    )
-    assert guarantee.epsilon is not None
-    return audit_runs(
-        absent, present, claimed_epsilon=guarantee.epsilon, delta=guarantee.delta, unit=guarantee.unit, curve=curve,
-        confidence=plan.confidence,
-    )  # fmt: skip
+    words = "; then ".join(canary.words for canary in canaries)
+    return Audited(guarantee=guarantee, canary=words, runs=2 * plan.runs * len(canaries), results=results, noise=noise)
 
 
 def _training(site: Site, config: RunConfig, plan: AuditPlan, delta: float, progress: Progressive) -> Audited:

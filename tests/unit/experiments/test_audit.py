@@ -50,12 +50,12 @@ def document(out: Path) -> dict[str, object]:
     return found
 
 
-def shown(config: RunConfig, *, runs: int) -> tuple[float, float]:
-    """By how many standard deviations of the noise the canary moves the score, and by how many it may."""
+def shown(config: RunConfig, *, runs: int, number: int = 0) -> tuple[float, float]:
+    """By how many standard deviations of the noise a canary moves the score, and by how many it may."""
     site = site_of(config, AuditPlan(), data_root=None, progress=NoProgress())
-    guarantee, canary, releases, _ = message_of(site, config, 1e-5)
+    guarantee, canaries, releases, _ = message_of(site, config, 1e-5)
     assert guarantee.relation is not None
-    worlds = worlds_of(canary, releases, guarantee.relation)
+    worlds = worlds_of(canaries[number], releases, guarantee.relation)
     absent, present = (
         torch.tensor(worlds.scores(site.defense_stack, present=side, runs=runs, name="shown"), dtype=torch.float64)
         for side in (False, True)
@@ -82,6 +82,25 @@ def test_a_canary_moves_a_style_by_all_that_the_claim_allows(target: str, defens
     measured, allowed = shown(settings(target, defense, rounds=rounds), runs=100)
 
     assert measured == pytest.approx(allowed, abs=0.6)  # standard error .16 at 1.67, 100 runs each
+
+
+@pytest.mark.parametrize(
+    ("target", "defense", "rounds", "share"),
+    [
+        ("ccst-overall", "private-styles:epsilon=8", 0, 0.5),  # its neighbor lies at the center, half the diameter away
+        ("ccst-overall", "private-styles:epsilon=8,neighbors=zero-out", 0, 1.0),
+        ("ccst-overall", "private-styles:epsilon=8,unit=client", 0, 0.5),
+        ("ccst-single", "private-styles:epsilon=8", 0, 0.5),
+        ("fedalign", "private-styles:epsilon=8", 2, 0.5),
+        ("stablefdg", "private-styles:epsilon=8", 0, 0.5),
+    ],
+)
+def test_a_canary_in_all_other_numbers_moves_a_style_by_no_more_than_its_neighbor_allows(
+    target: str, defense: str, rounds: int, share: float
+):
+    measured, allowed = shown(settings(target, defense, rounds=rounds), runs=100, number=1)
+
+    assert 0.3 * share * allowed < measured < share * allowed + 0.6  # less where noise pushes a variance below 0
 
 
 def test_a_canary_that_joins_moves_the_mean_by_most_of_what_sum_and_count_allow():
@@ -121,6 +140,30 @@ def test_a_broken_release_ends_with_1(broken: str, epsilon: float, tmp_path: Pat
     assert float(str(document(tmp_path)["lower_bound"])) > epsilon
 
 
+@pytest.mark.parametrize("broken", ["StylesWithMeansClippedAlone", "StylesWithOneNumberUnclipped"])
+def test_numbers_that_are_not_clipped_end_with_1(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+
+    assert audit(tmp_path, "ccst-overall", "private-styles:epsilon=2", "--runs", "60") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "broken", ["StylesWithMeansClippedAlone", "StylesWithOneNumberUnclipped", "StylesClippedNumberByNumber"]
+)
+@pytest.mark.parametrize("target", ["ccst-overall", "ccst-single"])
+@pytest.mark.parametrize("epsilon", [0.5, 8.0])
+def test_a_clip_of_some_numbers_or_of_each_by_itself_ends_with_1(
+    target: str, broken: str, epsilon: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
+
+    code = audit(tmp_path, target, f"private-styles:epsilon={epsilon}", "--encoder", "mini")
+
+    assert code == 1
+    assert float(str(document(tmp_path)["lower_bound"])) > epsilon
+
+
 @pytest.mark.parametrize("confidence", ["0.8", "0.99"])
 def test_one_audit_is_judged_at_its_own_confidence(confidence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", "tests.support.broken_defenses:StylesWithoutClip")  # type: ignore[arg-type]
@@ -153,7 +196,7 @@ def test_the_document_and_the_terminal_say_what_a_bound_is_and_is_not(
     found = document(tmp_path)
     assert {**printed, "seconds": 0} == {**found, "seconds": 0}
     plain = ("schema", "target", "delta", "unit", "relation", "confidence", "repeats", "auditor", "runs", "covers")
-    expected = [1, "ccst-overall", 1e-6, "record", "replace-one", 0.95, 3, "gaussian", 40, ["share/style"]]
+    expected = [1, "ccst-overall", 1e-6, "record", "replace-one", 0.95, 3, "gaussian", 80, ["share/style"]]
     assert [found[key] for key in plain] == expected
     assert found["defense"] == printed["defense"]
     assert (found["by"], found["vetted"]) == (["private-styles"], False)

@@ -13,6 +13,7 @@ from fdgsec.privacy.epsilon_bounds import (
     exceeds,
     multi_run_ceiling,
     multi_run_lower_bound,
+    strongest,
     summary,
 )
 from fdgsec.privacy.mechanisms import delta_of
@@ -189,6 +190,19 @@ def test_a_summary_reports_the_median_bound_and_how_many_stand_behind_it(bounds:
     found = summary([result(bound) for bound in bounds])
 
     assert (found.lower_bound, found.repeats, found.ceiling) == (middle, len(bounds), 9.0)
+
+
+def test_the_strongest_of_joint_bounds_is_the_largest_at_the_confidence_of_all():
+    found = strongest([result(1.0, confidence=0.975), result(3.0, confidence=0.975)], confidence=0.95)
+
+    assert (found.lower_bound, found.confidence, found.repeats) == (3.0, 0.95, 1)
+
+
+def test_bounds_that_do_not_hold_jointly_are_not_joined():
+    with pytest.raises(ValueError, match="do not hold jointly"):
+        strongest([result(1.0), result(3.0)], confidence=0.95)
+    with pytest.raises(ValueError, match="no bounds"):
+        strongest([], confidence=0.95)
 
 
 def test_audits_without_enough_runs_or_with_broken_scores_are_refused():
