@@ -87,7 +87,7 @@ show(overall, "differencing", "relative_error", "top1")
 # candidates are never included. The smaller the client, the stronger the attack.
 
 # %%
-show(overall, "membership", "auc", "theory_auc")
+show(overall, "membership", "auc", "one_candidate_auc")
 
 # %% [markdown]
 # ## Single styles reveal more

@@ -90,7 +90,7 @@ print("failed controls:", fisc["controls"]["failed"], "of", fisc["controls"]["po
 # `private-styles` first clips the influence of one image on a style, and then adds the noise that
 # $(\varepsilon, \delta)$ requires. FISC's clusters cannot be protected in this way (one image can change all of them),
 # but CCST's pooled style can. There are now two attacks: linkage as before, and membership inference: was this image in
-# the average? The dotted line is the theoretical value for membership under this noise.
+# the average? The dotted line is what the adversary can expect of membership under this noise, from rehearsals.
 
 # %%
 calibrated = sweep(

@@ -111,7 +111,7 @@ class Membership:
         crops = Crops(count=self.crops, least=self.least_area, most=2 * self.cropped_size)
         return [
             *mean_answers(asked.means, cases, knowledge, known, test=self._test(), rng=child(rng, "blur")),
-            *mean_predictions(asked.means, cases, known, self._test(), child(rng, "theory"), knowledge=knowledge),
+            *mean_predictions(asked.means, cases, known, child(rng, "theory"), knowledge=knowledge),
             *clustered_answers(
                 asked.clustered, cases, knowledge, known, effort=self._effort(), rng=child(rng, "shadows")
             ),

@@ -167,7 +167,7 @@ def exposures(numbers: Sequence[int], cases: Sequence[Case]) -> list[Prediction]
         share = min(len(_rows(case)) / case.records, 1.0)
         answers += [
             Prediction(case=number, name="exposed_fraction", value=share, slice=CLIENTS),
-            Prediction(case=number, name="theory_auc", value=(1 + share) / 2, slice=CLIENTS),
+            Prediction(case=number, name="one_candidate_auc", value=(1 + share) / 2, slice=CLIENTS),
         ]
     return answers
 

@@ -4,13 +4,13 @@ Rows of single images are answered in fdgsec.attacks.membership.image_styles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.membership.gallery_whitening import gallery_whitening
 from fdgsec.attacks.membership.shadow_likelihood import ShadowSimulation
-from fdgsec.attacks.statistics.defense_noise import defense_noise_of_mean
+from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import (
     Population,
     auxiliary_images,
@@ -18,13 +18,13 @@ from fdgsec.attacks.statistics.domain_populations import (
     populations_of,
 )
 from fdgsec.attacks.statistics.pooled_questions import domain_of, release_of, size_of
+from fdgsec.attacks.statistics.release_precision import rounding_noise
 from fdgsec.attacks.statistics.tracing import (
     TracingTest,
     Whitening,
+    gaussian_auc,
     held_out_dimension,
     separation,
-    simulated_aucs,
-    theory_auc,
 )
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Amplitudes, StyleDistribution, StyleStatistics
@@ -32,6 +32,11 @@ from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership, Prediction
 from fdgsec.threats.attack import Case
+
+EXPECTED = "one_candidate_auc"
+"""What a test of one candidate at a time can be expected to reach, which is not what an adversary can."""
+ALONE = "auxiliary images alone"
+"""The whitening of which the law of the effective dimension speaks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,27 +83,49 @@ def mean_answers(
     test: TracingTest,
     rng: torch.Generator,
     mean_known: bool = False,
-) -> list[Membership]:
-    """Score candidates by a test for a record in a mean; `mean_known`: the release's expectation is the reference mean.
+) -> list[Membership | Prediction]:
+    """Score candidates by a test for a record in a mean, and say which AUC it had in rehearsals for each size.
 
-    Where a defense acts, the whitening includes its noise (fdgsec.attacks.statistics.defense_noise, by `rng`)."""
-    answers = []
+    The whitening is that of `gallery_whitening`, and includes the noise of a defense
+    (fdgsec.attacks.statistics.defense_noise, by `rng`). `mean_known`: the release's expectation is the mean of
+    auxiliary images; nothing is then said of rehearsals."""
+    answers: list[Membership | Prediction] = []
     for name, population in populations.items():
         mine = [n for n in numbers if domain_of(cases[n]) == name]
         if not mine:
             continue
         placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
-        reference = None if mean_known else len(population.reference)
+        held = torch.cat([population.reference, placed.statistics])
         for size in dict.fromkeys(size_of(cases[n]) for n in mine):
             asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
+            child_rng, about = child(rng, name, size), population.about
+            error = _error_of_mean(cases[asked[0][0]], population, knowledge, child_rng)
+            chosen = gallery_whitening(
+                held, population.others, records=size, variance=error.variance, test=test,
+                rng=child(child_rng, "rehearsals"),
+            )  # fmt: skip
             releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
-            whiten, shift = whitening_under_noise(
-                population, name, size, knowledge, child(rng, name, size), reference=reference
-            )
-            u = whiten(knowledge.released_statistic.about(releases, population.about) - shift)
-            scores = test(u, whiten(placed.statistics), records=size, reference=reference)
+            off = chosen.whiten.center - population.whiten.center if mean_known else torch.zeros_like(about)
+            u = chosen.whiten(knowledge.released_statistic.about(releases, about) - error.shift + off)
+            reference = None if mean_known else chosen.images
+            scores = test(u, chosen.whiten(placed.statistics), records=size, reference=reference)
             answers += [Membership(case=n, scores=row[places]) for (n, places), row in zip(asked, scores, strict=True)]
+            if not mean_known:
+                answers.append(
+                    Prediction(case=asked[0][0], name=EXPECTED, value=chosen.rehearsed, slice={"line": "rehearsal"})
+                )
     return sorted(answers, key=lambda answer: answer.case)
+
+
+def _error_of_mean(case: Case, population: Population, knowledge: Knowledge, rng: torch.Generator) -> DefenseNoise:
+    """The error of a release like that of `case`: of its rounding, and of a defense on means of as many images."""
+    name, size = domain_of(case), size_of(case)
+    rounding = rounding_noise(case.release(), knowledge.released_statistic, population.about, images=size).square()
+    images = auxiliary_images(knowledge).of_domain(name)
+    noise = defense_noise_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
+    if noise is None:
+        return DefenseNoise(shift=torch.zeros_like(population.about), variance=rounding)
+    return replace(noise, variance=noise.variance + rounding)
 
 
 def whitening_under_noise(
@@ -126,17 +153,15 @@ def mean_predictions(
     numbers: Sequence[int],
     cases: Sequence[Case],
     populations: Mapping[str, Population],
-    test: TracingTest,
     rng: torch.Generator,
     *,
     knowledge: Knowledge,
 ) -> list[Prediction]:
-    """Per domain and size: the effective dimension on held-out images, and the expected AUC.
+    """Per domain and size: the effective dimension of a whitening on auxiliary images alone, and the AUC that a test
+    with it can be expected to have.
 
-    Line "dimension" puts the effective dimension into the law sqrt(D / (n + n^2/n_ref)). Line "simulation" runs the
-    same test on Gaussian records with the shrunk covariance, whose flat tail makes it optimistic. Noise reduces the
-    dimension: D falls by the factor by which the noisy whitening shortens the reference's records. Only the law is
-    given then."""
+    The law is sqrt(D / (n + n^2/n_ref)), D measured on images left out. Noise reduces the dimension: D falls by the
+    factor by which the noisy whitening shortens the reference's records."""
     first: dict[str, dict[int, int]] = {}
     for number in numbers:
         first.setdefault(domain_of(cases[number]), {}).setdefault(size_of(cases[number]), number)
@@ -145,21 +170,15 @@ def mean_predictions(
         population = populations[name]
         reference, others = population.reference, population.others
         dimension = held_out_dimension(reference, others=others)
-        simulated = [] if knowledge.defended is not None else simulated_aucs(
-            population.whiten, test=test, records=sorted(asked), reference=len(reference),
-            others=[len(part) for part in others], rng=child(rng, name),
-        )  # fmt: skip
-        for size, area in zip_longest(sorted(asked), simulated):
+        for size in sorted(asked):
             number, child_rng = asked[size], child(rng, "blur", name, size)
             whiten, _ = whitening_under_noise(population, name, size, knowledge, child_rng, reference=len(reference))
             left = float(whiten(reference).square().sum() / population.whiten(reference).square().sum())
-            law = theory_auc(separation(left * dimension, records=size, reference=len(reference)))
+            law = gaussian_auc(separation(left * dimension, records=size, reference=len(reference)))
             answers += [
-                Prediction(case=number, name="theory_auc", value=law, slice={"line": "dimension"}),
+                Prediction(case=number, name=EXPECTED, value=law, slice={"line": ALONE}),
                 Prediction(case=number, name="d_eff", value=left * dimension, unit="dimensions"),
             ]
-            if area is not None:
-                answers.append(Prediction(case=number, name="theory_auc", value=area, slice={"line": "simulation"}))
     return answers
 
 

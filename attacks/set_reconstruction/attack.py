@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 
 from fdgsec.attacks.set_reconstruction.control import planted_lists
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations, rounding_noise
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, populations_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, independent_release, release_of, size_of
+from fdgsec.attacks.statistics.release_precision import rounding_noise
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child

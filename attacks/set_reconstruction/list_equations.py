@@ -8,8 +8,7 @@ which m are no candidates, and errors e of rounding and of a defense,
 where c is the mean of public images. The others are unknown draws from the public images' population."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,15 +17,7 @@ from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
 from fdgsec.attacks.statistics.domain_populations import Population
-from fdgsec.federation.artifacts import Artifact
-from fdgsec.federation.released_statistics import ReleasedStatistic
-from fdgsec.runtime.random_streams import stream
 
-SINGLE, HALF = 2.0**-24, 2.0**-11
-"""Largest relative rounding errors of float32 and float16."""
-MOST_DECIMALS = 6
-PERTURBED = 32
-"""Perturbed copies of a release by which the effect of its rounding on t is estimated."""
 ABSENT = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Shares of the members that may be no candidates, of which the likeliest is taken."""
 COUNTED = 1e-3
@@ -144,39 +135,3 @@ def list_equations(
         noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
         others=whiten.covariance()[varies][:, varies].numpy(), images=images,
     )  # fmt: skip
-
-
-def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
-    """The largest rounding error of each number of a tensor of `artifact`: of decimals, float16 or float32.
-
-    Whoever reads a release sees how precise its numbers are."""
-    values = [value for value in artifact.tensors().values() if value.is_floating_point()]
-    for decimals in range(MOST_DECIMALS):
-        if all(torch.equal(value.double().round(decimals=decimals).float(), value.float()) for value in values):
-            return lambda tensor: (tensor.double().abs() * SINGLE).clamp_min(0.5 * 10.0**-decimals)
-    half = all(torch.equal(value.half().float(), value.float()) for value in values)
-    return lambda tensor: tensor.double().abs() * (HALF if half else SINGLE)
-
-
-def rounding_noise(
-    artifact: Artifact, released_statistic: ReleasedStatistic, about: Tensor, *, images: int | None
-) -> Tensor:
-    """The standard deviation (D,) of t of a release that its rounding leaves open, by perturbing its numbers."""
-    rng, error = stream(0, "attack", "rounding of a release"), rounding_of(artifact)
-    read = []
-    for _ in range(PERTURBED):
-        moved = {
-            name: value.double() + (2 * torch.rand(value.shape, generator=rng, dtype=torch.float64) - 1) * error(value)
-            for name, value in artifact.tensors().items()
-            if value.is_floating_point()
-        }
-        read.append(_read(artifact, moved, released_statistic, images=images))
-    return released_statistic.about(torch.stack(read), about).std(0)
-
-
-def _read(
-    artifact: Artifact, values: Mapping[str, Tensor], released_statistic: ReleasedStatistic, *, images: int | None
-) -> Tensor:
-    """t (D,) of `artifact` with other numbers; of these, only means may be negative."""
-    legal = {name: value if name == "mean" else value.clamp_min(0) for name, value in values.items()}
-    return released_statistic.release(replace(artifact, **legal), images=images)[0]

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import TooFewImagesError
 
 SMALLEST_SHRINKAGE = 1e-6  # keeps the whitening finite where Ledoit-Wolf gives none and a direction never varies
@@ -56,21 +55,45 @@ class Whitening:
         roots = values.clamp_min(0).sqrt().clamp_min(least)
         return replace(self, directions=directions, roots=roots, floor=float(roots.min()))
 
-    def draw(self, *shape: int, rng: torch.Generator) -> Tensor:
-        """Draw Gaussian records (*shape, D) of this population: the inverse map of white noise."""
-        white = torch.randn(*shape, self.center.shape[0], generator=rng, dtype=torch.float64)
-        along = white @ self.directions
-        z = white * self.floor + (along * (self.roots - self.floor)) @ self.directions.T
-        return self.center + self.scale * z
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correlations:
+    """The sample correlations of standardized records: `values` (k,) along the orthonormal columns of `directions`.
+
+    A record is `center` + `scale` * z (D,). `optimal` is Ledoit and Wolf's share of the identity."""
+
+    center: Tensor
+    scale: Tensor
+    directions: Tensor
+    values: Tensor
+    optimal: float
+
+    def shrunk(self, share: float | None = None) -> Whitening:
+        """The whitening under a `share` of the identity in the covariance of z; None: the optimal one."""
+        shrinkage = max(self.optimal, SMALLEST_SHRINKAGE) if share is None else share
+        average = float(self.values.sum()) / len(self.scale)
+        return Whitening(
+            center=self.center, scale=self.scale, directions=self.directions,
+            roots=((1 - shrinkage) * self.values + shrinkage * average).sqrt(), floor=math.sqrt(shrinkage * average),
+            shrinkage=shrinkage,
+        )  # fmt: skip
 
 
 def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whitening:
-    """Estimate a whitening from `reference` records (n_ref, D); center and scales are theirs alone.
+    """Estimate a whitening from `reference` records (n_ref, D) and `others` (`correlations_of`), shrunk by Ledoit and
+    Wolf (2004).
+
+    Raises ValueError for fewer than two records, or where nothing varies."""
+    return correlations_of(reference, others=others).shrunk()
+
+
+def correlations_of(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Correlations:
+    """Correlations of `reference` records (n_ref, D); center and scales are theirs alone.
 
     Coordinates are standardized first: a squared mean and a variance differ by orders of magnitude, and shrinkage
     toward the identity requires comparable scales. The correlations come from the standardized reference and from
     `others`: records of related populations (n, D), each standardized by itself so that no difference *between*
-    populations enters. They are shrunk by Ledoit and Wolf (2004). Needs no (D, D) matrix: O(n^2 D).
+    populations enters. Takes O(n D min(n, D)).
 
     Raises ValueError for fewer than two records, or where nothing varies."""
     if any(records.ndim != 2 or records.shape[0] < 2 for records in (reference, *others)):
@@ -82,14 +105,19 @@ def fit_whitening(reference: Tensor, *, others: Sequence[Tensor] = ()) -> Whiten
         theirs = _center_and_scale(records)
         blocks.append((records.to(torch.float64) - theirs[0]) / theirs[1])
     z = torch.cat(blocks)
+    values, directions = _spectrum(z)
+    return Correlations(
+        center=center, scale=scale, directions=directions, values=values, optimal=_ledoit_wolf(z, values)
+    )
+
+
+def _spectrum(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (k,) and eigenvectors (D, k) of z'z / n by the smaller of n and D, for `z` (n, D)."""
+    if z.shape[0] > z.shape[1]:
+        values, directions = torch.linalg.eigh(z.T @ z / z.shape[0])
+        return values.clamp_min(0), directions
     _, singular, rows = torch.linalg.svd(z, full_matrices=False)
-    values = singular.square() / z.shape[0]
-    average = float(values.sum()) / z.shape[1]
-    shrinkage = max(_ledoit_wolf(z, values), SMALLEST_SHRINKAGE)
-    return Whitening(
-        center=center, scale=scale, directions=rows.T, roots=((1 - shrinkage) * values + shrinkage * average).sqrt(),
-        floor=math.sqrt(shrinkage * average), shrinkage=shrinkage,
-    )  # fmt: skip
+    return singular.square() / z.shape[0], rows.T
 
 
 def _center_and_scale(records: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +197,7 @@ def separation(dimension: float, *, records: int, reference: int | None = None, 
     return math.sqrt(dimension / (n + (0.0 if reference is None else n**2 / reference) + (n * noise) ** 2))
 
 
-def theory_auc(d: float) -> float:
+def gaussian_auc(d: float) -> float:
     """The area under the ROC curve of two unit Gaussians `d` apart."""
     return NormalDist().cdf(d / math.sqrt(2))
 
@@ -199,36 +227,3 @@ def held_out_dimension(reference: Tensor, *, others: Sequence[Tensor] = (), fold
         whiten = fit_whitening(reference[~left_out], others=others)
         parts.append(effective_dimension(whiten(reference[left_out])))
     return sum(parts) / folds
-
-
-def simulated_aucs(
-    population: Whitening,
-    *,
-    test: TracingTest,
-    records: Sequence[int],
-    reference: int,
-    others: Sequence[int] = (),
-    rng: torch.Generator,
-    refits: int = 3,
-    clients: int = 6,
-    candidates: int = 60,
-) -> list[float]:
-    """The AUC of `test` with an *estimated* whitening on Gaussian records of `population`, for each size in `records`.
-
-    Each of `refits` times a whitening is fitted on `reference` fresh records (correlations also on `others`, as in
-    fit_whitening) and applied to `clients` clients with up to `candidates` members and as many non-members. The mean
-    AUC over refits * clients clients has a standard error of about .01. Members beyond the candidates enter as their
-    exact Gaussian sum."""
-    areas: list[list[float]] = [[] for _ in records]
-    for _ in range(refits):
-        related = [population.draw(size, rng=rng) for size in others]
-        whiten = fit_whitening(population.draw(reference, rng=rng), others=related)
-        for areas_of_size, size in zip(areas, records, strict=True):
-            shown = min(size, candidates)
-            members = population.draw(clients, shown, rng=rng)
-            fresh = population.draw(clients, shown, rng=rng)
-            rest = math.sqrt(size - shown) * (population.draw(clients, rng=rng) - population.center)
-            release = population.center + ((members - population.center).sum(1) + rest) / size
-            scores = test(whiten(release), whiten(torch.cat([members, fresh], 1)), records=size, reference=reference)
-            areas_of_size += [auc(row[:shown], row[shown:]) for row in scores]
-    return [sum(found) / len(found) for found in areas]

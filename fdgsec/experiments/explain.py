@@ -31,7 +31,7 @@ LOOKED_UP = ("top1", "top5", "median_rank")
 CLASSES = ("balanced_accuracy", "accuracy")
 MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
     "reidentification": LOOKED_UP,
-    "membership": (*RATES, "theory_auc", "d_eff", "exposed_fraction"),
+    "membership": (*RATES, "one_candidate_auc", "d_eff", "exposed_fraction"),
     "set-reconstruction": ("exact_list", "precision", *RATES),
     "differencing": ("relative_error", *LOOKED_UP),
     "linkage": ("top1", "median_rank", "between_client_sd"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fdgsec.attacks.statistics.tracing import TracingTest, separation, standardized_score, theory_auc
+from fdgsec.attacks.statistics.tracing import TracingTest, gaussian_auc, separation, standardized_score
 from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.intervals import cluster_auc_bootstrap
 from fdgsec.metrics.roc import auc, tpr_at_fpr
@@ -71,5 +71,5 @@ def _point(
     return NoisePoint(
         noise=noise, in_release_sds=noise * math.sqrt(records),
         auc=sum(auc(a, b) for a, b in zip(inside, outside, strict=True)) / clients, interval=interval,
-        theory=theory_auc(separation(dimension, records=records, noise=noise)), tpr=tpr_at_fpr(hits, misses, fpr=0.01),
+        theory=gaussian_auc(separation(dimension, records=records, noise=noise)), tpr=tpr_at_fpr(hits, misses, fpr=0.01),
     )  # fmt: skip

@@ -54,7 +54,7 @@ def curve(
                 "membership",
                 [
                     row("auc", None if rate is None else 0.5 + rate / 2, chance=0.5),
-                    row("theory_auc", 0.55, verdict="descriptive", line="dimension"),
+                    row("one_candidate_auc", 0.55, verdict="descriptive", line="rehearsal"),
                 ],
             ),
             epsilon=value if epsilon and value != float("inf") else None,

@@ -42,13 +42,14 @@ def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence
     members: dict[tuple[str, int], list[Tensor]] = {}
     others: dict[tuple[str, int], list[Tensor]] = {}
     within: dict[tuple[str, int], list[float]] = {}
-    theory: dict[tuple[str, int], float] = {}
+    expected: dict[tuple[str, int], float] = {}
     law: dict[tuple[str, int], float] = {}
     for answer in answers:
         merged = {**cases[answer.case].slice, **answer.slice}
         key = (str(merged.get("domain", "all")), int(merged.get("n_per_client", 0)))
-        if isinstance(answer, Prediction) and answer.name == "theory_auc":
-            (law if answer.slice.get("line") == "dimension" else theory)[key] = answer.value
+        if isinstance(answer, Prediction) and answer.name == "one_candidate_auc":
+            lines = {"rehearsal": expected, "auxiliary images alone": law}
+            lines.get(str(answer.slice.get("line")), {})[key] = answer.value
         asked = truths[answer.case].members
         apart = "test" in answer.slice or "gallery" in merged
         if isinstance(answer, Membership) and asked is not None and not apart:
@@ -57,7 +58,7 @@ def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence
             within.setdefault(key, []).append(float(auc(answer.scores[asked].numpy(), answer.scores[~asked].numpy())))
     if not members:
         return []
-    return [_roc_figure(members, others), _auc_by_size(within, theory, law)]
+    return [_roc_figure(members, others), _auc_by_size(within, expected, law)]
 
 
 def _roc_figure(
@@ -82,13 +83,13 @@ def _roc_figure(
         )
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("true positive rate")
-    caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on auxiliary images alone."
+    caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on auxiliary images and all candidates."
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
 
 
 def _auc_by_size(
     within: Mapping[tuple[str, int], list[float]],
-    theory: Mapping[tuple[str, int], float],
+    expected: Mapping[tuple[str, int], float],
     law: Mapping[tuple[str, int], float],
 ) -> Figure:
     canvas = Canvas(figsize=(6.0, 4.0), layout="constrained")
@@ -99,7 +100,7 @@ def _auc_by_size(
         values = [float(np.mean(within[domain, n])) for n in sizes]
         axis.plot(sizes, values, "o-", color=f"C{index}", label=f"{domain}, measured")
         data[f"{domain} n"], data[f"{domain} auc"] = sizes, [round(value, 6) for value in values]
-        for lines, mark, name in ((theory, ":", "simulated theory"), (law, "--", "law of d_eff")):
+        for lines, mark, name in ((expected, ":", "rehearsals"), (law, "--", "auxiliary images alone")):
             if all((domain, n) in lines for n in sizes):
                 line = [lines[domain, n] for n in sizes]
                 axis.plot(sizes, line, mark, color=f"C{index}", linewidth=1, label=f"{domain}, {name}")
@@ -111,10 +112,10 @@ def _auc_by_size(
     axis.minorticks_off()
     axis.legend(fontsize=8)
     caption = "The larger a client, the less its average says about one image."
-    if theory or law:
+    if expected or law:
         caption += (
-            " Dotted: the same shrunk test on Gaussian data of the estimated covariance; dashed: the law with the "
-            "effective dimension measured on left-out auxiliary images."
+            " Dotted: the adversary's AUC in rehearsals with all its images; dashed: what a test whitened on "
+            "auxiliary images alone can reach, by their effective dimension."
         )
     return Figure(name="auc-by-n", title="Membership against client size", caption=caption, png=png(canvas), data=data)
 

@@ -34,7 +34,7 @@ def headline(row: Measurement) -> bool:
 
 
 HEADLINES = (
-    "top1", "auc", "theory_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy",
+    "top1", "auc", "one_candidate_auc", "tpr_at_1pct_fpr", "relative_error", "balanced_accuracy", "accuracy",
     "exposed_fraction", "exact_list", "refused", "honest_accuracy_drop",
 )  # fmt: skip
 

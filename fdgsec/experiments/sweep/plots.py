@@ -97,7 +97,7 @@ class OptionAxis:
 
 
 def against_option(found: Row) -> Canvas:
-    """Attack success over the option, one line per attack with band, chance dashed, theory dotted; accuracy below."""
+    """Attack success over the option, a line per attack with band, chance dashed, expected dotted; accuracy below."""
     scores = {point["value"]: point["score"] for point in found["accuracy"]}
     canvas = Canvas(figsize=(7.6, 6.0 if scores else 4.4), layout="constrained")
     upper, lower = (
@@ -122,7 +122,7 @@ def against_option(found: Row) -> Canvas:
     labels.append("chance")
     if any(_law(found, name) for name in found["followed"]):
         handles.append(Line2D([], [], color="0.35", linestyle=":", linewidth=1))
-        labels.append("theory")
+        labels.append("expected")
     canvas.legend(handles, labels, fontsize=SMALL, loc="outside lower center", ncols=3, frameon=False)
     canvas.suptitle(_title(found), fontsize=10)
     return canvas
@@ -212,14 +212,14 @@ def _curve(axes: Axes, found: Row, axis: OptionAxis, name: str, number: int) -> 
     if known and known[0]["rows"][name]["chance"] is not None:
         axes.axhline(known[0]["rows"][name]["chance"], color=color, linestyle="--", linewidth=1, alpha=0.8)
     if law := _law(found, name):
-        axes.plot(*zip(*sorted((axis.places[value], theory) for value, theory in law), strict=True), ":", color=color)
+        axes.plot(*zip(*sorted((axis.places[value], area) for value, area in law), strict=True), ":", color=color)
 
 
 def _law(found: Row, name: str) -> list[tuple[float, float]]:
     return [
-        (point["value"], point["theory"][name])
+        (point["value"], point["expected"][name])
         for point in found["privacy"]
-        if point["value"] is not None and point["theory"].get(name) is not None
+        if point["value"] is not None and point["expected"].get(name) is not None
     ]
 
 

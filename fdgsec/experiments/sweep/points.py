@@ -2,7 +2,8 @@
 needed.
 
 An attack measures hundreds of rows; a sweep follows one of each. Kept is what tables and figures are drawn from: the
-followed row with its neighbors (likelihood ratio, theory), the spread between clients, and which controls failed."""
+followed row with its neighbors (likelihood ratio, expectation), the spread between clients, and which controls
+failed."""
 
 import json
 import math

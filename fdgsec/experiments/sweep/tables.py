@@ -40,7 +40,7 @@ def summary(points: Sequence[Row]) -> dict[str, Any]:
         {
             "value": point["value"], "guarantees": point["guarantees"],
             "rows": {name: _same(point, name, row) for name, row in followed.items()},
-            "theory": {name: _theory(point, name, row) for name, row in followed.items()},
+            "expected": {name: _expected(point, name, row) for name, row in followed.items()},
         }
         for point in private
     ]  # fmt: skip
@@ -173,9 +173,9 @@ def _same(point: Row, attack: str, row: Row) -> Row | None:
 
 
 def kin(name: str, where: Mapping[str, Any]) -> tuple[tuple[str, Row], tuple[str, Row], tuple[str, Row]]:
-    """The names and slices that belong to a followed row: by likelihood ratio, the row itself, and its theory."""
-    weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "dimension"}
-    return (name, weighed), (name, where), ("theory_auc", law)
+    """The names and slices that belong to a followed row: by likelihood ratio, the row itself, and what is expected."""
+    weighed, law = {**where, "distance": "likelihood ratio"}, {**where, "line": "rehearsal"}
+    return (name, weighed), (name, where), ("one_candidate_auc", law)
 
 
 def _found(point: Row, attack: str, wanted: tuple[str, Row]) -> Row | None:
@@ -183,8 +183,8 @@ def _found(point: Row, attack: str, wanted: tuple[str, Row]) -> Row | None:
     return next((other for other in rows if (other["name"], other["slice"]) == wanted), None)
 
 
-def _theory(point: Row, attack: str, row: Row) -> float | None:
-    """What theory predicts for a followed AUC from the effective dimension, where the attack says so."""
+def _expected(point: Row, attack: str, row: Row) -> float | None:
+    """The AUC that the attack had in rehearsals under this noise, where it says so."""
     if row["name"] != "auc":
         return None
     law = _found(point, attack, kin(row["name"], row["slice"])[2])

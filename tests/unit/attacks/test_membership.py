@@ -130,7 +130,7 @@ def test_each_domain_and_size_gets_its_predictions_once():
     assert sorted(told) == sorted(
         (domain, *row)
         for domain in ("ink", "oil")
-        for row in (("theory_auc", "dimension"), ("theory_auc", "simulation"), ("d_eff", ""))
+        for row in (*(("one_candidate_auc", line) for line in ("auxiliary images alone", "rehearsal")), ("d_eff", ""))
     )
 
 
@@ -143,7 +143,7 @@ def test_predicted_area_is_near_the_measured_one_on_gaussian_records():
         told += [
             answer.value
             for answer in answers
-            if isinstance(answer, Prediction) and answer.slice.get("line") == "dimension"
+            if isinstance(answer, Prediction) and answer.slice.get("line") == "rehearsal"
         ]
 
     # 40 held-out and 60 auxiliary images: a scene's areas move together by about .05, the mean of 20 by .011.

@@ -213,7 +213,7 @@ def test_of_a_clients_images_no_more_are_found_than_were_released():
 
     told = {a.name: a.value for a in answers if isinstance(a, Prediction)}
     scores = [a for a in answers if isinstance(a, MembershipAnswer) and a.slice["question"] == "client's image"]
-    assert told == {"exposed_fraction": 0.4, "theory_auc": pytest.approx(0.7)}
+    assert told == {"exposed_fraction": 0.4, "one_candidate_auc": pytest.approx(0.7)}
     found = []
     for answer in scores:
         members = truths[answer.case].members

@@ -10,8 +10,9 @@ from scipy.optimize import linprog
 from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, rounding_noise, rounding_of
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
 from fdgsec.attacks.statistics.domain_populations import pooled_release
+from fdgsec.attacks.statistics.release_precision import rounding_noise, rounding_of
 from fdgsec.data.domains import DomainDataset
 from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleDistribution, StyleStatistics

@@ -92,10 +92,10 @@ def test_fisc_settings_are_marked_on_scales_that_reach_them_alone():
     assert ["FISC's settings, Table 10" in legend for legend in legends] == [True, False, False]
 
 
-def test_legends_name_every_attack_chance_and_theory():
+def test_legends_name_every_attack_chance_and_what_is_expected():
     texts = {text.get_text() for text in against_option(curve(NOISE)).legends[0].get_texts()}
 
-    assert texts == {"linkage, top-1", "membership, AUC", "chance", "theory", "FISC's settings, Table 10"}
+    assert texts == {"linkage, top-1", "membership, AUC", "chance", "expected", "FISC's settings, Table 10"}
 
 
 def test_one_seed_has_no_interval_and_is_drawn_all_the_same():

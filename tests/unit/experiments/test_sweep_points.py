@@ -40,8 +40,8 @@ def whole(value: float | None) -> dict[str, Any]:
         linkage.append(row("top1", rate + 0.1, distance="likelihood ratio"))
     membership = [
         row("auc", 0.5 + rate / 2, chance=0.5), row("auc", 0.5 + rate / 3, chance=0.5, size="130"),
-        row("theory_auc", 0.55, verdict="descriptive", line="dimension"), row("tpr_at_1pct_fpr", rate / 4, chance=0.01),
-        row("theory_auc", 0.95, verdict="descriptive", line="simulation"),
+        row("one_candidate_auc", 0.55, verdict="descriptive", line="rehearsal"), row("tpr_at_1pct_fpr", rate / 4, chance=0.01),
+        row("one_candidate_auc", 0.95, verdict="descriptive", line="auxiliary images alone"),
     ]  # fmt: skip
     controls = {"positive": [control(passed=True)] * 4, "negative": [control(passed=value != 0.1)]}
     skipped = measured("label-inference", [], status="skipped", reason="reads other things")
@@ -67,7 +67,7 @@ def test_tables_and_figures_of_what_is_kept_are_those_of_the_whole():
     assert figures(after) == figures(before)
     assert set(figures(before)) == {"noise", "pareto"}
     assert "Controls failed at 1 of 4 points." in markdown(after)
-    assert after["privacy"][1]["theory"]["membership"] == 0.55
+    assert after["privacy"][1]["expected"]["membership"] == 0.55
 
 
 def test_what_was_left_out_is_counted_and_controls_that_failed_are_kept():
@@ -75,7 +75,7 @@ def test_what_was_left_out_is_counted_and_controls_that_failed_are_kept():
 
     assert (linkage["measured"], membership["measured"], skipped["measured"]) == (154, 5, 0)
     assert [kept["slice"]["distance"] for kept in linkage["measurements"]] == ["plain", "likelihood ratio"]
-    assert [kept["name"] for kept in membership["measurements"]] == ["auc", "theory_auc"]
+    assert [kept["name"] for kept in membership["measurements"]] == ["auc", "one_candidate_auc"]
     assert linkage["controls"]["passed"] == 4
     assert [(failed["side"], failed["name"]) for failed in linkage["controls"]["failed"]] == [("negative", "auc")]
     assert skipped["reason"] == "reads other things"

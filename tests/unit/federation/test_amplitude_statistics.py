@@ -32,6 +32,7 @@ from fdgsec.nn.styles.image_styles import encoder_named, register_encoder, stati
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.answers import Membership as Scores
 from fdgsec.threats.attack import Attack, Case, TargetFacts
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.judge import Judge
@@ -252,7 +253,8 @@ def test_without_information_the_membership_tests_raise_no_more_false_alarms_tha
         cases, knowledge = unrelated(spectra, asked)
         known = known_populations(CasesByRelease.of(cases), cases, knowledge)  # of 60 records with 1,632 coordinates
         for test in alarms:
-            (answer,) = mean_answers([0], cases, knowledge, known, test=test, rng=stream(seed, "attack", "blur"))
+            answer, _ = mean_answers([0], cases, knowledge, known, test=test, rng=stream(seed, "attack", "blur"))
+            assert isinstance(answer, Scores)
             ranks = answer.scores.argsort().argsort().double() + 1
             z = (ranks[:asked].sum() - asked * (2 * asked + 1) / 2) / (asked * asked * (2 * asked + 1) / 12) ** 0.5
             alarms[test] += int(abs(float(z)) > 1.96)
