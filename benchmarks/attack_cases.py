@@ -20,6 +20,7 @@ from fdgsec.attacks.linkage.attack import Linkage
 from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.attacks.reidentification.attack import Reidentification
+from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ImageStyles, StyleStatistics
 from fdgsec.federation.wire import SERVER
@@ -130,6 +131,13 @@ def _membership(size: Size) -> Question:
     return Question(attack=Membership(), cases=cases, knowledge=world.knowledge)
 
 
+def _set_reconstruction(size: Size) -> Question:
+    world = _World.of(size)
+    asked = world.candidates
+    cases = [world.case("resampled_clients", world.pooled(), candidates=asked) for _ in range(size.clients)]
+    return Question(attack=SetReconstruction(), cases=cases, knowledge=world.knowledge)
+
+
 def _differencing(size: Size) -> Question:
     world = _World.of(size)
     asked = world.candidates
@@ -219,6 +227,7 @@ def _inter_client(size: Size) -> Question:
 
 QUESTIONS: Mapping[str, Callable[[Size], Question]] = {
     "membership": _membership,
+    "set-reconstruction": _set_reconstruction,
     "differencing": _differencing,
     "reidentification": _reidentification,
     "inter-client": _inter_client,

@@ -112,6 +112,7 @@ LEARNING = ("linkage", "label-inference", "domain-inference", "property-inferenc
 GRIDS: Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]] = {
     **{name: ((100, 1000, 10_000), (1, 10, 100), (256, 512, 1024)) for name in PARTS},
     **{name: ((150, 450, 1350), (10, 30, 100), (256, 512)) for name in LEARNING},
+    "set-reconstruction": ((100, 300, 1000), (1, 10), (256, 512, 1024)),
     "pool-exposure": ((100, 300, 1000), (1, 10, 100), (6, 256)),
     "interpolation-leakage": ((20, 40, 80), (1, 3), (256, 512, 1024)),
     **{name: ((), (8, 32), (48, 128)) for name in PARTS if name.startswith("optimization")},

@@ -112,11 +112,12 @@ def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
     """The numbers of the cases of each domain, size and number of candidates, each question once.
 
     Two galleries are one where a domain has no more images."""
-    found: dict[tuple[object, ...], dict[tuple[str, ...], int]] = {}
+    found: dict[tuple[object, ...], dict[tuple[object, ...], int]] = {}
     for number, case in enumerate(cases):
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
+        sent = tuple(value.numpy().tobytes() for value in case.release().tensors().values())
         alike = found.setdefault((domain_of(case), size_of(case), len(candidates)), {})
-        alike.setdefault((case.victim, *candidates), number)
+        alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
 
 

@@ -187,6 +187,15 @@ def test_noise_of_a_defense_is_accounted_for():
     assert 0.55 < sum(areas) / len(areas) < 0.999
 
 
+def test_two_clients_of_one_name_and_gallery_are_both_answered():
+    moments, images = world(60)
+    cases = [asked(released(moments, members), images, 30, shown=range(60))[0] for members in (30, 29)]
+
+    answers = ATTACK.run([*cases, cases[0]], knowledge(moments, images), stream(0, "attack"))
+
+    assert [answer.case for answer in answers if isinstance(answer, MemberList)] == [0, 1]  # the third one is the first
+
+
 def test_releases_of_others_give_no_list_and_no_evidence():
     moments, images = world(80)
     cases = [asked(released(moments, 40), images, 40, shown=range(80), seed=seed) for seed in range(8)]
