@@ -22,6 +22,7 @@ from torch.nn.functional import interpolate
 from fdgsec.attacks.reidentification.control import planted_lookups
 from fdgsec.attacks.reidentification.lookup_features import RowFeatures, SpectrumRows, StyleRows, spectra_of
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, defended_alike, defense_noise_of_rows
+from fdgsec.attacks.statistics.release_precision import ROUNDINGS
 from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes
@@ -34,13 +35,11 @@ from fdgsec.threats.option_checks import check_at_least
 
 LEAST_AREA = 0.8
 JPEG_QUALITY = 75
-LARGEST_HALF = 65504.0
 
 Rounding = Callable[[Tensor], Tensor]
-ROUNDINGS: dict[str, Rounding] = {
+TRANSFORMS: dict[str, Rounding] = {
     "known": lambda styles: styles,
-    "float16": lambda styles: styles.clamp(max=LARGEST_HALF).half().to(torch.float64),
-    "2 decimals": lambda styles: styles.round(decimals=2),
+    **ROUNDINGS,
 }
 """Transformations of the released rows; the adversary's copies stay exact."""
 COPIES = ("random crop", "jpeg 75")
@@ -129,7 +128,7 @@ def _lookups(
         rows = look.rows(case)
         rows = rows if ring is None else rows[derangement(len(rows), ring)]
         kind = case.question.replace("_", " ")
-        for variant in (*ROUNDINGS, *(COPIES if case.question == "released" and ring is None else ())):
+        for variant in (*TRANSFORMS, *(COPIES if case.question == "released" and ring is None else ())):
             copy = variant if variant in COPIES else "known"
             key = (id(case.candidates), size, copy)
             if key not in placed:
@@ -137,7 +136,7 @@ def _lookups(
                 gallery = _copies(case.candidates, copy, child(rng, copy))
                 expected = look.compared(_expected(gallery, knowledge, look, whiten))
                 placed[key] = whiten(expected if defense_noise is None else defense_noise.placed(expected))
-            seen = whiten(look.compared(ROUNDINGS[variant if variant in ROUNDINGS else "known"](rows)))
+            seen = whiten(look.compared(TRANSFORMS[variant if variant in TRANSFORMS else "known"](rows)))
             where = {"rows": kind, "transform": variant}
             answers.append(Ranking(case=number, slice=where, distances=torch.cdist(seen, placed[key])))
     return answers

@@ -20,7 +20,7 @@ from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, populations_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, independent_release, release_of, size_of
-from fdgsec.attacks.statistics.release_precision import rounding_noise
+from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded, rounding_noise
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -28,6 +28,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer, MemberList, Membership
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.option_checks import check_at_least
+from fdgsec.threats.positive_control_data import upload
 
 PRIORS = (1.0, 0.1, 0.01)
 """Weights of the prior that are tried on a list of the adversary's own making."""
@@ -41,7 +42,8 @@ class SetReconstruction:
 
     A gallery has `gallery` candidates for each member, or (0) all images of the domain that the adversary does not
     hold. `held` are shares of each gallery that the adversary has; less than all of them is asked of the first kind of
-    gallery only."""
+    gallery only. Every release is read once more in each of `roundings` (fdgsec.attacks.statistics.release_precision:
+    "float16", "2 decimals"), as if it had been sent so."""
 
     name: ClassVar[str] = "set-reconstruction"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes"})
@@ -51,6 +53,7 @@ class SetReconstruction:
     clients: int = 15
     galleries: tuple[int, ...] = (2, 0)
     held: tuple[float, ...] = (1.0, 0.9, 0.5)
+    roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_at_least(2, {"sizes": self.sizes})
@@ -61,6 +64,9 @@ class SetReconstruction:
         outside = [share for share in self.held if not 0 < share <= 1]
         if outside:
             raise UsageError(f"held must be shares above 0 and up to 1; got {outside[0]}.")
+        unknown = [rounding for rounding in self.roundings if rounding not in ROUNDINGS]
+        if unknown:
+            raise UsageError(f"unknown rounding {unknown[0]!r}; there are {', '.join(ROUNDINGS)}.")
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with every gallery. Raises UsageError where styles are not means over images."""
@@ -79,12 +85,25 @@ class SetReconstruction:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""
-        return _answers(cases, knowledge, rng, cases)
+        return self._answers(cases, knowledge, rng, cases)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from releases of auxiliary images, which no candidate is behind."""
         others = [independent_release(case, knowledge, child(rng, "release", n)) for n, case in enumerate(cases)]
-        return _answers(cases, knowledge, rng, others)
+        return self._answers(cases, knowledge, rng, others)
+
+    def _answers(
+        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: Sequence[Case]
+    ) -> list[Answer]:
+        """Answer from the releases of `seen`, and from each rounding of them."""
+        populations = populations_of([domain_of(case) for case in cases], knowledge)
+        noise = _NoiseOfMeans(knowledge=knowledge, populations=populations, rng=child(rng, "noise"))
+        answers: list[Answer] = list(_answers(cases, seen, knowledge, noise, rng))
+        for rounding in self.roundings:
+            coarse = [_rounded(case, rounding) for case in seen]
+            found = _answers(cases, coarse, knowledge, noise, rng)
+            answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
+        return sorted(answers, key=lambda answer: answer.case)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
         """Lists of planted images, whose means have several numbers for each candidate
@@ -92,11 +111,11 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
-def _answers(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: Sequence[Case]) -> list[Answer]:
-    """Answer the cases from the releases of `seen`, which may be others."""
-    populations = populations_of([domain_of(case) for case in cases], knowledge)
-    noise = _NoiseOfMeans(knowledge=knowledge, populations=populations, rng=child(rng, "noise"))
-    answers: list[Answer] = []
+def _answers(
+    cases: Sequence[Case], seen: Sequence[Case], knowledge: Knowledge, noise: "_NoiseOfMeans", rng: torch.Generator
+) -> list[Membership | MemberList]:
+    """Answer the cases from the releases of `seen`, which may be others, or less precise."""
+    answers: list[Membership | MemberList] = []
     for alike in _alike(cases):
         equations = {number: _equations(cases[number], seen[number], knowledge, noise) for number in alike}
         prior = _best_prior(equations[alike[0]], child(rng, "prior", alike[0]))
@@ -105,7 +124,7 @@ def _answers(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, 
             answers += [
                 Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),
             ]  # fmt: skip
-    return sorted(answers, key=lambda answer: answer.case)
+    return answers
 
 
 def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
@@ -119,6 +138,11 @@ def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
         alike = found.setdefault((domain_of(case), size_of(case), len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
+
+
+def _rounded(case: Case, rounding: str) -> Case:
+    sent = rounded(case.release(), rounding)
+    return replace(case, views=(upload(sent, sender=case.victim),))
 
 
 @dataclass(kw_only=True)

@@ -12,9 +12,21 @@ from fdgsec.runtime.random_streams import stream
 
 SINGLE, HALF = 2.0**-24, 2.0**-11
 """Largest relative rounding errors of float32 and float16."""
+LARGEST_HALF = 65504.0
+ROUNDINGS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "float16": lambda values: values.clamp(-LARGEST_HALF, LARGEST_HALF).half().to(values.dtype),
+    "2 decimals": lambda values: values.round(decimals=2),
+}
+"""Ways of writing the numbers of a release with less precision."""
 MOST_DECIMALS = 6
 PERTURBED = 32
 """Perturbed copies of a release by which the effect of its rounding on t is estimated."""
+
+
+def rounded(artifact: Artifact, rounding: str) -> Artifact:
+    """The artifact with all its floating-point numbers rounded in one of `ROUNDINGS`."""
+    parts = {name: ROUNDINGS[rounding](v) for name, v in artifact.tensors().items() if v.is_floating_point()}
+    return replace(artifact, **parts)
 
 
 def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fdgsec.attacks.reidentification.attack import ROUNDINGS, Reidentification, _compress, _copies, _crop
+from fdgsec.attacks.reidentification.attack import TRANSFORMS, Reidentification, _compress, _copies, _crop
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import Amplitudes, ImageStyles, StyleStatistics
 from fdgsec.nn.styles.amplitude_spectra import amplitudes
@@ -65,7 +65,7 @@ def test_planted_colors_are_found_through_every_copy(seed: int):
 
     controls = positive_control(planted_control, guess, Judge(bootstrap_repeats=50), stream(seed, "attack"))
 
-    assert [control.measurement.slice["transform"] for control in controls] == [*VARIANTS, *ROUNDINGS]  # and spectra
+    assert [control.measurement.slice["transform"] for control in controls] == [*VARIANTS, *TRANSFORMS]  # and spectra
     assert all(control.passed for control in controls), [control.measurement.value for control in controls]
     assert controls[0].measurement.value == 1
 
@@ -93,7 +93,7 @@ def test_copies_are_made_for_the_runs_own_rows_only():
 
     guess = ATTACK.run([case], planted_control.knowledge, stream(0, "attack"))
 
-    assert [dict(a.slice) for a in guess] == [{"rows": "as if released", "transform": v} for v in ROUNDINGS]
+    assert [dict(a.slice) for a in guess] == [{"rows": "as if released", "transform": v} for v in TRANSFORMS]
 
 
 def test_equal_candidates_share_the_credit():
@@ -178,7 +178,7 @@ def test_a_sum_of_more_pixels_than_half_precision_counts_is_still_a_number():
 
     answers = ATTACK.run([spectral(views=(upload(bright),))], planted().knowledge, stream(0, "attack"))
 
-    assert [answer.slice["transform"] for answer in answers] == list(ROUNDINGS)
+    assert [answer.slice["transform"] for answer in answers] == list(TRANSFORMS)
     assert all(isinstance(a, Ranking) and bool(a.distances.isfinite().all()) for a in answers)
 
 

@@ -135,6 +135,20 @@ def test_half_precision_is_seen_and_accounted_for():
     assert auc(scores[truth.members], scores[~truth.members]) == 1.0
 
 
+def test_a_release_is_read_once_more_in_each_rounding():
+    moments, images = world(60)
+    case, truth = asked(released(moments, 30), images, 30, shown=range(60))
+    attack = SetReconstruction(roundings=("float16", "2 decimals"))
+
+    answers = attack.run([case], knowledge(moments, images), stream(0, "attack"))
+
+    lists = {answer.slice.get("rounding", ""): answer.believed for answer in answers if isinstance(answer, MemberList)}
+    assert list(lists) == ["", "float16", "2 decimals"]
+    assert truth.members is not None
+    assert torch.equal(lists[""], truth.members)
+    assert float((lists["2 decimals"] & truth.members).sum()) / 30 > 0.6  # of half of the candidates
+
+
 def test_members_missing_from_the_gallery_leave_evidence_about_the_others():
     moments, images = world(80)
     areas, exact = [], []
@@ -273,7 +287,7 @@ def test_galleries_are_asked_for_once_in_full_and_twice_in_part():
     [
         ("galleries", (1,), "galleries must be 0"), ("galleries", (-1,), "galleries must be 0"),
         ("held", (0.0,), "held must be shares"), ("held", (1.5,), "held must be shares"), ("sizes", (1,), "sizes"),
-        ("clients", 0, "clients"),
+        ("clients", 0, "clients"), ("roundings", ("float8",), "unknown rounding 'float8'"),
     ],
 )  # fmt: skip
 def test_options_outside_their_range_are_refused(option: str, value: object, said: str):
