@@ -24,6 +24,8 @@ COUNTED = 1e-3
 """Standard deviation of the number of listed members, where that is known."""
 EXPLAINED = 3.0
 """Root mean square of a list's residuals, in standard deviations of the error, at most which it explains a release."""
+TELLING = 10.0
+"""Spread of means over images, in these units, from which a list that explains a release is no coincidence."""
 LEAST_NOISE = 1e-9
 """Of a coordinate's spread over images: what the sums of two programs may differ by."""
 
@@ -43,11 +45,11 @@ class ListEquations:
     def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
         """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
 
-        That is none of them where the list that follows has the release as its mean, up to its error. `prior` weighs
-        the prior's pull of each w toward the share of members among candidates."""
+        That is none of them where the list that follows has the release as its mean, up to its error, and other lists
+        have not. `prior` weighs the prior's pull of each w toward the share of members among candidates."""
         if absent is None:
-            complete = self.solved(prior, absent=0.0)
-            if self._explained(complete):
+            complete = self.solved(prior, absent=0.0) if self._telling() else None
+            if complete is not None and self._explained(complete):
                 return complete
             evidence = {share: self._evidence(share) for share in ABSENT}
             absent = max(evidence, key=lambda share: evidence[share])
@@ -64,6 +66,11 @@ class ListEquations:
             values.append(np.array([self.images / COUNTED]))
         weights = box_least_squares(np.concatenate(matrix), np.concatenate(values))
         return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
+
+    def _telling(self) -> bool:
+        """Whether a release is precise enough that the mean over other images is not taken for it."""
+        blurred = np.sqrt(self.others.diagonal() / self.images) / self.noise
+        return float(np.sqrt(np.mean(blurred**2))) > TELLING * EXPLAINED
 
     def _explained(self, found: "MemberPosterior") -> bool:
         """Whether the mean over the list is the release, up to the release's error."""

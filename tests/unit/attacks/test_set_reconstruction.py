@@ -210,6 +210,30 @@ def test_two_clients_of_one_name_and_gallery_are_both_answered():
     assert [answer.case for answer in answers if isinstance(answer, MemberList)] == [0, 1]  # the third one is the first
 
 
+def test_half_a_gallery_behind_noise_is_not_taken_for_a_list_of_all():
+    """Half of the members are missing from half of twice as many candidates: as many candidates are left as members."""
+    moments, images = world(120)
+    sent = released(moments, 60)
+
+    def noisy(artifact: Artifact, _data: DomainDataset, rng: torch.Generator) -> Artifact:
+        assert isinstance(artifact, StyleStatistics)
+        noise = 0.1 * torch.randn(2, CHANNELS, generator=rng)
+        return replace(artifact, mean=artifact.mean + noise[0], std=(artifact.std + noise[1]).clamp_min(0))
+
+    known = replace(knowledge(moments, images), defended=noisy, shared=lambda data, _rng: pooled_release(
+        moments.rows(data.rows), PooledStyles()
+    ))  # fmt: skip
+    areas = []
+    for seed in range(12):
+        received = noisy(sent, images, stream(seed, "attack", "noise"))
+        case, truth = asked(received, images, 60, shown=[*range(30), *range(60, 90)], seed=seed)
+        scores, listed = answered(case, known)
+        assert truth.members is not None
+        assert int(listed.sum()) < 60
+        areas.append(auc(scores[truth.members], scores[~truth.members]))
+    assert sum(areas) / len(areas) > 0.6
+
+
 def test_releases_of_others_give_no_list_and_no_evidence():
     moments, images = world(80)
     cases = [asked(released(moments, 40), images, 40, shown=range(80), seed=seed) for seed in range(8)]
