@@ -66,6 +66,18 @@ CASES: Mapping[str, Case] = {
         target="ccst-overall", defense=STYLES, broken="StylesAndModelsWithOneNoise",
         options=("--runs", "50", "--rounds", "1", *FEW),
     ),
+    "one-noise-for-means-and-squares": Case(
+        target="ccst-overall", defense=STYLES, broken="StylesWithOneNoiseForMeansAndSquares",
+        options=("--runs", "20", "--distinct-releases", "0"),
+    ),
+    "one-noise-for-all-rows": Case(
+        target="ccst-single", defense=STYLES, broken="RowsWithOneNoise",
+        options=("--runs", "20", "--set", "method.styles_per_client=8", "--distinct-releases", "0"),
+    ),
+    "one-noise-per-tensor": Case(
+        target="fedavg", defense="dp-fedavg:epsilon=2", broken="ModelsWithOneNoisePerTensor",
+        options=("--runs", "4", "--backbone", "tiny", "--distinct-releases", "0"),
+    ),
     "private-divisor-add-remove": Case(
         target="fedavg", defense="dp-sgd:epsilon=2", broken="DPSGDWithAPrivateDivisor",
         options=("--canaries", "64", "--guesses", "8", "--distinct-releases", "0"),

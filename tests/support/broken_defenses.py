@@ -14,7 +14,7 @@ from fdgsec.defenses.private_styles import PrivateStyles
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import Outgoing, Protected
 from fdgsec.federation.method import Client, Clock, Method
-from fdgsec.federation.public_clip_bounds import Frame
+from fdgsec.federation.public_clip_bounds import Frame, rows_of, with_rows
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.training.batches import TrainingSet
 from fdgsec.privacy.accounting import Relation, Use
@@ -269,6 +269,35 @@ class StylesFromA32BitSeed(PrivateStyles):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StylesWithOneNumberOfNoise(StylesFromA32BitSeed):
+    """Adds one number's noise to all of them."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        return self._with(outgoing, frame, lambda like, sd: sd * rng.normal(1).expand(len(like)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StylesWithOneNoiseForMeansAndSquares(StylesFromA32BitSeed):
+    """Draws half as many numbers as it sends, and adds them to means and to second moments."""
+
+    def _mean(self, outgoing: Outgoing, frame: Frame, rng: SecretStream) -> Protected:
+        return self._with(outgoing, frame, lambda like, sd: sd * rng.normal(len(like) // 2).repeat(2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsWithOneNoise(PrivateStyles):
+    """Adds one row of noise to all rows."""
+
+    def _rows(
+        self, outgoing: Outgoing, region: Region, sensitivity: Mapping[Relation, float], rng: SecretStream
+    ) -> Protected:
+        noise, uses = self._calibrated_noise(outgoing, sensitivity)
+        rows = region.inside(rows_of(outgoing.artifact))
+        noisy = region.values(rows + noise * rng.normal(rows.shape[1]))
+        return Protected(artifact=with_rows(outgoing.artifact, noisy), uses=uses)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScoresFromA32BitSeed(PrivateScores):
     """Seeds torch's generator, which keeps 32 bits."""
 
@@ -332,6 +361,22 @@ class ModelsClippedTensorByTensor(DPFedAvg):
         for name in names:
             change |= clipped({name: state[name].double() - received[name].double()}, self.clip)
         return change
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelsWithOneNoisePerTensor(DPFedAvg):
+    """Draws the noise of each tensor from the beginning of one stream."""
+
+    def on_message(self, outgoing: Outgoing, rng: SecretStream) -> Protected | None:
+        if not isinstance(outgoing.artifact, ModelState) or outgoing.sender.model is None or outgoing.stage != "update":
+            return None
+        received, sd = outgoing.sender.model.state.state, self.noise(outgoing.sender)
+        changes = clipped({name: value - received[name] for name, value in outgoing.artifact.state.items()}, self.clip)
+        noisy = {
+            name: received[name] + (change + sd * rng.child("noise").normal(*change.shape)).to(received[name])
+            for name, change in changes.items()
+        }
+        return Protected(artifact=ModelState(state=noisy), uses=self._uses(sd))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged
+from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, judged, numbers
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, Scores
 from fdgsec.federation.defense import DefenseStack, RecordStatistic, StatisticSource
 from fdgsec.federation.method import GlobalModel
@@ -71,6 +71,24 @@ def canaries_of(site: Site, release: Release, uses: Sequence[Use], unit: Unit) -
     if unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
         return _rows(release, reference, every=unit == "client")
     return _pooled(site, release, reference)
+
+
+def noise_coordinates(defense_stack: DefenseStack, release: Release, unit: Unit) -> Callable[[Artifact], Tensor]:
+    """How to read the numbers (D,) to which a mechanism adds its noise: those of an artifact, or of a pooled statistic.
+
+    They are in the order of the artifact's tensors."""
+    if release.step != "share" or unit == "client" or isinstance(release.artifact, ImageStyles | Amplitudes):
+        return numbers
+    frame, images = (
+        pooled_frame(release.sender, release.slot, _reference(defense_stack)),
+        len(release.sender.client.data),
+    )
+
+    def coordinates(artifact: Artifact) -> Tensor:
+        released = frame.released_statistic.release(artifact, images=images)[0]
+        return frame.released_statistic.about(released, frame.about)
+
+    return coordinates
 
 
 def _reference(defense_stack: DefenseStack) -> Reference:

@@ -7,7 +7,8 @@ repeat one of 2^32 with probability .9997. Releases are compared behind the audi
 post-processing (rounding) may make different ones alike, and on a small artifact, because noise is drawn alike for any.
 
 Noise of two releases of one run (two rounds, or a style and a model) is compared by correlation: it is drawn anew for
-each of many runs, and differences between runs contain nothing but noise."""
+each of many runs, and differences between runs contain nothing but noise. Within a release
+its numbers are compared in the same way (`noise_within`)."""
 
 import math
 import sys
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor
 
 from fdgsec.experiments.audit.gradient_canaries import one_layer
+from fdgsec.experiments.audit.message_canaries import noise_coordinates
 from fdgsec.experiments.audit.neighboring_clients import Release, numbers
+from fdgsec.experiments.audit.noise_within import repeats_within
 from fdgsec.federation.artifacts import ModelState, Scores
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import GlobalModel
@@ -41,13 +44,15 @@ SEEDING = frozenset({"manual_seed", "manual_seed_all"})
 class NoiseChecks:
     """The results of all checks; `states_bits` is log2 of the number of noise vectors that `releases` rule out.
 
-    `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise. `seeding` tells
-    whether a release calls `manual_seed`, which keeps 32 bits."""
+    `alike` are the first two equal releases, `correlated` pairs of a run's releases with related noise, `within` are
+    releases of which two numbers have the same noise. `seeding` tells whether a release calls `manual_seed`, which
+    keeps 32 bits."""
 
     releases: int = 0
     alike: tuple[int, int] | None = None
     confidence: float = 0.95
     correlated: Sequence[str] = ()
+    within: Sequence[str] = ()
     seeding: bool = False
 
     @property
@@ -59,12 +64,13 @@ class NoiseChecks:
 
     @property
     def repeated(self) -> bool:
-        """Whether noise comes again, in another release of the same records or in another one of its run."""
-        return self.alike is not None or bool(self.correlated)
+        """Whether noise comes again: in a release of the same records, in another one of its run, or within one."""
+        return self.alike is not None or bool(self.correlated) or bool(self.within)
 
     def line(self) -> str:
         """What was found, in one line."""
         said = [f"{pair} have correlated noise" for pair in self.correlated]
+        said += [f"two numbers of {release} have the same noise" for release in self.within]
         if self.alike is not None:
             said.insert(0, "releases {} and {} of the same records are alike".format(*self.alike))
         elif self.states_bits is not None:
@@ -111,7 +117,7 @@ def check_messages(
     def sent(name: str, release: Release) -> Tensor:
         return numbers(release.sent(replace(alone, name=f"{alone.name}/{name}"))[0])
 
-    checks = NoiseChecks(confidence=confidence, correlated=_correlated(given, sent))
+    checks = NoiseChecks(confidence=confidence, correlated=_correlated(given, sent), within=_within(runs, alone))
     if not releases or len(sent("size", first)) < FEWEST_NUMBERS:
         return checks
     checks = replace(checks, seeding=seeds(lambda: sent("seed", first)))
@@ -136,6 +142,20 @@ def _correlated(releases: Sequence[Release], sent: Callable[[str, Release], Tens
     drawn = [torch.stack(list(one)) for one in zip(*runs, strict=True)]
     pairs = combinations(zip(releases, [one[:PAIRS] - one[PAIRS:] for one in drawn], strict=True), 2)
     return [f"{_named(one)} and {_named(other)}" for (one, a), (other, b) in pairs if _related(a, b)]
+
+
+def _within(releases: Sequence[Release], defense_stack: DefenseStack) -> list[str]:
+    """The releases, the first one of each slot, of which two numbers have the same noise."""
+    first = dict[tuple[str, str], Release]()
+    for release in releases:
+        first.setdefault((release.step, release.slot), release)
+    found = []
+    for release in first.values():
+        uses = release.sent(defense_stack)[1]
+        assert uses
+        if repeats_within(release, defense_stack, noise_coordinates(defense_stack, release, uses[0].unit)):
+            found.append(_named(release))
+    return found
 
 
 def _related(one: Tensor, other: Tensor) -> bool:

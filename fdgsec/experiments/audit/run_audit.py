@@ -21,6 +21,7 @@ from fdgsec.experiments.audit.message_canaries import canaries_of
 from fdgsec.experiments.audit.neighboring_clients import Canary, Release, Site, releases_of, worlds_of
 from fdgsec.experiments.audit.noise_checks import NoiseChecks, check_messages, compared
 from fdgsec.experiments.audit.noise_scale import CONFIDENCE, SmallTraining
+from fdgsec.experiments.audit.noise_within import DRAWS, alike
 from fdgsec.experiments.audit.one_run import Canaries, GradientCanaries, MislabelledCanaries, audited
 from fdgsec.experiments.run_config import RunConfig, attack_settings, defense_text, target_method
 from fdgsec.experiments.setup.defenses import defense_documents, defense_stack_of
@@ -294,7 +295,12 @@ def _training_noise(site: Site, plan: AuditPlan) -> NoiseChecks:
     count = TRAININGS if plan.distinct_releases is None else plan.distinct_releases
     names = (f"{site.defense_stack.name}/distinct/{number}" for number in range(count))
     trained = (small.updates(replace(site.defense_stack, name=name))[0] for name in names)
-    return compared(NoiseChecks(confidence=plan.confidence), (torch.cat(steps).double() for steps in trained))
+    again = (replace(site.defense_stack, name=f"{site.defense_stack.name}/within/{run}") for run in range(DRAWS))
+    untouched = [torch.cat(small.updates(stack)[0])[:, small.records :].double().flatten() for stack in again]
+    checks = NoiseChecks(
+        confidence=plan.confidence, within=["the updates of a training"] if alike(torch.stack(untouched)) else []
+    )
+    return compared(checks, (torch.cat(steps).double() for steps in trained))
 
 
 def _training_scale(site: Site, config: RunConfig, delta: float) -> AuditResult:

@@ -1,0 +1,65 @@
+"""Noise that comes again within one release: in two numbers, rows or tensors.
+
+Whoever subtracts two numbers with the same noise is rid of it, and neither a test along one direction nor a comparison
+of releases sees that. So a release is drawn many times, and what changes from draw to draw, which is nothing but noise,
+is compared between all its numbers. Two numbers with unrelated Gaussian noise have a correlation beyond `ALIKE` over
+`FEWEST` draws with probability 1e-19, and at most `NUMBERS`^2 / 2 such pairs are compared."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.experiments.audit.neighboring_clients import Release, numbers
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.defense import DefenseStack
+
+DRAWS = 48
+FEWEST = 24
+"""Draws of two numbers, in neither of which one was cut, from which they are compared."""
+ALIKE = 0.99
+NUMBERS = 1024
+"""At most so many numbers of a release are compared."""
+PER_TENSOR = 16
+"""Numbers of each tensor of an artifact that has more tensors than styles have."""
+MOST_TENSORS = 4
+"""Tensors of an artifact of which all numbers are compared."""
+LEAST = 1e-6
+"""Share of a number's variance over its draws that must be left in those of a pair."""
+
+
+def repeats_within(release: Release, defense_stack: DefenseStack, read: Callable[[Artifact], Tensor]) -> bool:
+    """Whether two numbers of what leaves for `release` have the same noise, up to scale and sign.
+
+    `read` gives an artifact's numbers (D,) as the mechanism adds noise to them, in the order of its tensors. Draws in
+    which a number was cut (to its least value, if that comes again) are left out for it."""
+    sent = [release.sent(replace(defense_stack, name=f"{defense_stack.name}/within/{run}"))[0] for run in range(DRAWS)]
+    chosen = _chosen(sent[0])
+    raw = torch.stack([numbers(artifact)[chosen] for artifact in sent])
+    at_least = raw == raw.amin(0)
+    cut = at_least & (at_least.sum(0) > 1)
+    return alike(torch.stack([read(artifact)[chosen] for artifact in sent]), ~cut)
+
+
+def alike(draws: Tensor, valid: Tensor | None = None) -> bool:
+    """Whether two numbers change alike from draw to draw, for `draws` (runs, D) of which `valid` ones count."""
+    known = torch.ones_like(draws) if valid is None else valid.to(draws)
+    middle = (draws * known).sum(0) / known.sum(0).clamp_min(1)
+    off = (draws - middle) * known
+    off = off / off.square().sum(0).sqrt().clamp_min(torch.finfo(draws.dtype).tiny)
+    shared = known.T @ known
+    count, total = shared.clamp_min(1), off.T @ known
+    within = (off.square().T @ known - total.square() / count).clamp_min(0)
+    across = off.T @ off - total * total.T / count
+    limit = ALIKE**2 * within * within.T
+    related = (across.square() > limit) & (within > LEAST) & (within.T > LEAST) & (shared >= FEWEST)
+    return bool(related.triu(diagonal=1).any())
+
+
+def _chosen(artifact: Artifact) -> Tensor:
+    """The positions of the numbers that are compared, in the order of all floating-point numbers."""
+    sizes = [value.numel() for value in artifact.tensors().values() if value.is_floating_point()]
+    first = [0, *torch.tensor(sizes).cumsum(0).tolist()[:-1]]
+    few = [size if len(sizes) <= MOST_TENSORS else min(size, PER_TENSOR) for size in sizes]
+    return torch.cat([start + torch.arange(size) for start, size in zip(first, few, strict=True)])[:NUMBERS]
