@@ -33,6 +33,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
+from fdgsec.federation.released_statistics import PooledStyles
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
@@ -240,10 +241,13 @@ class FISC(FedAvg):
 
     @property
     def releases(self) -> Sequence[Release]:
-        """Besides the model: a style over clusters of images up, the interpolation style down."""
+        """Besides the model: a style over clusters of images up, the interpolation style down.
+
+        Without clusters, and with the std of the mixture of all images, the style is CCST's mean over images."""
         if self.shares == "never":
             return super().releases
-        style = Release(stage="share", slot="style", kind=StyleStatistics)
+        plain = not self.local_clustering and self.sigma == "mixture" and self.style_input == "images"
+        style = Release(stage="share", slot="style", kind=StyleStatistics, statistic=PooledStyles() if plain else None)
         return (*super().releases, style, Release(stage="combine", slot="style", kind=InterpolationStyle))
 
     @property

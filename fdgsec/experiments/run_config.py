@@ -229,7 +229,7 @@ def _fitted(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return build(kind, value, where=where)  # type: ignore[arg-type]
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(value)
+        return _fitted_items(get_args(kind), value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     plain = origin or kind
@@ -238,6 +238,16 @@ def _fitted(kind: Any, value: Any, where: str) -> Any:
     ):
         return value
     raise UsageError(f"{where} cannot be {value!r}; expected {_described(kind)}.")
+
+
+def _fitted_items(kinds: Sequence[Any], values: Sequence[Any], where: str) -> tuple[Any, ...]:
+    """The values of a tuple, each as its kind: (int, ...) is any number of integers."""
+    each = [kinds[0]] * len(values) if kinds[1:] == (Ellipsis,) else kinds
+    if len(each) != len(values):
+        raise UsageError(f"{where} cannot be {list(values)!r}; expected {len(each)} values.")
+    return tuple(
+        _fitted(kind, value, f"{where}[{n}]") for n, (kind, value) in enumerate(zip(each, values, strict=True))
+    )
 
 
 def _fitted_to_one(kind: Any, value: Any, where: str) -> Any:

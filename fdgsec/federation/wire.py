@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from fdgsec.federation.artifacts import Artifact, decode
+from fdgsec.federation.artifacts import (
+    Amplitudes,
+    Artifact,
+    ImageStyles,
+    StyleDistribution,
+    StyleStatistics,
+    decode,
+)
 from fdgsec.federation.method import GlobalModel
 from fdgsec.privacy.ledger import Ledger
 from fdgsec.runtime.cache_files import write_atomic
@@ -91,12 +98,17 @@ def _link(previous: str, fields: Sequence[str | int]) -> str:
     return hashlib.sha256((previous + json.dumps(list(fields))).encode()).hexdigest()
 
 
-def _different(exchanges: Mapping[tuple[int, str], Mapping[tuple[str, str], set[str]]]) -> int:
-    """How many messages of one kind, beyond copies, one sender sent one receiver in all of these exchanges."""
+STYLES = frozenset(kind.kind for kind in (StyleStatistics, StyleDistribution, ImageStyles, Amplitudes))
+"""Kinds of artifacts whose slots are compared before a run is attacked."""
+
+
+def _different(kind: str, exchanges: Mapping[tuple[int, str], Mapping[tuple[str, str], set[str]]]) -> int:
+    """How many messages of a kind, beyond copies, one sender sent one receiver in all of these exchanges."""
     found: dict[tuple[object, ...], int] = {}
     for (_, stage), links in exchanges.items():
         content = tuple(sorted((sender, receiver, *sorted(digests)) for (sender, receiver), digests in links.items()))
-        found[content] = 1 if stage == "share" else max(len(digests) for digests in links.values())
+        compared = stage == "share" and kind in STYLES
+        found[content] = 1 if compared else max(len(digests) for digests in links.values())
     return sum(found.values())
 
 
@@ -138,12 +150,13 @@ class Transcript:
         """Count, for each kind of artifact, the exchanges whose messages of that kind are not those of another one.
 
         An exchange is a stage of a round; only messages that are `seen` count. Where a sender sends one receiver
-        several different ones in a stage, that many count, except in "share", whose slots are compared beforehand."""
+        several different ones in a stage, that many count, except styles in "share", whose slots are compared without
+        a defense beforehand (fdgsec.experiments.attack.release_check)."""
         sent: dict[str, dict[tuple[int, str], dict[tuple[str, str], set[str]]]] = {}
         for row in self.rows if seen is None else filter(seen, self.rows):
             exchange = sent.setdefault(row.kind, {}).setdefault((row.round, row.stage), {})
             exchange.setdefault((row.sender, row.receiver), set()).add(row.sha256)
-        return {kind: _different(exchanges) for kind, exchanges in sent.items()}
+        return {kind: _different(kind, exchanges) for kind, exchanges in sent.items()}
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages whose payload was kept, in order."""

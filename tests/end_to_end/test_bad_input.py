@@ -67,6 +67,7 @@ TABLE = [
     ("unknown attack option", ["attack", *SHAPES, "--set", "attacks.membership.counnt=2"], 2, ("counnt",)),
     ("assignment without value", ["attack", *SHAPES, "--set", "method.k"], 2, ("method.k",)),
     ("wrong type", ["attack", *SHAPES, "--set", "method.k=many"], 2, ("method.k", "many")),
+    ("wrong type in a list", ["attack", *SHAPES, "--set", "attacks.membership.sizes=[2.5]"], 2, ("sizes[0]", "2.5", "int")),
     ("k larger than the number of clients", ["attack", *SHAPES, "--set", "method.k=4"], 2, ("k = 4", "1..3")),
     ("k of zero", ["attack", *SHAPES, "--set", "method.k=0"], 2, ("k = 0",)),
     ("an option that is not a number", ["attack", *SHAPES, "--set", "method.eps=nan"], 2, ("finite eps",)),

@@ -194,8 +194,12 @@ def test_an_attack_is_believed_behind_a_defense_that_it_accounts_for(own_cache: 
 
 
 @pytest.mark.parametrize(
-    "method", [CCST(encoder="pixels"), CCST(style="single", encoder="pixels"), FISC(encoder="pixels")]
-)
+    "method",
+    [
+        CCST(encoder="pixels"), CCST(style="single", encoder="pixels"), FISC(encoder="pixels"),
+        FISC(encoder="pixels", local_clustering=False, sigma="mixture"),
+    ],
+)  # fmt: skip
 def test_what_is_released_as_attacks_take_it_is_attacked(method: CCST | FISC, own_cache: object):
     report = fdgsec.attack(method, attacks=("membership", "domain-inference"), per_domain=60, image_size=32)
 

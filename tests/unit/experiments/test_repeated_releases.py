@@ -12,10 +12,11 @@ from fdgsec.attacks.membership.attack import Membership
 from fdgsec.attacks.model_membership.attack import ModelMembership
 from fdgsec.attacks.pool_exposure.attack import PoolExposure
 from fdgsec.experiments.attack import loop
+from fdgsec.experiments.attack.release_check import several_releases
 from fdgsec.experiments.attack.unread_releases import partly_read
 from fdgsec.experiments.report.html import render
 from fdgsec.experiments.report.text import unread
-from fdgsec.federation.artifacts import ModelState, StyleStatistics
+from fdgsec.federation.artifacts import HeadGradient, ModelState, StyleStatistics
 from fdgsec.federation.method import Client, Clock, GlobalModel, Inbox, State, Update
 from fdgsec.federation.release_declarations import Release
 from fdgsec.federation.wire import Message, Transcript
@@ -222,6 +223,23 @@ def sent_at_once(stage: str, *values: float) -> Transcript:
         style = StyleStatistics(mean=torch.full((2,), value), std=torch.full((2,), 1.0))
         found.append(Message(round=0, stage=stage, sender="client:1", receiver="server", artifact=style))
     return found
+
+
+def test_two_head_gradients_that_are_shared_at_once_count_twice():
+    found = Transcript()
+    for value in (1.0, 2.0):
+        gradient = HeadGradient(weight=torch.full((2, 3), value), bias=torch.full((2,), value))
+        found.append(Message(round=0, stage="share", sender="client:1", receiver="server", artifact=gradient))
+
+    assert found.different_exchanges() == {"HeadGradient": 2}
+
+
+def test_styles_that_nearly_agree_are_several_releases():
+    style = StyleStatistics(mean=torch.ones(4), std=torch.ones(4))
+    moved = StyleStatistics(mean=torch.ones(4) + 1e-6, std=torch.ones(4))
+
+    assert several_releases({"style": style, "copy": style}) == {}
+    assert several_releases({"style": style, "moved": moved}) == {"StyleStatistics": ["style", "moved"]}
 
 
 def test_different_messages_of_one_stage_count_each_but_for_slots_that_are_compared():
