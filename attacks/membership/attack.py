@@ -26,6 +26,7 @@ from fdgsec.attacks.membership.image_styles import Crops, exposures, row_answers
 from fdgsec.attacks.membership.pooled_styles import (
     CasesByRelease,
     Effort,
+    answers_with_fewer,
     clustered_answers,
     known_populations,
     mean_answers,
@@ -51,6 +52,7 @@ POOLED = frozenset({"auxiliary", "client sizes", "victim domains"})
 class Membership:
     """Membership inference against pooled styles at several client `sizes`, and against rows of single images.
 
+    Tests of means are made once more with each number of `auxiliary` images of a domain (0: candidates alone).
     Styles that are not means are simulated: at `simulated_sizes`, with `shadows` clients without candidates, and for up
     to `tried` candidates of a domain and size `inserted` clients with each. Rows are those of clients of `row_size`
     images. `crops` is k of the k-crop matching. It is evaluated on `cropped_clients` clients of `cropped_size` images
@@ -64,6 +66,7 @@ class Membership:
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 50
     statistic: Literal["standardized", "likelihood-ratio"] = "likelihood-ratio"
+    auxiliary: tuple[int, ...] = ()
     simulated_sizes: tuple[int, ...] = (40, 130)
     simulated_clients: int = 30
     shadows: int = 100
@@ -79,7 +82,7 @@ class Membership:
         check_at_least(1, {"sizes": self.sizes, "simulated_sizes": self.simulated_sizes})
         check_at_least(1, {"row_size": self.row_size, "cropped_size": self.cropped_size, "clients": self.clients})
         check_at_least(1, {"simulated_clients": self.simulated_clients, "shadows": self.shadows})
-        check_at_least(0, {"crops": self.crops, "cropped_clients": self.cropped_clients})
+        check_at_least(0, {"crops": self.crops, "cropped_clients": self.cropped_clients, "auxiliary": self.auxiliary})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients, because the members of a single client would give no statistical power.
@@ -111,12 +114,25 @@ class Membership:
         crops = Crops(count=self.crops, least=self.least_area, most=2 * self.cropped_size)
         return [
             *mean_answers(asked.means, cases, knowledge, known, test=self._test(), rng=child(rng, "blur")),
+            *self._with_fewer(asked.means, cases, knowledge, child(rng, "fewer")),
             *mean_predictions(asked.means, cases, known, child(rng, "theory"), knowledge=knowledge),
             *clustered_answers(
                 asked.clustered, cases, knowledge, known, effort=self._effort(), rng=child(rng, "shadows")
             ),
             *row_answers(asked.rows, cases, knowledge, crops=crops, rng=child(rng, "crops")),
             *exposures(asked.rows, cases),
+        ]
+
+    def _with_fewer(
+        self, numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
+    ) -> Answers:
+        """The answers with fewer auxiliary images."""
+        return [
+            answer
+            for count in self.auxiliary
+            for answer in answers_with_fewer(
+                numbers, cases, knowledge, images=count, test=self._test(), rng=child(rng, count)
+            )
         ]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:

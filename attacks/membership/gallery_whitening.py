@@ -3,8 +3,9 @@
 The candidates themselves, whose labels nobody knows, are most of these images. Members are among them, so that a
 release lies in their span: a whitening that is hardly shrunk then tells members better than one with the shrinkage that
 is optimal for the covariance of images not seen (Ledoit & Wolf 2004 minimize a squared error). The shrinkage is
-therefore chosen by the power that the test has in rehearsals: the adversary draws clients from all its images, adds the
-errors that their releases would have, and scores their members."""
+therefore chosen by the power that the test has in rehearsals: the adversary draws clients from the candidates, adds the
+errors that their releases would have, and scores their members. So is whether auxiliary images take part, which are
+nobody's: they tell what images are like, and widen the span in which members are looked for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fdgsec.metrics.roc import auc
 from fdgsec.runtime.random_streams import child
 
 SHARES = (1e-4, 1e-8)
-"""Shares of the identity that are tried with the domain's own images, beside Ledoit and Wolf's with all domains'."""
+"""Shares of the identity that are tried with and without the auxiliary images, beside Ledoit and Wolf's with all."""
 REHEARSALS = 8
 """Clients that are drawn for each choice."""
 SCORED = 150
@@ -36,7 +37,8 @@ class GalleryWhitening:
 
 
 def gallery_whitening(
-    images: Tensor,
+    candidates: Tensor,
+    auxiliary: Tensor,
     others: Sequence[Tensor],
     *,
     records: int,
@@ -44,46 +46,54 @@ def gallery_whitening(
     test: TracingTest,
     rng: torch.Generator,
 ) -> GalleryWhitening:
-    """Choose the whitening with which a test finds most members of clients of `records` of the `images` (n, D).
+    """Choose the whitening with which a test finds most members of clients of `records` of the `candidates` (G, D).
 
-    `others` are records of other domains; `variance` (D,) is that of a release's error (rounding, defenses). Raises
-    ValueError for fewer than two images."""
-    drawn = list(_rehearsals(images, records, variance, rng))
+    `auxiliary` (n, D) are images of their domain and `others` of other ones, of which none is a member; `variance` (D,)
+    is that of a release's error (rounding, defenses). Raises ValueError for fewer than two images."""
+    drawn = list(_rehearsals(candidates, records, variance, rng))
     best: GalleryWhitening | None = None
-    for whiten in _whitenings(images, others, records, variance):
+    for whiten, images in _whitenings(candidates, auxiliary, others, records, variance):
         areas = [
             auc(scores[: len(scores) // 2], scores[len(scores) // 2 :])
             for release, scored, size in drawn
-            for scores in (test(whiten(release), whiten(scored), records=size, reference=len(images)),)
+            for scores in (test(whiten(release), whiten(scored), records=size, reference=images),)
         ]
         rehearsed = sum(areas) / len(areas) if areas else 0.5
         if best is None or rehearsed > best.rehearsed:
-            best = GalleryWhitening(whiten=whiten, images=len(images), rehearsed=rehearsed)
+            best = GalleryWhitening(whiten=whiten, images=images, rehearsed=rehearsed)
     assert best is not None
     return best
 
 
-def _whitenings(images: Tensor, others: Sequence[Tensor], records: int, variance: Tensor) -> Iterator[Whitening]:
-    """The choices, with the error of a release included where it matters."""
-    own = correlations_of(images)
-    spread = variance / (1 / records + 1 / (len(images) + 1))
-    coarse = bool((spread > COARSE * own.scale.square()).any())
-    for plain in (correlations_of(images, others=others).shrunk(), *(own.shrunk(share) for share in SHARES)):
-        yield plain.blurred(spread) if coarse else plain
+def _whitenings(
+    candidates: Tensor, auxiliary: Tensor, others: Sequence[Tensor], records: int, variance: Tensor
+) -> Iterator[tuple[Whitening, int]]:
+    """The choices and their numbers of images, with the error of a release included where it matters."""
+    images = torch.cat([auxiliary, candidates])
+    every, alone = correlations_of(images), correlations_of(candidates) if len(candidates) > 1 else None
+    choices = [(correlations_of(images, others=others).shrunk(), len(images))]
+    choices += [(every.shrunk(share), len(images)) for share in SHARES]
+    if alone is not None and len(auxiliary):
+        choices += [(alone.shrunk(share), len(candidates)) for share in SHARES]
+    for plain, count in choices:
+        spread = variance / (1 / records + 1 / (count + 1))
+        coarse = bool((spread > COARSE * every.scale.square()).any())
+        yield (plain.blurred(spread) if coarse else plain), count
 
 
 def _rehearsals(
     images: Tensor, records: int, variance: Tensor, rng: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """Releases (D,) of clients that are drawn from `images`; members and as many others of them, (2 k, D); their
-    sizes, at most half of the images."""
-    size = min(records, len(images) // 2)
+    """Releases (D,) of clients that are drawn from `images`; members and as many others of them, (2 k, D); and sizes.
+
+    A size is `records`, as far as enough others are left to score."""
+    size = min(records, len(images) - min(SCORED, len(images) // 2))
     if size < 2:
         return
     for number in range(REHEARSALS):
         child_rng = child(rng, number)
         order = torch.randperm(len(images), generator=child_rng)
         error = variance.sqrt() * torch.randn(len(variance), generator=child_rng, dtype=torch.float64)
-        k = min(size, SCORED)
+        k = min(size, len(images) - size, SCORED)
         scored = torch.cat([order[:k], order[size : size + k]])
         yield images[order[:size]].mean(0) + error, images[scored], size

@@ -15,6 +15,7 @@ from fdgsec.attacks.statistics.domain_populations import (
     Population,
     auxiliary_images,
     placed_candidates,
+    population_of_candidates,
     populations_of,
 )
 from fdgsec.attacks.statistics.pooled_questions import domain_of, release_of, size_of
@@ -95,14 +96,13 @@ def mean_answers(
         if not mine:
             continue
         placed = placed_candidates([cases[n].candidates for n in mine], population, knowledge)
-        held = torch.cat([population.reference, placed.statistics])
         for size in dict.fromkeys(size_of(cases[n]) for n in mine):
             asked = [(n, places) for n, places in zip(mine, placed.places, strict=True) if size_of(cases[n]) == size]
             child_rng, about = child(rng, name, size), population.about
             error = _error_of_mean(cases[asked[0][0]], population, knowledge, child_rng)
             chosen = gallery_whitening(
-                held, population.others, records=size, variance=error.variance, test=test,
-                rng=child(child_rng, "rehearsals"),
+                placed.statistics, population.reference, population.others, records=size, variance=error.variance,
+                test=test, rng=child(child_rng, "rehearsals"),
             )  # fmt: skip
             releases = torch.stack([release_of(cases[n], knowledge) for n, _ in asked])
             off = chosen.whiten.center - population.whiten.center if mean_known else torch.zeros_like(about)
@@ -117,12 +117,45 @@ def mean_answers(
     return sorted(answers, key=lambda answer: answer.case)
 
 
+def answers_with_fewer(
+    numbers: Sequence[int],
+    cases: Sequence[Case],
+    knowledge: Knowledge,
+    *,
+    images: int,
+    test: TracingTest,
+    rng: torch.Generator,
+) -> list[Membership | Prediction]:
+    """What `mean_answers` would be with only so many auxiliary `images` of each domain; 0: candidates alone.
+
+    No answers where there are not so many, or where none are left to estimate a defense's noise on."""
+    everything = auxiliary_images(knowledge)
+    chosen = [(everything.domains == domain).nonzero().flatten()[:images] for domain in everything.domains.unique()]
+    few = replace(knowledge, auxiliary=everything.subset(torch.cat(chosen)))
+    names = list(dict.fromkeys(domain_of(cases[n]) for n in numbers))
+    if any(len(auxiliary_images(few).of_domain(name)) < images for name in names) or images == 1:
+        return []
+    if images:
+        known = populations_of(names, few)
+    elif knowledge.defended is None:
+        known = {
+            name: population_of_candidates([cases[n].candidates for n in numbers if domain_of(cases[n]) == name], few)
+            for name in names
+        }
+    else:
+        return []
+    found = mean_answers(numbers, cases, few, known, test=test, rng=rng)
+    return [replace(answer, slice={**answer.slice, "auxiliary": images}) for answer in found]
+
+
 def _error_of_mean(case: Case, population: Population, knowledge: Knowledge, rng: torch.Generator) -> DefenseNoise:
     """The error of a release like that of `case`: of its rounding, and of a defense on means of as many images."""
     name, size = domain_of(case), size_of(case)
     rounding = rounding_noise(case.release(), knowledge.released_statistic, population.about, images=size).square()
-    images = auxiliary_images(knowledge).of_domain(name)
-    noise = defense_noise_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
+    noise = None
+    if knowledge.defended is not None:
+        images = auxiliary_images(knowledge).of_domain(name)
+        noise = defense_noise_of_mean(knowledge, images, records=size, about=population.about, rng=rng)
     if noise is None:
         return DefenseNoise(shift=torch.zeros_like(population.about), variance=rounding)
     return replace(noise, variance=noise.variance + rounding)

@@ -67,6 +67,15 @@ def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Po
     return populations
 
 
+def population_of_candidates(questions: Sequence[DomainDataset | None], knowledge: Knowledge) -> Population:
+    """The population of a domain of which an adversary has nothing but the candidates of its `questions`."""
+    images, _ = distinct_images([candidates for candidates in questions if candidates is not None])
+    records = knowledge.released_statistic.records(knowledge.statistics(images))
+    about = records.mean(0)
+    centered = knowledge.released_statistic.about(records, about)
+    return Population(whiten=fit_whitening(centered), about=about, reference=centered[:0], others=())
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedCandidates:
     """Distinct `images` with their centered `statistics` (U, D), and per question the positions (G,) of its

@@ -27,7 +27,13 @@ def measured(seed: int, *, noise: float = 0.0, clients: int = 20, absent: bool =
     images, rng = images_of(seed), stream(seed, "world", "clients")
     variance = torch.full((DIMENSION,), noise**2, dtype=torch.float64)
     chosen = gallery_whitening(
-        images, (), records=SIZE, variance=variance, test=likelihood_ratio, rng=stream(seed, "attack", "rehearsals")
+        images[AUXILIARY:],
+        images[:AUXILIARY],
+        (),
+        records=SIZE,
+        variance=variance,
+        test=likelihood_ratio,
+        rng=stream(seed, "attack", "rehearsals"),
     )
     few = fit_whitening(images[:AUXILIARY])
     few = few.blurred(variance / (1 / SIZE + 1 / (AUXILIARY + 1))) if noise else few
@@ -40,7 +46,7 @@ def measured(seed: int, *, noise: float = 0.0, clients: int = 20, absent: bool =
         both = torch.cat([members, others])
         scores = [
             likelihood_ratio(whiten(release), whiten(both), records=SIZE, reference=count)
-            for whiten, count in ((chosen.whiten, len(images)), (few, AUXILIARY))
+            for whiten, count in ((chosen.whiten, chosen.images), (few, AUXILIARY))
         ]
         found.append([auc(row[:SIZE], row[SIZE:]) for row in scores])
     mine, theirs = torch.tensor(found).mean(0).tolist()
@@ -73,7 +79,7 @@ def test_nothing_is_found_behind_a_release_of_other_images():
 
 def test_two_images_are_enough_and_rehearse_nothing():
     found = gallery_whitening(
-        torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64), (), records=5,
+        torch.tensor([[0.0, 1.0]], dtype=torch.float64), torch.tensor([[1.0, 0.0]], dtype=torch.float64), (), records=5,
         variance=torch.zeros(2, dtype=torch.float64), test=likelihood_ratio, rng=stream(0, "attack"),
     )  # fmt: skip
 

@@ -213,3 +213,25 @@ def test_without_auxiliary_images_the_attack_says_so():
 
     with pytest.raises(UsageError, match="auxiliary"):
         Membership().run(world.cases, replace(world.knowledge, auxiliary=None), stream(0, "attack", "run"))
+
+
+def test_fewer_auxiliary_images_are_asked_for_by_number():
+    world = scene(9, clients=10)
+
+    answers = Membership(auxiliary=(0, 1, 30, 61)).run(world.cases, world.knowledge, stream(0, "attack", "run"))
+
+    found: dict[object, list[float]] = {}
+    for answer in answers:
+        if isinstance(answer, MembershipAnswer):
+            found.setdefault(answer.slice.get("auxiliary"), []).extend(areas([answer], world.truths))
+    assert list(found) == [None, 0, 30]  # one image has no spread, and there are 60
+    assert all(len(one) == 20 and sum(one) / 20 > 0.6 for one in found.values())
+
+
+def test_candidates_alone_say_nothing_of_a_defense():
+    world = scene(10, clients=2)
+    known = replace(world.knowledge, defended=lambda artifact, _images, _rng: artifact)
+
+    answers = Membership(auxiliary=(0,)).run(world.cases, known, stream(0, "attack", "run"))
+
+    assert not [answer for answer in answers if "auxiliary" in answer.slice]
