@@ -46,6 +46,8 @@ def membership_figures(answers: Answers, cases: Sequence[Case], truths: Sequence
     law: dict[tuple[str, int], float] = {}
     for answer in answers:
         merged = {**cases[answer.case].slice, **answer.slice}
+        if "auxiliary" in answer.slice:  # the same test by an adversary with fewer images
+            continue
         key = (str(merged.get("domain", "all")), int(merged.get("n_per_client", 0)))
         if isinstance(answer, Prediction) and answer.name == "one_candidate_auc":
             lines = {"rehearsal": expected, "auxiliary images alone": law}

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from fdgsec.attacks.membership.attack import Membership
+from fdgsec.experiments.report.presentation import figures_of
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
 from fdgsec.nn.styles.channel_statistics import linear_statistic
 from fdgsec.runtime.errors import UsageError
@@ -235,3 +236,15 @@ def test_candidates_alone_say_nothing_of_a_defense():
     answers = Membership(auxiliary=(0,)).run(world.cases, known, stream(0, "attack", "run"))
 
     assert not [answer for answer in answers if "auxiliary" in answer.slice]
+
+
+def test_figures_leave_tests_with_fewer_auxiliary_images_out():
+    world = scene(11, clients=3)
+    plain, both = (
+        Membership(auxiliary=auxiliary).run(world.cases, world.knowledge, stream(0, "attack", "run"))
+        for auxiliary in ((), (0, 30))
+    )
+
+    assert len(both) > len(plain)
+    drawn = [[figure.data for figure in figures_of(found, world.cases, world.truths)] for found in (plain, both)]
+    assert drawn[0] == drawn[1]
