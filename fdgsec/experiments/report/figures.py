@@ -85,7 +85,7 @@ def _roc_figure(
         )
         axis.legend(loc="lower right", fontsize=8)
     axes[0].set_ylabel("true positive rate")
-    caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on auxiliary images and all candidates."
+    caption = "Pooled over re-drawn clients; likelihood-ratio scores, whitened on images that the adversary holds."
     return Figure(name="roc", title="Membership: ROC on log axes", caption=caption, png=png(canvas), data=data)
 
 
@@ -94,7 +94,7 @@ def _auc_by_size(
     expected: Mapping[tuple[str, int], float],
     law: Mapping[tuple[str, int], float],
 ) -> Figure:
-    canvas = Canvas(figsize=(6.0, 4.0), layout="constrained")
+    canvas = Canvas(figsize=(8.4, 4.0), layout="constrained")
     axis = canvas.subplots()
     data: dict[str, Sequence[float]] = {}
     for index, domain in enumerate(sorted({domain for domain, _ in within})):
@@ -112,7 +112,7 @@ def _auc_by_size(
     sizes = sorted({n for _, n in within})
     axis.set_xticks(sizes, labels=[str(n) for n in sizes])
     axis.minorticks_off()
-    axis.legend(fontsize=8)
+    canvas.legend(loc="outside right upper", fontsize=8)
     caption = "The larger a client, the less its average says about one image."
     if expected or law:
         caption += (
