@@ -126,17 +126,6 @@ class StylesWithOneNumberUnclipped(StylesClippedInPart):
         return count - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class StylesClippedNumberByNumber(PrivateStyles):
-    """Clips each number by itself to what the whole is said to be clipped to."""
-
-    def _cached(self, outgoing: Outgoing, kind: str, make: Callable[[], T]) -> T:
-        made = super()._cached(outgoing, kind, make)
-        if isinstance(made, Frame):
-            return cast(T, replace(made, region=_boxed(made.region)))
-        return cast(T, _boxed(cast(Region, made)))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Boxed(Loose):
     """A region that bounds each number by itself."""
@@ -145,9 +134,13 @@ class Boxed(Loose):
         return super().inside(values).clamp(-self.ball.bound, self.ball.bound)
 
 
-def _boxed(region: Region) -> Region:
-    assert isinstance(region, Ball)
-    return Boxed(ball=region)
+@dataclass(frozen=True, kw_only=True)
+class StylesClippedNumberByNumber(StylesClippedInPart):
+    """Clips each number by itself to what the whole is said to be clipped to."""
+
+    def _in_part(self, region: Region) -> Region:
+        assert isinstance(region, Ball)
+        return Boxed(ball=region)
 
 
 @dataclass(frozen=True, kw_only=True)
