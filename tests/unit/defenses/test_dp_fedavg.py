@@ -1,7 +1,7 @@
 """Client-level DP-FedAvg: clipped, noised, nothing told beside it, and what the ledger says of it to whom."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fdgsec.defenses import dp_fedavg
 from fdgsec.defenses.dp_fedavg import DPFedAvg, clipped
 from fdgsec.defenses.guards import Guards
 from fdgsec.defenses.secure_aggregation import SecureAggregation
@@ -99,6 +100,24 @@ def test_without_noise_a_message_is_the_received_model_and_a_change_of_the_clipp
         expected = plain.before + learned * 0.01 / float(learned.norm())
         assert float(learned.norm()) > 0.02
         torch.testing.assert_close(sent, expected, atol=1e-7, rtol=0)  # float32 of parameters below 1
+
+
+def test_what_noise_is_added_to_is_clipped_in_float64(monkeypatch: pytest.MonkeyPatch):
+    """A change that is computed in float32 keeps the bound to 6e-8 only."""
+    seen: list[Tensor] = []
+
+    def kept(values: Mapping[str, Tensor], sd: float, **options: object) -> dict[str, Tensor]:
+        seen.append(torch.cat([value.flatten() for value in values.values()]))
+        return dict(values)
+
+    monkeypatch.setattr(dp_fedavg, "noisy_together", kept)
+
+    ran(DPFedAvg(noise_multiplier=1, clip=0.01), sizes=(8,))
+
+    assert seen
+    for change in seen:
+        assert change.dtype == torch.float64
+        assert float(change.norm()) == pytest.approx(0.01, rel=1e-12)
 
 
 def test_changes_below_the_bound_are_left_alone():
