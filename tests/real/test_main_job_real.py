@@ -45,12 +45,10 @@ def test_pooled_styles_of_pacs_leak_the_added_image_and_membership(data_root: Pa
 
     assert all(row.value is not None and row.value < 1e-3 for row in errors)
     for domain in ("art_painting", "cartoon", "photo"):
-        small, large = areas[domain, 20], areas[domain, 80]
-        assert small.low is not None
-        assert small.low > 0.6
-        assert small.value is not None
-        assert large.value is not None
-        assert large.value < small.value
+        for size in (20, 80):  # fewer candidates than numbers: members lie in the span of what was whitened
+            low = areas[domain, size].low
+            assert low is not None
+            assert low > 0.8
 
 
 def test_single_styles_of_pacs_name_the_image_and_the_domain(data_root: Path):
