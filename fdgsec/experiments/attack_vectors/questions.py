@@ -19,7 +19,7 @@ MOST = 1000
 """Maximum number of public images that serve as candidates without a truth file."""
 BEHIND = 300
 """Maximum number of true images per pooled style, to which sets of reconstructions are compared."""
-READERS_OF_POOLED = ("membership", "style-inversion")
+READERS_OF_POOLED = ("membership", "set-reconstruction", "style-inversion")
 """Attacks that apply to a single pooled style, without other clients to compare it with."""
 
 
@@ -104,6 +104,8 @@ class VectorQuestions:
         where: dict[str, str | int] = {"domain": domain or "unknown"}
         if self.sized:
             where["n_per_client"] = len(self.behind(one))
+        if self.images is not None and question.kind == "resampled_clients" and question.gallery:
+            where["gallery"] = len(self.images)
         case = Case(
             question=question.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
             records=len(self.behind(one)) if self.sized else None,

@@ -165,6 +165,24 @@ def test_membership_in_a_pooled_style_is_tested_by_public_images(vectors: Own, t
     assert next(one for one in found.attacks if one.name == "label-inference").status == "skipped"
 
 
+def test_the_images_behind_a_pooled_style_are_listed_among_candidates(vectors: Own, tmp_path: Path):
+    half = vectors.pictures.subset(torch.arange(20))
+    mean, std = statistics("mini", half).pooled().style(unbiased=False)
+    file = tmp_path / "pooled.safetensors"
+    file.write_bytes(StyleStatistics(mean=mean[0].float(), std=std[0].float()).encode())
+    asked = request(
+        vectors, artifacts=file, truth=vectors.truth(), encoder="mini", attacks=("set-reconstruction",)
+    )  # fmt: skip
+
+    found = report(asked, tmp_path / "run")
+
+    (exact,) = rows(found, "set-reconstruction", "exact_list")
+    assert exact.slice == {"domain": "photo", "n_per_client": 20, "gallery": 40}
+    assert exact.value == 1.0
+    said = (tmp_path / "run" / "guesses.csv").read_text()
+    assert said.count("member list") == 20
+
+
 def test_an_adversary_without_images_can_still_compare_rows(vectors: Own):
     found = report(request(vectors, truth=vectors.truth(), dataset=None, per_domain=None))
 
