@@ -50,7 +50,9 @@ def test_sound_styles_pass(target: str, epsilon: float, tmp_path: Path):
 def test_broken_styles_fail(broken: str, epsilon: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(DEFENSES, "private-styles", f"tests.support.broken_defenses:{broken}")  # type: ignore[arg-type]
 
-    code, count = above(tmp_path, "ccst-overall", f"private-styles:epsilon={epsilon}", "--runs", "100")
+    runs = "150" if epsilon == 0.5 else "100"  # two canaries share the error probability: 37 of 40 with 100
+
+    code, count = above(tmp_path, "ccst-overall", f"private-styles:epsilon={epsilon}", "--runs", runs)
 
     assert (code, count >= 38) == (1, True)
 
