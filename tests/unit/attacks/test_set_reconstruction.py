@@ -1,6 +1,6 @@
 """Set reconstruction: whole lists from means of few numbers, under rounding, noise and with an incomplete gallery."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +71,21 @@ def answered(case: Case, known: Knowledge) -> tuple[Tensor, Tensor]:
     assert isinstance(scores, Membership)
     assert isinstance(listed, MemberList)
     return scores.scores, listed.believed
+
+
+def behind_noise(
+    sd: float, moments: Moments, images: DomainDataset
+) -> tuple[Callable[[Artifact, DomainDataset, torch.Generator], Artifact], Knowledge]:
+    """A defense that adds noise of `sd`, and the knowledge of an adversary that knows its options."""
+
+    def noisy(artifact: Artifact, _data: DomainDataset, rng: torch.Generator) -> Artifact:
+        assert isinstance(artifact, StyleStatistics)
+        noise = sd * torch.randn(2, CHANNELS, generator=rng)
+        return replace(artifact, mean=artifact.mean + noise[0], std=(artifact.std + noise[1]).clamp_min(0))
+
+    return noisy, replace(knowledge(moments, images), defended=noisy, shared=lambda data, _rng: pooled_release(
+        moments.rows(data.rows), PooledStyles()
+    ))  # fmt: skip
 
 
 @pytest.mark.parametrize("statistic", [PooledStyles(), StyleDistributions(), StyleDistributions(released=True)])
@@ -182,16 +197,7 @@ def test_noise_of_a_defense_is_accounted_for():
     """A defense of sd .3 on means of 20: some evidence is left, and the list is no longer exact."""
     moments, images = world(40)
     sent = released(moments, 20)
-    assert isinstance(sent, StyleStatistics)
-
-    def noisy(artifact: Artifact, _data: DomainDataset, rng: torch.Generator) -> Artifact:
-        assert isinstance(artifact, StyleStatistics)
-        noise = 0.3 * torch.randn(2, CHANNELS, generator=rng)
-        return replace(artifact, mean=artifact.mean + noise[0], std=(artifact.std + noise[1]).clamp_min(0))
-
-    known = replace(knowledge(moments, images), defended=noisy, shared=lambda data, _rng: pooled_release(
-        moments.rows(data.rows), PooledStyles()
-    ))  # fmt: skip
+    noisy, known = behind_noise(0.3, moments, images)
     areas = []
     for seed in range(6):
         case, truth = asked(noisy(sent, images, stream(seed, "attack", "noise")), images, 20, shown=range(40))
@@ -214,15 +220,7 @@ def test_half_a_gallery_behind_noise_is_not_taken_for_a_list_of_all():
     """Half of the members are missing from half of twice as many candidates: as many candidates are left as members."""
     moments, images = world(120)
     sent = released(moments, 60)
-
-    def noisy(artifact: Artifact, _data: DomainDataset, rng: torch.Generator) -> Artifact:
-        assert isinstance(artifact, StyleStatistics)
-        noise = 0.1 * torch.randn(2, CHANNELS, generator=rng)
-        return replace(artifact, mean=artifact.mean + noise[0], std=(artifact.std + noise[1]).clamp_min(0))
-
-    known = replace(knowledge(moments, images), defended=noisy, shared=lambda data, _rng: pooled_release(
-        moments.rows(data.rows), PooledStyles()
-    ))  # fmt: skip
+    noisy, known = behind_noise(0.1, moments, images)
     areas = []
     for seed in range(12):
         received = noisy(sent, images, stream(seed, "attack", "noise"))
