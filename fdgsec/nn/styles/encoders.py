@@ -1,8 +1,9 @@
 """Style encoders: from images to features, whose channel statistics are a style, and from features back to images.
 
 `mini` is bundled (docs/encoders.md describes its training and its limits). `vgg19` is the AdaIN pair of Huang &
-Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), and `squeezenet` gives statistics
-only; they need imported weights. `pixels` is no network: color statistics of the image itself."""
+Belongie (2017) that CCST and FISC use (`vgg19-pre-relu` stops before its last ReLU), `vgg16-hed` a VGG-16 cut at the
+same layer, and `squeezenet` gives statistics only; they need imported weights. `pixels` is no network: color statistics
+of the image itself."""
 
 import hashlib
 import json
@@ -18,6 +19,7 @@ from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.networks.adain_codec import (
+    VGG16_WIDTHS,
     MiniDecoder,
     MiniEncoder,
     MiniShape,
@@ -29,7 +31,7 @@ from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import plugins, resolve
 
-ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "squeezenet", "pixels")
+ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "vgg16-hed", "squeezenet", "pixels")
 SMALLEST_SIDE = 16  # pixels; below it the feature maps of a stride-8 network are too small for reflection padding
 BLOCK = 16  # images in one pass of the network
 
@@ -190,6 +192,27 @@ class AdaInVggBeforeReLU(AdaInVgg):
         return features
 
 
+class Vgg16Hed(StyleEncoder):
+    """VGG-16 to ReLU 4_1, after fine-tuning on edges as the trunk of HED (Xie & Tu, ICCV 2015): statistics, no decoder.
+
+    Not VGG-19, and not AdaIN's normalized weights. Borders are reflected as in AdaIN's encoder; its own training padded
+    them with zeros."""
+
+    name, channels, stride, has_decoder = "vgg16-hed", 512, 8, False
+
+    def __init__(self, encoder: Mapping[str, Tensor]) -> None:
+        """`encoder` has the names of `vgg_encoder`."""
+        super().__init__()
+        with torch.device("meta"):
+            self.encoder = vgg_encoder(VGG16_WIDTHS)
+        self.encoder.load_state_dict(_floats(encoder), assign=True)
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        features: Tensor = self.encoder(images.contiguous(memory_format=torch.channels_last))
+        return features
+
+
 class SqueezeStyle(StyleEncoder):
     """SqueezeNet 1.0 to fire5, with the ImageNet normalization inside: statistics, no decoder."""
 
@@ -246,6 +269,8 @@ def _build(name: str) -> StyleEncoder:
         return Pixels()
     from fdgsec.nn.networks.weights import load_state
 
+    if name == "vgg16-hed":
+        return Vgg16Hed(load_state("vgg16_hed"))
     if name.startswith("vgg19"):
         kind = AdaInVgg if name == "vgg19" else AdaInVggBeforeReLU
         return kind(load_state("adain_vgg"), load_state("adain_decoder"))

@@ -161,7 +161,7 @@ def test_what_is_not_a_flat_state_dict_is_refused(tmp_path):
         weights.import_file("squeezenet1_1", saved([torch.zeros(1)], tmp_path / "list.pth"))
     with pytest.raises(UsageError, match="'state_dict' is a dict"):
         weights.import_file("squeezenet1_1", saved({"state_dict": {}}, tmp_path / "nested.pth"))
-    with pytest.raises(UsageError, match=r"must be a \.pth, \.pt or \.safetensors file"):
+    with pytest.raises(UsageError, match=r"must be a \.pth, \.pt, \.safetensors or \.h5 file"):
         weights.import_file("squeezenet1_1", saved({}, tmp_path / "weights.bin"))
     with pytest.raises(UsageError, match="is not a file; expected the weights squeezenet1_1"):
         weights.import_file("squeezenet1_1", tmp_path / "absent.pth")
@@ -225,7 +225,7 @@ def test_the_listing_has_every_name_and_what_is_stored(tmp_path):
 
     assert set(rows) == {
         "resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "alexnet", "vgg16",
-        "squeezenet1_1", "adain_vgg", "adain_decoder", "inception_fid",
+        "squeezenet1_1", "adain_vgg", "adain_decoder", "inception_fid", "vgg16_hed", "efficientnet_lite0",
     }  # fmt: skip
     assert [name for name, row in rows.items() if row.stored] == ["squeezenet1_1"]
     assert (rows["squeezenet1_1"].sha256, rows["squeezenet1_1"].bytes) == (imported.sha256, imported.bytes)

@@ -1,0 +1,104 @@
+"""EfficientNet-Lite0: EfficientNet-B0 (Tan & Le, ICML 2019, table 1) without squeeze-and-excitation, with ReLU6.
+
+The Lite variants are TensorFlow's for small devices: stem and head keep B0's widths. Padding is TensorFlow's "same",
+which puts the odd pixel at the bottom and on the right, and batch normalization has its epsilon of 1e-3."""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+CLASSES = 1000
+FEATURES = 1280
+SIDE = 224
+"""The side, in pixels, of the images that the published weights were trained on."""
+
+
+class _Stage(NamedTuple):
+    """Equal blocks in a row; only the first one has the stride."""
+
+    repeats: int
+    kernel: int
+    stride: int
+    expansion: int
+    width: int
+
+
+_STAGES = (
+    _Stage(1, 3, 1, 1, 16),
+    _Stage(2, 3, 2, 6, 24),
+    _Stage(2, 5, 2, 6, 40),
+    _Stage(3, 3, 2, 6, 80),
+    _Stage(3, 5, 1, 6, 112),
+    _Stage(4, 5, 2, 6, 192),
+    _Stage(1, 3, 1, 6, 320),
+)
+
+
+class _SameConvolution(nn.Conv2d):
+    """A convolution without bias whose output has ceil(side / stride) cells, padded as TensorFlow does."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (N, inputs, h, w) to (N, outputs, ceil(h / stride), ceil(w / stride))."""
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        missing = [max((-(-side // stride) - 1) * stride + kernel - side, 0) for side in input.shape[2:]]
+        top, left = missing[0] // 2, missing[1] // 2
+        return super().forward(functional.pad(input, (left, missing[1] - left, top, missing[0] - top)))
+
+
+def _norm(width: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(width, eps=1e-3, momentum=0.01)
+
+
+class _InvertedResidual(nn.Module):
+    """Expansion (unless its factor is 1), depthwise convolution and projection; the input is added if sizes agree."""
+
+    def __init__(self, inputs: int, stage: _Stage, *, stride: int) -> None:
+        super().__init__()
+        width = inputs * stage.expansion
+        self.expands, self.adds = stage.expansion > 1, stride == 1 and inputs == stage.width
+        if self.expands:
+            self.expand_conv, self.bn0 = _SameConvolution(inputs, width, 1), _norm(width)
+        self.depthwise_conv = _SameConvolution(width, width, stage.kernel, stride=stride, groups=width)
+        self.bn1 = _norm(width)
+        self.project_conv, self.bn2 = _SameConvolution(width, stage.width, 1), _norm(stage.width)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Map (N, inputs, h, w) to (N, width, ceil(h / stride), ceil(w / stride))."""
+        inner: Tensor = functional.relu6(self.bn0(self.expand_conv(features))) if self.expands else features
+        inner = functional.relu6(self.bn1(self.depthwise_conv(inner)))
+        inner = self.bn2(self.project_conv(inner))
+        return features + inner if self.adds else inner
+
+
+class EfficientNetLite0(nn.Module):
+    """Images (N, 3, H, W), (RGB on the scale of 0 to 255 - 127) / 128, to logits (N, 1000) of ImageNet-1k.
+
+    Trained at 224 x 224 pixels. The names are those of the published file without their leading underscores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_stem, self.bn0 = _SameConvolution(3, 32, 3, stride=2), _norm(32)
+        blocks: list[nn.Module] = []
+        inputs = 32
+        for stage in _STAGES:
+            for index in range(stage.repeats):
+                blocks.append(_InvertedResidual(inputs, stage, stride=1 if index else stage.stride))
+                inputs = stage.width
+        self.blocks = nn.Sequential(*blocks)
+        self.conv_head, self.bn1 = _SameConvolution(inputs, FEATURES, 1), _norm(FEATURES)
+        self.fc = nn.Linear(FEATURES, CLASSES)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Give the pooled features (N, 1280) before the classifier."""
+        inner = self.blocks(functional.relu6(self.bn0(self.conv_stem(images))))
+        pooled: Tensor = functional.relu6(self.bn1(self.conv_head(inner))).mean((2, 3))
+        return pooled
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits."""
+        logits: Tensor = self.fc(self.features(images))
+        return logits
