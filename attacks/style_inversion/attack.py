@@ -197,10 +197,6 @@ class StyleInversion:
         left = [_unavailable("psnr_gain", {"loss": loss}, reason) for loss in LOSSES if loss not in self._losses()]
         if not self._with_baseline():
             left.append(_unavailable("frechet_mini", {"column": BASELINE}, reason))
-        if self.profile == "quick":
-            left += [
-                _unavailable(name, {}, reason) for name in ("fid", "kid", "inception_score", "log_inception_score")
-            ]
         return left
 
     def _losses(self) -> tuple[str, ...]:

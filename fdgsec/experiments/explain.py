@@ -22,10 +22,14 @@ from fdgsec.threats.adversary import ADVERSARIES, Adversary
 from fdgsec.threats.attack import Attack, TargetFacts
 
 PICTURES = (
-    "psnr", "psnr_gain", "ssim", "ssim_gain", "perceptual_mini", "perceptual_mini_gain",
+    "psnr", "psnr_gain", "ssim", "ssim_gain", "perceptual_mini", "perceptual_mini_gain", "lpips_alex",
+    "lpips_alex_gain",
     "gallery_top1", "gallery_top5", "median_rank",
 )  # fmt: skip
-SETS = ("frechet_mini", "kernel_mini", "fid", "kid", "inception_score", "log_inception_score")
+SETS = (
+    "frechet_mini", "kernel_mini", "frechet_efficientnet_lite0", "kernel_efficientnet_lite0", "fid", "kid",
+    "inception_score", "log_inception_score",
+)  # fmt: skip
 RATES = ("auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr")
 LOOKED_UP = ("top1", "top5", "median_rank")
 CLASSES = ("balanced_accuracy", "accuracy")
@@ -48,10 +52,12 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
         "palette_emd", "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
     ),
     "style-inversion": (*PICTURES, *SETS, *RATES),
-    "optimization-inversion": (*PICTURES, "style_residual", "converged_fraction", "restart_spread", "restart_share"),
-    "generator-leakage": (*RATES, *CLASSES, "reference_accuracy", *PICTURES),
+    "optimization-inversion": (
+        *PICTURES, *SETS, "style_residual", "converged_fraction", "restart_spread", "restart_share",
+    ),
+    "generator-leakage": (*RATES, *CLASSES, "reference_accuracy", *PICTURES, *SETS),
     "model-membership": RATES,
-    "gradient-inversion": (*PICTURES, *CLASSES, "mae", "top1", "top5", "gradient_distance"),
+    "gradient-inversion": (*PICTURES, *SETS, *CLASSES, "mae", "top1", "top5", "gradient_distance"),
     "poisoning": (
         "refused", "ended", "not_finite", "honest_accuracy_drop", "accuracy", "displacement", "forger_weight",
         "picked_share", "picked_in_cluster",

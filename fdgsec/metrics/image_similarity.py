@@ -170,6 +170,16 @@ class LpipsDistance:
         return distance.flatten()
 
 
+def perceptual_named(name: str) -> PerceptualDistance:
+    """Make LPIPS by its name, `lpips_alex`, `lpips_squeeze` or `lpips_vgg`.
+
+    Raises ValueError for an unknown name, WeightsUnavailableError where its weights are not stored."""
+    nets: Mapping[str, Backbone] = {f"lpips_{net}": net for net in WEIGHTS_OF}
+    if name not in nets:
+        raise ValueError(f"perceptual distances by name are {', '.join(nets)}; got {name!r}.")
+    return LpipsDistance(nets[name])
+
+
 def check_images(images: Tensor, name: str) -> None:
     """Raise ValueError, naming `name`, unless `images` is floating (N >= 1, 3, H, W), finite and in [0, 1]."""
     if images.ndim != 4 or images.shape[1] != 3 or not images.numel():

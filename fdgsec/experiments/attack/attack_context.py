@@ -12,7 +12,7 @@ from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, Clock, GlobalModel, Method
-from fdgsec.metrics.feature_extractors import INCEPTION
+from fdgsec.metrics.feature_extractors import INCEPTION, LITE
 from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.progress import Progressive
@@ -21,8 +21,20 @@ from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge
 from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
-EXTRACTORS: Mapping[str, tuple[str, ...]] = {"quick": ("mini",), "full": (INCEPTION, "mini")}
-"""The feature extractors for image sets, per profile; Inception takes a second for three images on a CPU."""
+EXTRACTORS: tuple[str, ...] = (INCEPTION, LITE, "mini")
+"""The feature extractors for sets of pictures."""
+SET_LIMITS: Mapping[str, Mapping[str, int]] = {"quick": {INCEPTION: 50, LITE: 200}, "full": {}}
+"""How many pictures of a set an extractor judges, per profile; Inception takes a second for three on a CPU."""
+LPIPS = "lpips_alex"
+"""The variant that its authors recommend for comparisons (Zhang et al. 2018)."""
+
+
+def judge_of(profile: str, *, kind: type[Judge] = Judge) -> Judge:
+    """The judge of a report's attacks."""
+    return kind(
+        perceptual=(PerceptualEncoder(encoder_named("mini")), LPIPS), extractors=EXTRACTORS,
+        set_limits=SET_LIMITS[profile],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,10 +116,9 @@ def attack_context_of(
     clock = Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients))
     for client in clients if plug_in else clients[:1]:
         challenger.foreign.update(check(method, client, clock))
-    perceptual = (PerceptualEncoder(encoder_named("mini")),)
     return AttackContext(
         config=config, world=world, roles=roles, challenger=challenger, adversary=adversary, knowledge=knowledge,
         facts=facts, foreign=challenger.foreign, progress=progress,
         exchanges=observed.transcript.different_exchanges(adversary.reads),
-        judge=Judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
+        judge=judge_of(config.profile),
     )  # fmt: skip

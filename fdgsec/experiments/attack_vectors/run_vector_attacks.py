@@ -16,7 +16,7 @@ from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.roles import duplicate_groups
-from fdgsec.experiments.attack.attack_context import EXTRACTORS
+from fdgsec.experiments.attack.attack_context import judge_of
 from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected, run_attacks
 from fdgsec.experiments.attack.release_check import difference, spectra_of_images
 from fdgsec.experiments.attack.run_attacks import write_report
@@ -31,7 +31,6 @@ from fdgsec.federation.artifacts import Amplitudes, ImageStyles
 from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
 from fdgsec.federation.run_folder import check_replaceable, environment
 from fdgsec.federation.wire import SERVER, Message, Transcript
-from fdgsec.metrics.image_similarity import PerceptualEncoder
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
 from fdgsec.runtime.errors import UsageError
@@ -229,11 +228,10 @@ def _attack_setting(
         profile=config.profile, knows=frozenset(knows),
         pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
     )  # fmt: skip
-    perceptual = (PerceptualEncoder(encoder_named("mini")),)
     judge = Judge if questions.truth is not None else JudgeWithoutTruth
     return AttackSetting(
         target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
-        judge=judge(perceptual=perceptual, extractors=EXTRACTORS[config.profile]),
+        judge=judge_of(config.profile, kind=judge),
         unlike=_unlike(questions, request.encoder),
     )  # fmt: skip
 

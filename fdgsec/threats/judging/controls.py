@@ -4,6 +4,7 @@ If the positive control of an attack fails, its failure on the target proves not
 neither does its success."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -46,7 +47,9 @@ def positive_control(
 
     So must the further goals. A control fails, with the reason, where one of its measurements is unavailable, or where
     its goal is no higher than the measurement's chance level, for guesses would reach it."""
-    rows = judge.measure(answers, planted_control.cases, planted_control.truths, rng)
+    rows = replace(judge, reconstructions_as_sets=False).measure(
+        answers, planted_control.cases, planted_control.truths, rng
+    )
     goals = [Goal(measurement=planted_control.measurement, at_least=planted_control.at_least), *planted_control.also]
     return [control for goal in goals for control in _controls_of_goal(goal, rows)]
 

@@ -32,12 +32,15 @@ BIASED: Mapping[str, tuple[int, str]] = {
 
 
 def measure_sets(
-    groups: Sequence[Group], extractors: Sequence[str | Extractor], rng: torch.Generator, *, repeats: int = REPEATS
-) -> list[Measurement]:
+    groups: Sequence[Group], extractors: Sequence[str | Extractor], rng: torch.Generator, *,
+    limits: Mapping[str, int] | None = None, repeats: int = REPEATS,
+) -> list[Measurement]:  # fmt: skip
     """Judge all generated sets; those about the same cases at the same size make one table.
 
     A set's slice gains `column`, its name; `side` in pixels; `images`, `all` or `equal`; and `bias` where n biases the
-    statistic. Raises ValueError for images that are not (N, 3, h, w) and for a set that is called `real`."""
+    statistic. An extractor in `limits` sees so many pictures of a set at most, and twice as many real images, drawn at
+    random: `images` is `drawn` there in place of `all`. Raises ValueError for images that are not (N, 3, h, w) and for
+    a set that is called `real`."""
     rows: list[Measurement] = []
     for choice in extractors if groups else ():
         try:
@@ -46,7 +49,8 @@ def measure_sets(
             rows += unavailable([*_names(str(choice))], {}, str(error))
             continue
         for table in _tables(groups):
-            rows += _table_rows(table, extractor, child(rng, extractor.name, table[0].name), repeats)
+            limit = (limits or {}).get(str(choice) if isinstance(choice, str) else choice.name)
+            rows += _table_rows(table, extractor, child(rng, extractor.name, table[0].name), repeats, limit)
     return rows
 
 
@@ -66,7 +70,9 @@ def _tables(groups: Sequence[Group]) -> list[list[Group]]:
     return list(found.values())
 
 
-def _table_rows(table: Sequence[Group], extractor: Extractor, rng: torch.Generator, repeats: int) -> list[Measurement]:
+def _table_rows(
+    table: Sequence[Group], extractor: Extractor, rng: torch.Generator, repeats: int, limit: int | None
+) -> list[Measurement]:
     """Judge the sets of one table by the same real images, brought to the sets' size."""
     made = {group.name: torch.cat([entry.answer.images for entry in group.of(GeneratedSets)]) for group in table}
     height, width = (int(side) for side in next(iter(made.values())).shape[2:])
@@ -81,21 +87,32 @@ def _table_rows(table: Sequence[Group], extractor: Extractor, rng: torch.Generat
     if real is None:
         problem = f"there are no real images of {table[0].entries[0].case.victim} to judge by"
     rows: Sequence[Measurement] = ()
+    cut = False
     if real is not None and not problem:
-        sets = {name: images.float() for name, images in made.items()}
+        sets = {name: _drawn(images, limit, child(rng, "limit", name)).float() for name, images in made.items()}
+        cut = any(len(sets[name]) < len(images) for name, images in made.items())
+        real = _drawn(real, None if limit is None else 2 * limit, child(rng, "limit", REAL))
         try:
             rows = distribution_distance(real, sets, extractor=extractor, rng=rng, repeats=repeats).measurements
         except UsageError as error:  # images too small for this extractor
             problem = str(error)
+    extent = {"all": "drawn" if cut else "all", "equal": "equal"}
     if problem:
         return [row for where in column.values() for row in unavailable(_names(extractor.name), where, problem)]
     return [
         noted
         for row in rows
         for noted in _with_log_score(
-            replace(row, slice={**named[str(row.slice["column"])], "images": row.slice["images"]})
+            replace(row, slice={**named[str(row.slice["column"])], "images": extent[str(row.slice["images"])]})
         )
     ]
+
+
+def _drawn(images: Tensor, limit: int | None, rng: torch.Generator) -> Tensor:
+    """At most `limit` images, drawn at random, in their order."""
+    if limit is None or len(images) <= limit:
+        return images
+    return images[torch.randperm(len(images), generator=rng)[:limit].sort().values]
 
 
 def _real(entries: Sequence[Entry[GeneratedSets]], size: tuple[int, int]) -> Tensor | None:

@@ -52,6 +52,7 @@ class JudgingContext:
 
     perceptual: Sequence[PerceptualDistance]
     extractors: Sequence[str | Extractor]
+    set_limits: Mapping[str, int]
     repeats: int
     lineup: Lineup
     galleries: Galleries = field(default_factory=Galleries)
@@ -119,7 +120,8 @@ RULES: Mapping[type[Answer], Rule] = {
         null=RECONSTRUCTION_TEST,
     ),
     GeneratedSets: Rule(
-        measure=lambda groups, rng, context: measure_sets(groups, context.extractors, rng), jointly=True
+        measure=lambda groups, rng, context: measure_sets(groups, context.extractors, rng, limits=context.set_limits),
+        jointly=True,
     ),
     Prediction: Rule(measure=each(lambda group, _rng, _context: measure_predictions(group))),
     Exposure: Rule(measure=each(lambda group, rng, context: measure_exposure(group, rng, repeats=context.repeats))),

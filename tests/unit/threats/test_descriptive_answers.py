@@ -29,8 +29,12 @@ def test_descriptive_reconstructions_have_the_same_numbers_and_no_verdict():
 
     assert plain["psnr_gain", "B3"].leaks
     assert plain["gallery_top1", "mse"].leaks
-    assert {row.verdict for row in described.values()} == {"descriptive"}
+    sets = {key for key, row in plain.items() if row.unavailable}  # 12 pixels are too few for mini
+    assert {key[0] for key in sets} == {"frechet_mini", "kernel_mini"}
+    assert {row.verdict for key, row in described.items() if key not in sets} == {"descriptive"}
     for key, row in described.items():
+        if key in sets:
+            continue
         assert asdict(row) == {**asdict(plain[key]), "higher_is": "descriptive", "p_value": None}
 
 
