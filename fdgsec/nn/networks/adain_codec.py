@@ -115,7 +115,7 @@ def vgg_decoder() -> nn.Sequential:
 
 
 class SmallVggDecoder(nn.Module):
-    """A decoder of 1.9 million parameters for relu4_1 features, half the size of AdaIN's mirror of the encoder.
+    """A decoder of 2.1 million parameters for relu4_1 features, half the size of AdaIN's mirror of the encoder.
 
     A stage has residual blocks; the stages double the resolution by pixel shuffling. `level`, a buffer, is each
     channel's root mean square over training images: features are divided by it."""

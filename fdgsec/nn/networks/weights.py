@@ -84,12 +84,17 @@ def locate(name: str, *, path: Path | None = None) -> Path:
         if not path.is_file():
             raise WeightsUnavailableError(f"{path} does not exist; expected the weights {name} ({entry.what}).")
         return path
-    stored = weights_dir() / f"{name}.safetensors"
-    if not stored.is_file():
+    file = weights_dir() / f"{name}.safetensors"
+    if not file.is_file():
         raise WeightsUnavailableError(
-            f"the weights {name} ({entry.what}) are not stored: no {stored}. {entry.how_to_get}."
+            f"the weights {name} ({entry.what}) are not stored: no {file}. {entry.how_to_get}."
         )
-    return stored
+    return file
+
+
+def stored(name: str) -> bool:
+    """Tell whether weights of this name are in the store. Raises UsageError for an unknown name."""
+    return (weights_dir() / f"{_entry(name).name}.safetensors").is_file()
 
 
 def load_state(name: str, *, path: Path | None = None) -> dict[str, Tensor]:
@@ -159,6 +164,8 @@ def fetch(name: str, *, progress: Progress | None = None) -> ImportedWeights:
     entry = _entry(name)
     if entry.package is not None:
         return import_package(name)
+    if entry.script:
+        raise WeightsUnavailableError(f"nobody published {name} ({entry.what}). {entry.how_to_get}.")
     file = weights_dir() / entry.file_name
     try:
         download(entry.url, file, sha256=entry.sha256, size=None, progress=progress)

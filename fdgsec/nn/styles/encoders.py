@@ -23,6 +23,7 @@ from fdgsec.nn.networks.adain_codec import (
     MiniDecoder,
     MiniEncoder,
     MiniShape,
+    SmallVggDecoder,
     squeezenet_encoder,
     vgg_decoder,
     vgg_encoder,
@@ -193,24 +194,33 @@ class AdaInVggBeforeReLU(AdaInVgg):
 
 
 class Vgg16Hed(StyleEncoder):
-    """VGG-16 to ReLU 4_1, after fine-tuning on edges as the trunk of HED (Xie & Tu, ICCV 2015): statistics, no decoder.
+    """VGG-16 to ReLU 4_1, after fine-tuning on edges as the trunk of HED (Xie & Tu, ICCV 2015).
 
     Not VGG-19, and not AdaIN's normalized weights. Borders are reflected as in AdaIN's encoder; its own training padded
-    them with zeros."""
+    them with zeros. No decoder comes with it; docs/encoders.md says how to train one."""
 
-    name, channels, stride, has_decoder = "vgg16-hed", 512, 8, False
+    name, channels, stride = "vgg16-hed", 512, 8
 
-    def __init__(self, encoder: Mapping[str, Tensor]) -> None:
-        """`encoder` has the names of `vgg_encoder`."""
+    def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor] | None = None) -> None:
+        """`encoder` has the names of `vgg_encoder`, `decoder` those of `SmallVggDecoder`."""
         super().__init__()
         with torch.device("meta"):
             self.encoder = vgg_encoder(VGG16_WIDTHS)
+            self.decoder = None if decoder is None else SmallVggDecoder()
         self.encoder.load_state_dict(_floats(encoder), assign=True)
+        if self.decoder is not None and decoder is not None:
+            self.decoder.load_state_dict(_floats(decoder), assign=True)
+        self.has_decoder = self.decoder is not None
         self._freeze()
 
     def _features(self, images: Tensor) -> Tensor:
         features: Tensor = self.encoder(images.contiguous(memory_format=torch.channels_last))
         return features
+
+    def _images(self, features: Tensor) -> Tensor:
+        assert self.decoder is not None
+        image: Tensor = self.decoder(features.contiguous(memory_format=torch.channels_last))
+        return image
 
 
 class SqueezeStyle(StyleEncoder):
@@ -267,10 +277,12 @@ def _build(name: str) -> StyleEncoder:
             return MiniStyle(encoder, decoder)
     if name == "pixels":
         return Pixels()
-    from fdgsec.nn.networks.weights import load_state
+    from fdgsec.nn.networks.weights import load_state, stored
 
     if name == "vgg16-hed":
-        return Vgg16Hed(load_state("vgg16_hed"))
+        return Vgg16Hed(
+            load_state("vgg16_hed"), load_state("vgg16_hed_decoder") if stored("vgg16_hed_decoder") else None
+        )
     if name.startswith("vgg19"):
         kind = AdaInVgg if name == "vgg19" else AdaInVggBeforeReLU
         return kind(load_state("adain_vgg"), load_state("adain_decoder"))

@@ -2,16 +2,25 @@
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models import squeezenet1_0
 
-from fdgsec.nn.networks.adain_codec import squeezenet_encoder, vgg_decoder, vgg_encoder
-from fdgsec.nn.styles.encoders import AdaInVgg, SqueezeStyle
-from fdgsec.runtime.errors import UsageError
+from fdgsec.nn.networks import weights
+from fdgsec.nn.networks.adain_codec import (
+    VGG16_WIDTHS,
+    SmallVggDecoder,
+    squeezenet_encoder,
+    vgg_decoder,
+    vgg_encoder,
+)
+from fdgsec.nn.styles.encoders import AdaInVgg, SqueezeStyle, load_encoder
+from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
+from tests.support.weight_files import saved
 
 
 def test_a_changed_weight_changes_the_fingerprint() -> None:
@@ -91,3 +100,19 @@ def test_squeezenet_cannot_draw() -> None:
 
     with pytest.raises(UsageError, match="statistics only"):
         encoder.decode(torch.zeros(1, 256, 7, 7))
+
+
+def test_vgg16_hed_decodes_only_with_a_decoder_of_ones_own(own_cache: object, tmp_path: Path) -> None:
+    weights.import_file("vgg16_hed", saved(random_state(lambda: vgg_encoder(VGG16_WIDTHS)), tmp_path / "encoder.pth"))
+    alone = load_encoder("vgg16-hed")
+    assert not alone.has_decoder
+    with pytest.raises(UsageError, match="cannot draw images"):
+        alone.decode(torch.zeros(1, 512, 4, 4))
+    with pytest.raises(WeightsUnavailableError, match="train_vgg_decoder"):
+        weights.fetch("vgg16_hed_decoder")
+
+    weights.import_file("vgg16_hed_decoder", saved(random_state(SmallVggDecoder), tmp_path / "decoder.pth"))
+    both = load_encoder("vgg16-hed")
+
+    assert both.decode(both.encode(images(2, 40, 48))).shape == (2, 3, 40, 48)
+    assert torch.equal(both.encode(images(2)), alone.encode(images(2)))

@@ -6,7 +6,7 @@ from fdgsec.nn.networks.published_weights import CATALOG
 
 
 def test_every_published_file_comes_by_https_or_in_a_release_of_a_package_and_its_hash_agrees_with_the_one_in_its_name():
-    for entry in CATALOG.values():
+    for entry in (entry for entry in CATALOG.values() if not entry.script):
         named = re.search(r"-([0-9a-f]{8})\.pth$", entry.file_name)
 
         assert entry.url.startswith("https://") != (entry.package is not None)

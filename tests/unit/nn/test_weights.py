@@ -225,7 +225,8 @@ def test_the_listing_has_every_name_and_what_is_stored(tmp_path):
 
     assert set(rows) == {
         "resnet18", "resnet50", "mobilenet_v3_large", "squeezenet1_0", "densenet121", "alexnet", "vgg16",
-        "squeezenet1_1", "adain_vgg", "adain_decoder", "inception_fid", "vgg16_hed", "efficientnet_lite0",
+        "squeezenet1_1", "adain_vgg", "adain_decoder", "inception_fid", "vgg16_hed", "vgg16_hed_decoder",
+            "efficientnet_lite0",
     }  # fmt: skip
     assert [name for name, row in rows.items() if row.stored] == ["squeezenet1_1"]
     assert (rows["squeezenet1_1"].sha256, rows["squeezenet1_1"].bytes) == (imported.sha256, imported.bytes)
