@@ -300,10 +300,12 @@ def claims(
     dataset: str = "pacs",
     *,
     only: Sequence[str] = (),
+    encoders: Sequence[str] = ("mini",),
+    seeds: Sequence[int] = (0,),
     data_root: str | Path | None = None,
     out: str | Path | None = None,
     profile: str = "quick",
-    seed: int = 0,
+    workers: int = 1,
     fresh: bool = False,
     **settings: "Unpack[Settings]",
 ) -> dict[str, Any]:
@@ -312,15 +314,16 @@ def claims(
     With `out` the table and a report per run are written there; otherwise nothing is kept."""
     from tempfile import TemporaryDirectory
 
-    from fdgsec.experiments.claims.run_claims import ClaimsRequest
+    from fdgsec.experiments.claims.measured_runs import ClaimsRequest
     from fdgsec.experiments.claims.run_claims import claims as experiment
     from fdgsec.runtime.progress import NoProgress
 
-    request = ClaimsRequest(dataset=dataset, profile=profile, seed=seed, only=only, given=settings)
+    request = ClaimsRequest(dataset=dataset, profile=profile, encoders=encoders, seeds=seeds, only=only, given=settings)
     with TemporaryDirectory() as nowhere:
         return experiment(
-            request, data_root=_path(data_root), out=Path(out or nowhere), fresh=fresh, progress=NoProgress()
-        )
+            request, data_root=_path(data_root), out=Path(out or nowhere), fresh=fresh, progress=NoProgress(),
+            workers=workers,
+        )  # fmt: skip
 
 
 def compare(first: str | Path, second: str | Path) -> dict[str, Any]:

@@ -131,7 +131,10 @@ LISTS: Mapping[str, tuple[Sequence[str], Callable[[], Rows]]] = {
     "encoders": (("encoder",), lambda: [(n,) for n in encoder_names()]),
     "artifacts": (("artifact", "what"), _artifacts),
     "backbones": (("backbone",), lambda: [(n,) for n in BACKBONES]),
-    "claims": (("claim", "paper", "what"), lambda: [(c.id, f"{c.paper} {c.section}", c.claim) for c in ledger()]),
+    "claims": (
+        ("claim", "paper", "what"),
+        lambda: [(c.id, f"{c.paper} {c.section}", " ".join(c.quotes)) for c in ledger()],
+    ),
     "presets": (("preset",), lambda: [(n,) for n in presets()]),
     "protocols": (("protocol", "what"), lambda: [(n, protocol_named(n).title) for n in protocols()]),
     "ablations": (

@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fdgsec.experiments.claims.tables import measured
+from fdgsec.experiments.claims.tables import deciding, measured, median_seed, otherwise
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.report.text import (
     HEADLINES,
@@ -147,15 +147,16 @@ def print_seeds(found: Mapping[str, Any], *, as_json: bool, out: Path | None) ->
 
 
 def print_claims(found: Mapping[str, Any], *, out: Path) -> None:
-    """Print the ledger with its verdicts."""
+    """Print the ledger with its verdicts, and what would have decided otherwise."""
     rows = [
-        (row["id"], row["attack"], measured(row), number(row["chance"]), "" if row["n"] is None else str(row["n"]),
-         row["verdict"], row["reason"])
-        for row in found["claims"]
+        (claim["id"], claim["verdict"], ", ".join(column["encoder"] for column in deciding(claim)) or "-",
+         measured(seed), number(seed.get("chance")), number(claim.get("adjusted_p_value")), claim.get("reason") or "")
+        for claim in found["claims"]
+        for seed in [median_seed(claim)]
     ]  # fmt: skip
-    print_table(
-        f"claims on {found['dataset']}", ("claim", "attack", "measured", "chance", "n", "verdict", "note"), rows
-    )
+    columns = ("claim", "verdict", "decided by", "measured, median seed", "chance", "Holm's p", "note")
+    print_table(f"claims on {found['dataset']}", columns, rows)
+    print_table("which encoder and seed would have decided otherwise", *otherwise(found))
     console().print(f"written to {out}: claims.html, claims.md, claims.json and a report per run", highlight=False)
 
 

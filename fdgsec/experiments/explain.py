@@ -9,13 +9,12 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Literal, TypeVar, cast
 
-from fdgsec.experiments.claims.catalogue import Claim, ledger
-from fdgsec.experiments.claims.verdicts import Criterion
+from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Claim, Probe, ledger
+from fdgsec.experiments.claims.tables import criterion_text
 from fdgsec.experiments.run_config import target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
 from fdgsec.federation.wire import Filter
-from fdgsec.metrics.effect_sizes import margin_of
 from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.registry import names, resolve, targets
 from fdgsec.threats.adversary import ADVERSARIES, Adversary
@@ -182,34 +181,39 @@ def _page(name: str) -> list[tuple[str, str]]:
 
 
 def _claim(claim: Claim) -> Explanation:
-    who = "the server" if claim.adversary == "server" else f"a {claim.adversary}"
-    also = [f"{key} {value}" for key, value in claim.run.items()] + list(claim.settings)
     rows = [
         ("paper", f"{claim.paper}, {claim.section}"),
-        ("claim, in our words", claim.claim),
-        ("rule", claim.rule),
-        ("decided by", f"{claim.attack} by {who} on {claim.target}" + (f" ({', '.join(also)})" if also else "")),
-        ("refuted where all of these exceed", "\n".join(_criterion(row) for row in claim.rows())),
-        ("expected", _expected(claim)),
-        ("command", f"fdgsec claims --claim {claim.id} --dataset pacs --profile {claim.profiles[0]}"),
+        ("the paper's words", "\n".join(f'"{quote}"' for quote in claim.quotes)),
     ]
+    if claim.untestable:
+        rows.append(("not a testable claim", f"{claim.untestable}."))
+    if claim.measured is not None and claim.scope is not None:
+        rows += [
+            ("holds if", claim.holds_if),
+            ("scope", f"{claim.scope.sharing}\n{claim.scope.clients}\n{claim.scope.attacker}"),
+            ("decided by", f"{_probe(claim.measured)}, with {_encoders(claim)}"),
+            ("against it speak", "\n".join(_criteria(claim))),
+        ]
+    if claim.compared is not None:
+        rows.append(("compared with", claim.compared.says))
+    notes = [f"{note.says}: {_probe(note.probe)}" for note in claim.notes()]
+    rows += [("beyond the claim", "\n".join(notes))] if notes else []
+    rows.append(("command", f"fdgsec claims --claim {claim.id} --dataset pacs --encoder vgg19"))
     return Explanation(name=claim.id, kind="claim", title=f"A claim of {claim.paper}", sections=rows)
 
 
-def _criterion(row: Criterion) -> str:
-    margin = margin_of(row.measurement) if row.margin is None else row.margin
-    words = {"twice": "> twice chance", "tenth": "< nine tenths of chance", 0: "> chance"}
-    over = words.get(margin, f"> chance + {margin}")
-    where = ", ".join(f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items())
-    return f"{row.measurement} {over}" + (f" ({where})" if where else "")
+def _probe(probe: Probe) -> str:
+    who = "the server" if probe.adversary == "server" else f"a {probe.adversary}"
+    also = [f"{key} {value}" for key, value in probe.run.items()] + list(probe.settings)
+    return f"{probe.attack} by {who} on {probe.target}" + (f" ({', '.join(also)})" if also else "")
 
 
-def _expected(claim: Claim) -> str:
-    encoder = " Its number depends on VGG's features: another encoder leaves it undecided." if claim.vgg else ""
-    return (
-        "The claim expects no more than chance. Supported: in every population an upper bound lies under the "
-        f"thresholds, and the positive control passed; neither: undecided.{encoder}"
-    )
+def _encoders(claim: Claim) -> str:
+    return ENCODER_KINDS[claim.encoder] + (" that have a decoder" if claim.needs_decoder else "")
+
+
+def _criteria(claim: Claim) -> list[str]:
+    return [criterion_text(row, compared=claim.compared is not None) for row in claim.rows()]
 
 
 def _defense(name: str) -> Explanation:

@@ -1,6 +1,7 @@
 """`fdgsec claims` on shapes: mechanics only."""
 
 import json
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -8,59 +9,99 @@ import pytest
 from fdgsec.cli.app import main
 from fdgsec.experiments.claims.catalogue import ledger
 
-ASKED = ("ccst-overall-update",)
+SMALL = ["--dataset", "shapes", "--per-domain", "60", "--image-size", "32"]
+ASKED = ["--claim", "ccst-content", "--claim", "fedalign-summaries", "--seeds", "0,1"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("claims") / "ledger"
-    arguments = ["claims", "--dataset", "shapes", "--per-domain", "200", "--claim", ASKED[0], "--out", str(out)]
-    assert main(arguments) == 0
+    assert main(["claims", *SMALL, *ASKED, "--out", str(out)]) == 0
     return out
 
 
-def test_a_claim_has_a_verdict_with_the_row_behind_it_and_the_command(folder: Path):
+def test_a_claim_has_a_verdict_with_the_rows_behind_it_and_the_command(folder: Path):
     document = json.loads((folder / "claims.json").read_text())
-    (row,) = document["claims"]
+    content, summaries = document["claims"]
 
-    assert document["schema"] == 1
-    assert row["id"] == ASKED[0]
-    assert row["verdict"] == "refuted"  # exact arithmetic names the added image
-    assert row["low"] <= row["value"] <= row["high"]
-    assert row["low"] > 2 * row["chance"]
-    assert row["n"] >= 10
-    assert (row["adjusted_p_value"], row["family"]) == (row["p_value"], 1)
-    assert row["encoder"] == "mini"
-    assert row["command"].startswith("fdgsec attack --target ccst-overall --dataset shapes --attack differencing")
-
-
-def test_the_pages_name_the_rule_the_population_and_the_command(folder: Path):
-    (row,) = json.loads((folder / "claims.json").read_text())["claims"]
-
-    for page in ((folder / "claims.md").read_text(), (folder / "claims.html").read_text()):
-        assert row["rule"] in page.replace("&#x27;", "'")
-        assert row["command"] in page
-        assert "refuted" in page
+    assert (document["schema"], document["seeds"], document["registration"]) == (2, [0, 1], None)
+    assert (content["id"], content["family"]) == ("ccst-content", 1)
+    assert content["verdict"] == "undecided"  # mini is not of the VGG family
+    assert "VGG family" in content["reason"]
+    (column,) = content["columns"]
+    assert (column["encoder"], column["decides"]) == ("mini", False)
+    assert [seed["seed"] for seed in column["seeds"]] == [0, 1]
+    for seed in column["seeds"]:
+        assert seed["low"] <= seed["value"] <= seed["high"]
+        assert seed["n"] >= 10
+    assert content["command"].startswith("fdgsec attack --target ccst-single --dataset shapes --attack inter-client")
+    assert (summaries["verdict"], "columns" in summaries) == ("not a testable claim", False)
+    assert [len(note["rows"]) for note in summaries["beyond"]] == [2, 2]
 
 
-def test_a_second_call_reads_the_report_and_gives_the_same_table(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_an_encoder_alone_would_have_decided_is_told(folder: Path):
+    content, _ = json.loads((folder / "claims.json").read_text())["claims"]
+    alone = {(one["encoder"], one["seed"]): one["verdict"] for one in content["otherwise"]}
+    seeds = content["columns"][0]["seeds"]
+
+    for seed in seeds:
+        leaks = seed["p_value"] <= 0.05
+        said = alone.get(("mini", seed["seed"]), "undecided")
+        assert (said == "contradicted") == leaks
+    assert (alone.get(("mini", None)) == "contradicted") == all(seed["p_value"] <= 0.05 for seed in seeds)
+
+
+def test_the_pages_have_the_papers_words_the_verdicts_and_the_command(folder: Path):
+    claims = json.loads((folder / "claims.json").read_text())["claims"]
+
+    for page in ((folder / "claims.md").read_text(), unescape((folder / "claims.html").read_text())):
+        for claim in claims:
+            assert all(quote in page for quote in claim["quotes"])
+            assert claim["verdict"] in page
+            assert all(note["says"] in page for note in claim["beyond"])
+        assert claims[0]["command"] in page
+        assert claims[0]["holds_if"] in page
+
+
+def test_a_second_call_reads_the_reports_and_gives_the_same_table(folder: Path, capsys: pytest.CaptureFixture[str]):
     before = (folder / "claims.json").read_text()
-    (report,) = folder.glob("runs/*/report.json")
-    stamp = report.stat().st_mtime_ns
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/report.json")}
+    assert len(stamps) == 4
 
-    arguments = ["claims", "--dataset", "shapes", "--per-domain", "200", "--claim", ASKED[0], "--out", str(folder)]
-    assert main(arguments) == 0
+    assert main(["claims", *SMALL, *ASKED, "--out", str(folder)]) == 0
 
     assert (folder / "claims.json").read_text() == before
-    assert report.stat().st_mtime_ns == stamp
-    assert "refuted" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/report.json")} == stamps
+    assert "ccst-content" in capsys.readouterr().out
+
+
+def test_a_registration_is_written_and_its_ledger_and_options_are_binding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "registration.json"
+    assert main(["claims", *SMALL, "--encoder", "mini", "--seeds", "3,4", "--register", str(path)]) == 0
+    written = json.loads(path.read_text())
+    assert (written["encoders"], written["seeds"], len(written["ledger_sha256"])) == (["mini"], [3, 4], 64)
+    assert written["claims"] == [claim.id for claim in ledger()]
+
+    assert main(["claims", "--registration", str(path), "--seeds", "5"]) == 2
+    assert "leave the other options out" in capsys.readouterr().err
+    path.write_text(json.dumps(written | {"ledger_sha256": "0" * 64}))
+    assert main(["claims", "--registration", str(path)]) == 2
+    assert "are not those registered" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seeds", ["", "1,,2", "one", "1,1"])
+def test_seeds_that_cannot_be_read_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], seeds: str):
+    assert main(["claims", *SMALL, "--seeds", seeds, "--out", str(tmp_path / "x")]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
 def test_an_unknown_claim_is_one_line_with_the_nearest_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main(["claims", "--dataset", "shapes", "--claim", "ccst-overall-updates", "--out", str(tmp_path / "x")]) == 2
+    assert main(["claims", "--dataset", "shapes", "--claim", "ccst-contents", "--out", str(tmp_path / "x")]) == 2
 
     said = capsys.readouterr().err
-    assert "ccst-overall-update" in said
+    assert "ccst-content" in said
     assert len(said.strip().splitlines()) == 1
 
 

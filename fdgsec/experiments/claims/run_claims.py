@@ -1,78 +1,63 @@
-"""The verb `claims`: the papers' privacy claims, each with the measurement of its decisive attack and a verdict.
+"""The verb `claims`: the papers' privacy claims, measured with several encoders and seeds, each with a verdict.
 
-The ledger is data (claims.toml): the claim, its paper, and the attack, target and criteria that decide it. The rules
-for verdicts are in fdgsec.experiments.claims.verdicts. Claims that need the same run share it. Reports are stored
-beside the table and reused if settings, data and code are the same."""
+The ledger is data (claims.toml): the paper's sentences, what would have to be true for them to hold, and the runs and
+criteria that decide. The rules are in fdgsec.experiments.claims.verdicts. A claim about styles of VGG's relu4_1 is
+decided by encoders of that family alone, one about a reconstruction by those that also have a decoder; what others
+would have decided stands beside it. Reports are stored beside the table and reused if settings, data and code are the
+same."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.attack.run_attacks import attack
-from fdgsec.experiments.claims.catalogue import Claim, ledger
-from fdgsec.experiments.claims.tables import markdown, page
-from fdgsec.experiments.claims.verdicts import Finding, Verdict, adjusted_p_values, finding, verdicts
-from fdgsec.experiments.run_config import RunConfig, attack_settings
-from fdgsec.federation.run_folder import code_sha256, run_key
+from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Beyond, Claim, ledger
+from fdgsec.experiments.claims.columns import EncoderColumn, Sources, columns_of, single_verdicts
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns, measure, probe_config
+from fdgsec.experiments.claims.registration import Registration, commit_of, read_registration
+from fdgsec.experiments.claims.tables import criterion_text, markdown
+from fdgsec.experiments.claims.verdicts import Column, Verdict, agreeing, finding, ledger_p_values, verdicts
+from fdgsec.experiments.claims.web_page import page
+from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.cache_files import write_atomic
-from fdgsec.runtime.errors import MissingResourceError, unknown_name
+from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
 
-SCHEMA = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClaimsRequest:
-    """The claims to measure, and the dataset and settings."""
-
-    dataset: str
-    profile: str = "quick"
-    seed: int = 0
-    only: Sequence[str] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """The result of a claim's attack: the finding and the encoder, or the reason why there is none."""
-
-    claim: Claim
-    found: Finding | None
-    encoder: str = ""
-    reason: str = ""
+SCHEMA = 2
 
 
 def claims(
-    request: ClaimsRequest, *, data_root: Path | None, out: Path, fresh: bool, progress: Progressive
+    request: ClaimsRequest,
+    *,
+    data_root: Path | None,
+    out: Path,
+    fresh: bool,
+    progress: Progressive,
+    workers: int = 1,
+    registration: Path | None = None,
 ) -> dict[str, Any]:
     """Measure the claims, decide them, write claims.json, .md and .html to `out`, and return the document.
 
-    Claims whose target lacks a resource are "not run". Raises UsageError for an unknown claim or dataset."""
-    chosen = _chosen(request.only)
-    asked = {claim.id: _config(claim, request) for claim in chosen}
-    wanted: dict[str, set[str]] = {}
-    for claim in chosen:
-        if request.profile in claim.profiles:
-            wanted.setdefault(_same_run(asked[claim.id]), set()).add(claim.attack)
-    reports: dict[str, Mapping[str, Any] | str] = {}
-    outcomes = []
-    for claim in chosen:
-        key = _same_run(asked[claim.id])
-        if key in wanted and key not in reports:
-            config = replace(asked[claim.id], attacks=tuple(sorted(wanted[key])))
-            reports[key] = _report(config, out=out, data_root=data_root, fresh=fresh, progress=progress)
-        outcomes.append(_outcome(claim, reports.get(key, ""), request))
-    document = {"schema": SCHEMA, "dataset": request.dataset, "profile": request.profile, "seed": request.seed,
-                "code": code_sha256(), "claims": _rows(outcomes, request)}  # fmt: skip
+    Claims whose runs lack a resource are "not run". With a `registration` the request must be what it says. Raises
+    UsageError for an unknown claim or dataset, and for a request or a ledger that is not the registered one."""
+    chosen = chosen_claims(request.only)
+    registered = None if registration is None else _registered(registration, request)
+    runs = measure(
+        chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress
+    )  # fmt: skip
+    document = {
+        "schema": SCHEMA, "dataset": request.dataset, "profile": request.profile, "encoders": list(request.encoders),
+        "seeds": list(request.seeds), "agreeing": agreeing(len(request.seeds)), "code": code_sha256(),
+        "registration": registered, "claims": _documents(chosen, runs, request),
+    }  # fmt: skip
     write_atomic(out / "claims.json", json.dumps(document, indent=1) + "\n")
     write_atomic(out / "claims.md", markdown(document))
     write_atomic(out / "claims.html", page(document))
     return document
 
 
-def _chosen(only: Sequence[str]) -> list[Claim]:
+def chosen_claims(only: Sequence[str]) -> list[Claim]:
+    """The claims of these ids, in the order of the ledger; all for none. Raises UsageError for an unknown one."""
     known = {claim.id: claim for claim in ledger()}
     for name in only:
         if name not in known:
@@ -80,89 +65,148 @@ def _chosen(only: Sequence[str]) -> list[Claim]:
     return [claim for claim in known.values() if not only or claim.id in only]
 
 
-def _config(claim: Claim, request: ClaimsRequest) -> RunConfig:
-    given = {**claim.run, **{k: v for k, v in request.given.items() if v is not None}}
-    given |= {"dataset": request.dataset, "seed": request.seed, "adversary": claim.adversary}
-    if "encoder" in claim.run:
-        given["encoder"] = claim.run["encoder"]
-    return attack_settings(claim.target, given, profile=request.profile, assignments=claim.settings)
+def registered_request(path: Path) -> ClaimsRequest:
+    """The request that a registration fixes. Raises UsageError where the ledger has changed since."""
+    found = read_registration(path)
+    return ClaimsRequest(
+        dataset=found.dataset, profile=found.profile, encoders=found.encoders, seeds=found.seeds, given=found.settings
+    )
 
 
-def _same_run(config: RunConfig) -> str:
-    return replace(config, attacks=()).sha256
-
-
-def _report(
-    config: RunConfig, *, out: Path, data_root: Path | None, fresh: bool, progress: Progressive
-) -> Mapping[str, Any] | str:
-    """The report of one run, stored or new; or the reason why it is missing."""
-    folder = out / "runs" / f"{config.target}-{config.adversary}-{config.sha256[:8]}"
-    key = run_key(config.sha256, str(data_root), code_sha256())
-    stamp = out / "runs" / f"{folder.name}.key"
-    if not fresh and stamp.exists() and stamp.read_text() == key and (folder / "report.json").exists():
-        found: Mapping[str, Any] = json.loads((folder / "report.json").read_text())
-        return found
-    try:
-        document: Mapping[str, Any] = json.loads(
-            attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress).json()
-        )
-    except MissingResourceError as error:
-        return str(error)
-    write_atomic(stamp, key)
-    return document
-
-
-def _outcome(claim: Claim, report: Mapping[str, Any] | str, request: ClaimsRequest) -> _Outcome:
-    if request.profile not in claim.profiles:
-        return _Outcome(claim=claim, found=None, reason=f"its attack runs with --profile {claim.profiles[0]} only")
-    if isinstance(report, str):
-        return _Outcome(claim=claim, found=None, reason=report)
-    result = next(one for one in report["attacks"] if one["name"] == claim.attack)
-    if result["status"] != "done":
-        return _Outcome(
-            claim=claim, found=None, encoder=report["encoder"], reason=f"{result['status']}: {result['reason']}"
-        )
-    positive = result["controls"]["positive"]
-    controlled = bool(positive) and all(control["passed"] for control in positive)
-    found = finding(claim.id, result["measurements"], claim.rows(), controlled=controlled)
-    reason = "" if found.populations else "the report has no row that could decide it"
-    return _Outcome(claim=claim, found=found if found.populations else None, encoder=report["encoder"], reason=reason)
-
-
-def _rows(outcomes: Sequence[_Outcome], request: ClaimsRequest) -> list[dict[str, Any]]:
-    family = [outcome.found for outcome in outcomes if outcome.found is not None]
-    decided, adjusted = verdicts(family), adjusted_p_values(family)
-    rows = [_row(outcome, decided.get(outcome.claim.id, "not run"), request) for outcome in outcomes]
-    return [row | {"adjusted_p_value": adjusted.get(row["id"]), "family": len(family)} for row in rows]
-
-
-def _row(outcome: _Outcome, verdict: Verdict, request: ClaimsRequest) -> dict[str, Any]:
-    claim, found, reason = outcome.claim, outcome.found, outcome.reason
-    if found is not None and claim.vgg and not outcome.encoder.startswith("vgg19"):
-        verdict, reason = "undecided", f"the number depends on VGG's features and was measured with {outcome.encoder}"
-    decisive = None if found is None else found.decisive
-    if verdict == "undecided" and decisive is not None and not reason:
-        reason = decisive.reservation
-    row: dict[str, Any] = {
-        "id": claim.id, "paper": claim.paper, "section": claim.section, "claim": claim.claim, "attack": claim.attack,
-        "target": claim.target, "adversary": claim.adversary, "encoder": outcome.encoder or None,
-        "measurement": None, "slice": None, "value": None, "low": None, "high": None, "chance": None, "n": None,
-        "p_value": None, "populations": 0, "verdict": verdict, "rule": claim.rule, "reason": reason,
-        "command": _command(claim, request),
+def _registered(path: Path, request: ClaimsRequest) -> Mapping[str, Any]:
+    """How the result cites the registration. Raises UsageError for a request that it does not cover."""
+    found, asked = read_registration(path), registration_of(request)
+    differing = [
+        name
+        for name in ("dataset", "profile", "encoders", "seeds", "claims", "settings")
+        if getattr(found, name) != getattr(asked, name)
+    ]
+    if differing or request.only:
+        raise UsageError(f"{path} registered other {', '.join(differing) or 'claims'}; run what is registered.")
+    return {
+        "file": path.name, "ledger_sha256": found.ledger_sha256, "commit": commit_of(path),
+        "same_code": found.code_sha256 == code_sha256(),
     }  # fmt: skip
-    if found is not None and decisive is not None:
-        row |= {key: decisive.row[key] for key in ("slice", "value", "low", "high", "chance", "n")}
-        row |= {"measurement": decisive.row["name"], "p_value": found.p_value, "populations": len(found.populations)}
-    return row
+
+
+def registration_of(request: ClaimsRequest) -> Registration:
+    """What would be registered for a request about all claims."""
+    return Registration.now(
+        dataset=request.dataset, profile=request.profile, encoders=tuple(request.encoders),
+        seeds=tuple(request.seeds), settings=dict(request.settings),
+    )  # fmt: skip
+
+
+def _documents(chosen: Sequence[Claim], runs: MeasuredRuns, request: ClaimsRequest) -> list[dict[str, Any]]:
+    """One document per claim."""
+    sources = Sources(runs=runs, request=request)
+    testable = [claim for claim in chosen if not claim.untestable]
+    columns = {claim.id: columns_of(claim, sources) for claim in testable}
+    deciding = {
+        name: [Column(findings=one.findings) for one in found if one.decides] for name, found in columns.items()
+    }
+    decided, p_values = verdicts(deciding), ledger_p_values(deciding)
+    singles = single_verdicts(columns, request.seeds)
+    found = []
+    for claim in chosen:
+        document = _described(claim, request) | {"beyond": [_noted(claim, note, sources) for note in claim.notes()]}
+        if claim.untestable:
+            found.append(document | {"verdict": "not a testable claim", "reason": claim.untestable})
+            continue
+        verdict, reason = _verdict(claim, columns[claim.id], decided[claim.id])
+        p_value, adjusted = p_values[claim.id]
+        document |= {
+            "verdict": verdict, "reason": reason, "p_value": p_value, "adjusted_p_value": adjusted,
+            "family": len(testable), "columns": [one.document(request.seeds) for one in columns[claim.id]],
+        }  # fmt: skip
+        document["otherwise"] = _otherwise(document, columns[claim.id], singles[claim.id], request.seeds)
+        found.append(document)
+    return found
+
+
+def _verdict(claim: Claim, columns: Sequence[EncoderColumn], decided: Verdict) -> tuple[Verdict, str]:
+    """The verdict of a testable claim, and why it is none."""
+    deciding = [one for one in columns if one.decides]
+    if not any(one.reports for one in columns):
+        return "not run", "; ".join(dict.fromkeys(one.missing for one in columns))
+    if not deciding:
+        return "undecided", f"it is decided by {_who_decides(claim)} alone, of which none ran"
+    reasons = [one.reservation for one in deciding if one.reservation]
+    return decided, "; ".join(dict.fromkeys(reasons)) if decided == "undecided" else ""
+
+
+def _who_decides(claim: Claim) -> str:
+    return ENCODER_KINDS[claim.encoder] + (" that have a decoder" if claim.needs_decoder else "")
+
+
+def _otherwise(
+    document: Mapping[str, Any],
+    columns: Sequence[EncoderColumn],
+    singles: Mapping[str, Mapping[int | None, Verdict]],
+    seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+    """Each encoder and seed (None: all of them) that alone would have given another verdict."""
+    return [
+        {"encoder": column.encoder, "seed": seed, "verdict": singles[column.encoder][seed]}
+        for column in columns
+        if column.reports
+        for seed in (None, *(seeds if len(seeds) > 1 else ()))
+        if singles[column.encoder][seed] != document["verdict"]
+    ]
+
+
+def _described(claim: Claim, request: ClaimsRequest) -> dict[str, Any]:
+    """What the ledger says about a claim, and the command that reproduces its rows."""
+    scope, compared = claim.scope, claim.compared
+    return {
+        "id": claim.id, "paper": claim.paper, "section": claim.section, "quotes": list(claim.quotes),
+        "holds_if": claim.holds_if or None,
+        "scope": None if scope is None else {key: getattr(scope, key) for key in ("sharing", "clients", "attacker")},
+        "decided_by": None if claim.untestable else _who_decides(claim),
+        "criteria": [criterion_text(row, compared=compared is not None) for row in claim.rows()],
+        "compared": None if compared is None else compared.says,
+        "attack": None if claim.measured is None else claim.measured.attack,
+        "target": None if claim.measured is None else claim.measured.target,
+        "adversary": None if claim.measured is None else claim.measured.adversary,
+        "command": None if claim.measured is None else _command(claim, request),
+    }  # fmt: skip
+
+
+def _noted(claim: Claim, note: Beyond, sources: Sources) -> dict[str, Any]:
+    """A number beyond the claim, with each encoder and seed."""
+    rows = []
+    for encoder in sources.encoders(claim):
+        for seed in sources.request.seeds:
+            shown = sources.rows(claim, note.probe, encoder=encoder, seed=seed)
+            decisive = finding(shown.rows, [note.criterion], controlled=shown.controlled).decisive
+            if decisive is not None:
+                numbers = {
+                    key: decisive.row[key] for key in ("slice", "value", "low", "high", "chance", "n", "p_value")
+                }
+                rows.append({"encoder": shown.encoder or encoder, "seed": seed, **numbers})
+    return {
+        "says": note.says, "target": note.probe.target, "attack": note.probe.attack,
+        "measurement": note.criterion.measurement, "rows": rows,
+    }  # fmt: skip
 
 
 def _command(claim: Claim, request: ClaimsRequest) -> str:
-    """The command that reproduces the row."""
-    words = ["fdgsec", "attack", "--target", claim.target, "--dataset", request.dataset, "--attack", claim.attack]
-    words += ["--profile", request.profile, "--seed", str(request.seed)]
-    if claim.adversary != "server":
-        words += ["--adversary", claim.adversary]
-    for key, value in {**claim.run, **{k: v for k, v in request.given.items() if v is not None}}.items():
+    """The command that reproduces the rows of the first encoder and seed."""
+    assert claim.measured is not None
+    probe = claim.measured
+    encoder, seed = request.encoders[0], request.seeds[0]
+    config = probe_config(claim, probe, request, encoder=encoder, seed=seed)
+    words = ["fdgsec", "attack", "--target", probe.target, "--dataset", request.dataset, "--attack", probe.attack]
+    words += ["--profile", request.profile, "--seed", str(seed)]
+    if probe.adversary != "server":
+        words += ["--adversary", probe.adversary]
+    if claim.per_encoder:
+        words += ["--encoder", encoder]
+    given = {**probe.run, **request.settings, "per_domain": config.per_domain}
+    for key, value in given.items():
+        if key == "defenses":
+            words += [f"--defense {each}" for each in value]
+            continue
         flag = f"--{key.replace('_', '-')}"
         words += [flag] if value is True else [flag, str(value)]
-    return " ".join([*words, *(f"--set {item}" for item in claim.settings)])
+    return " ".join([*words, *(f"--set '{item}'" for item in probe.settings)])

@@ -1,88 +1,188 @@
-"""The claims ledger as Markdown and as a single HTML page."""
+"""The claims ledger as text: its cells, which the web page shares, and Markdown."""
 
-from collections.abc import Mapping
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-COLUMNS = ("Paper", "Claim, in our words", "Decisive attack", "Measured", "Chance", "n", "Verdict")
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #1b1f24; padding: 0 1rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .45rem .6rem; border-bottom: 1px solid #d8dee4; }
-td:nth-child(1) { width: 7rem; } td:nth-child(2) { width: 42%; }
-td:nth-child(3) { width: 11rem; overflow-wrap: anywhere; }
-td:nth-child(4) { width: 9rem; }
-td:nth-child(4), td:nth-child(5), td:nth-child(6) { font-variant-numeric: tabular-nums; }
-code { font-size: 12px; overflow-wrap: anywhere; color: #57606a; }
-.verdict { font-weight: 600; white-space: nowrap; }
-.refuted { color: #b42318; } .supported { color: #1a7f37; } .undecided, .not-run { color: #57606a; }
-small { color: #57606a; }
-"""
+from fdgsec.experiments.claims.verdicts import Criterion
+from fdgsec.metrics.effect_sizes import margin_of
+
+OVERVIEW = ("Claim", "The paper's words", "Verdict", "Decided by", "Measured, median seed", "Chance", "Holm's p")
+SEEDS = ("Encoder", "Seed", "Measured", "Chance", "n", "p", "Where", "Alone")
+OTHERWISE = ("Claim", "Verdict", "Would have decided otherwise")
+BEYOND = ("Encoder", "Seed", "Measured", "Chance", "n", "Where")
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def criterion_text(row: Criterion, *, compared: bool = False) -> str:
+    """A criterion in words, as the attack must meet it against the claim."""
+    margin = margin_of(row.measurement) if row.margin is None else row.margin
+    words = {
+        "twice": "> twice chance", "tenth": "< nine tenths of chance", 0: "> chance",
+        "half": "> half way from chance to a perfect attack",
+    }  # fmt: skip
+    over = f"less than {margin} lower" if compared else words.get(margin, f"> chance + {margin}")
+    where = ", ".join(f"{key} {value}" if value != "" else f"no {key}" for key, value in row.where.items())
+    return f"{row.measurement} {over}" + (f" ({where})" if where else "")
+
+
+def number(value: float | None) -> str:
+    """A number with three digits, or a dash."""
+    return "-" if value is None else f"{value:.3g}"
 
 
 def measured(row: Mapping[str, Any]) -> str:
-    """The decisive number with its interval, or a dash."""
-    if row["value"] is None:
+    """The number of a seed with its interval, and for a comparison the gap; a dash where there is none."""
+    if row.get("value") is None:
         return "-"
-    return f"{row['measurement']} {row['value']:.3g} [{row['low']:.3g}, {row['high']:.3g}]"
+    shown = f"{number(row['value'])} [{number(row['low'])}, {number(row['high'])}]"
+    gap = row.get("gap")
+    lower = "" if gap is None else f"; lower by {number(gap['value'])} [{number(gap['low'])}, {number(gap['high'])}]"
+    return " ".join(filter(None, (row.get("measurement"), shown))) + lower
 
 
 def population(row: Mapping[str, Any]) -> str:
-    """The slice of the decisive row in words."""
-    return ", ".join(f"{key} {value}" for key, value in (row["slice"] or {}).items())
+    """The slice of a row in words."""
+    return ", ".join(f"{key} {value}" for key, value in (row.get("slice") or {}).items())
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    who = "" if row["adversary"] == "server" else f" by a {row['adversary']}"
-    attack = f"{row['attack']}{who} on {row['target']}" + (f" ({row['encoder']})" if row["encoder"] else "")
-    chance = "-" if row["chance"] is None else f"{row['chance']:.3g}"
+def deciding(claim: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The columns of the encoders that decide a claim."""
+    return [column for column in claim.get("columns", ()) if column["decides"]]
+
+
+def median_seed(claim: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of the first deciding encoder, the seed with the median value; empty where there is none."""
+    shown = [seed for column in deciding(claim)[:1] for seed in column["seeds"] if seed["value"] is not None]
+    shown.sort(key=lambda seed: seed["value"])
+    return shown[(len(shown) - 1) // 2] if shown else {}
+
+
+def overview(document: Mapping[str, Any]) -> Table:
+    """One row per claim."""
+    rows = []
+    for claim in document["claims"]:
+        seed = median_seed(claim)
+        rows.append((
+            claim["id"], f"{claim['paper']} {claim['section']}: " + " ".join(f'"{quote}"' for quote in claim["quotes"]),
+            claim["verdict"], ", ".join(column["encoder"] for column in deciding(claim)) or "-", measured(seed),
+            number(seed.get("chance")), number(claim.get("adjusted_p_value")),
+        ))  # fmt: skip
+    return OVERVIEW, rows
+
+
+def otherwise(document: Mapping[str, Any]) -> Table:
+    """One row per testable claim: the encoders and seeds that alone would have decided otherwise."""
+    rows = []
+    for claim in document["claims"]:
+        if "columns" in claim:
+            said = [
+                f"{one['encoder']}, {'all seeds' if one['seed'] is None else 'seed ' + str(one['seed'])}: "
+                f"{one['verdict']}"
+                for one in claim["otherwise"]
+            ]
+            rows.append((claim["id"], claim["verdict"], "; ".join(said) or "none"))
+    return OTHERWISE, rows
+
+
+def seed_rows(claim: Mapping[str, Any]) -> Table:
+    """One row per encoder and seed."""
+    alone = {(one["encoder"], one["seed"]): one["verdict"] for one in claim["otherwise"]}
+    rows = []
+    for column in claim["columns"]:
+        name = column["encoder"] + ("" if column["decides"] else " (does not decide)")
+        for seed in column["seeds"]:
+            verdict = alone.get(
+                (column["encoder"], seed["seed"]), claim["verdict"] if seed["value"] is not None else "-"
+            )
+            where = f"{population(seed)} (of {seed['populations']})" if seed["value"] is not None else "-"
+            p_value = number(seed["chance_p_value"])
+            controls = "" if seed["controlled"] or seed["value"] is None else "; a control failed"
+            rows.append((
+                name, str(seed["seed"]), measured(seed), number(seed["chance"]), number(seed["n"]), p_value,
+                where + controls, verdict,
+            ))  # fmt: skip
+    return SEEDS, rows
+
+
+def beyond_rows(note: Mapping[str, Any]) -> Table:
+    """One row per encoder and seed of a number beyond a claim."""
+    rows = [
+        (
+            row["encoder"], str(row["seed"]), measured(row), number(row["chance"]), number(row["n"]), population(row)
+        )
+        for row in note["rows"]
+    ]  # fmt: skip
+    return BEYOND, rows
+
+
+def facts(claim: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the ledger says about a claim, by heading."""
+    if claim["holds_if"]:
+        yield "Holds if", claim["holds_if"]
+    for key, about in (claim["scope"] or {}).items():
+        yield {"sharing": "Shared", "clients": "Clients", "attacker": "Attacker"}[key], f"{about}."
+    if claim["criteria"]:
+        who = "" if claim["adversary"] == "server" else f" by a {claim['adversary']}"
+        yield "Attack", f"{claim['attack']}{who} on {claim['target']}."
+        yield "Speaks against it", "all of: " + "; ".join(claim["criteria"]) + "."
+    if claim["compared"]:
+        yield "Compared with", f"{claim['compared']}."
+    if claim["decided_by"]:
+        yield "Decided by", f"{claim['decided_by']}."
+    if claim.get("reason"):
+        yield "Note", f"{claim['reason']}."
+
+
+def registration_text(document: Mapping[str, Any]) -> str:
+    """Which registration the run had, in a sentence."""
+    found = document["registration"]
+    if found is None:
+        return "This run was not registered beforehand."
+    code = "with the code of the registration" if found["same_code"] else "with other code than when it was registered"
     return (
-        f"{row['paper']} {row['section']}", row["claim"], attack, measured(row), chance,
-        "-" if row["n"] is None else str(row["n"]), row["verdict"],
-    )  # fmt: skip
+        f"Registered in {found['file']}, commit {found['commit']}, ledger and rules SHA-256 "
+        f"{found['ledger_sha256']}; run {code}."
+    )
+
+
+def legend(document: Mapping[str, Any]) -> str:
+    """How to read verdicts and numbers."""
+    seeds, agree = len(document["seeds"]), document["agreeing"]
+    return (
+        f"Contradicted: with {agree} of {seeds} seeds some population's intervals lie beyond chance and margin, and "
+        "p-values of no better than chance hold after Bonferroni over populations, for any dependence between seeds, "
+        f"and Holm over all testable claims. Supported: with {agree} of {seeds} seeds all populations' intervals lie "
+        "on the other side, and all controls passed. Undecided: neither. Each number is that of the weakest criterion "
+        "in the population that speaks most against the claim; intervals are 95%; p is that of no better than chance. "
+        "Alone: the verdict that this encoder and seed would have given. Numbers beyond a claim enter no verdict."
+    )
+
+
+def title(document: Mapping[str, Any]) -> str:
+    """The heading of the document."""
+    seeds = ", ".join(map(str, document["seeds"]))
+    return f"Claims on {document['dataset']} ({document['profile']}, {', '.join(document['encoders'])}, seeds {seeds})"
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """The table, followed by the rule, population and command of each claim."""
-    lines = [f"# Claims on {document['dataset']} ({document['profile']}, seed {document['seed']})", ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row)) + " |" for row in document["claims"]]
-    lines += ["", _legend(), ""]
-    for row in document["claims"]:
-        lines += [f"## {row['id']}", "", f"Rule: {row['rule']}", ""]
-        lines += [f"Population: {population(row)} (of {row['populations']}).", ""] if row["slice"] else []
-        lines += [f"Note: {row['reason']}.", ""] if row["reason"] else []
-        lines += ["```sh", row["command"], "```", ""]
+    """The ledger: an overview, what would have decided otherwise, and every claim with all its numbers."""
+    lines = [f"# {title(document)}", "", registration_text(document), "", legend(document), ""]
+    lines += [*_table(overview(document)), "", "## Which encoder and seed would have decided otherwise", ""]
+    lines += [*_table(otherwise(document)), ""]
+    for claim in document["claims"]:
+        lines += [f"## {claim['id']}", "", f"{claim['paper']}, {claim['section']}:", ""]
+        lines += [f'> "{quote}"' for quote in claim["quotes"]]
+        lines += ["", f"Verdict: **{claim['verdict']}**", ""]
+        lines += [f"* {name}: {text}" for name, text in facts(claim)] + [""]
+        if "columns" in claim:
+            lines += [*_table(seed_rows(claim)), "", "```sh", claim["command"], "```", ""]
+        for note in claim["beyond"]:
+            lines += [f"Beyond the claim ({note['attack']} on {note['target']}): {note['says']}.", ""]
+            lines += [*_table(beyond_rows(note)), ""]
     return "\n".join(lines)
 
 
-def page(document: Mapping[str, Any]) -> str:
-    """A self-contained HTML page."""
-    title = f"Claims on {escape(document['dataset'])}"
-    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
-    body = "".join(_row(row) for row in document["claims"])
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
-        f"<p>Profile {escape(document['profile'])}, seed {document['seed']}. {escape(_legend())}</p>"
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></body></html>\n"
-    )
-
-
-def _row(row: Mapping[str, Any]) -> str:
-    *cells, verdict = _cells(row)
-    notes = [row["rule"], population(row), row["reason"]]
-    under = "<br>".join(f"<small>{escape(note)}</small>" for note in notes if note)
-    cells[1] = f"{escape(cells[1])}<br>{under}<br><code>{escape(row['command'])}</code>"
-    shown = "".join(f"<td>{cell if number == 1 else escape(cell)}</td>" for number, cell in enumerate(cells))
-    kind = verdict.replace(" ", "-")
-    return f'<tr id="{escape(row["id"])}">{shown}<td class="verdict {kind}">{escape(verdict)}</td></tr>'
-
-
-def _legend() -> str:
-    return (
-        "Refuted: the lower bound exceeds chance plus margin in some population, after Bonferroni over populations and "
-        "Holm over the ledger. Supported: every population's upper bound is under it, and the positive control was "
-        "passed. The number shown is the weakest criterion of the population that is strongest against the claim; "
-        "intervals are 95%."
-    )
+def _table(table: Table) -> list[str]:
+    columns, rows = table
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]

@@ -1,24 +1,40 @@
-"""From measurements to verdicts: when a claim that something is private counts as refuted, supported or undecided.
+"""From measurements to verdicts: when a paper's claim counts as contradicted, supported or undecided.
 
-Fixed here, before anything is measured (DESIGN 6.6). A claim names *criteria*; an attack has succeeded in one
-population (a domain, say) where **all** of them exceed chance plus a margin there, which is an intersection-union test:
-its p-value is the largest. A claim is *refuted* where that happens in some population, after Bonferroni over the
-claim's populations and Holm over the ledger's claims. It is *supported* where in every population some criterion's
-upper bound stays under chance plus margin in a row of an attack that reads all that was sent, and the attack's positive
-control was passed. Everything else is *undecided*."""
+A claim names *criteria*. In one run, an attack has *succeeded* in one population (a domain, say) where the 95% interval
+of **every** criterion's row lies beyond chance plus the criterion's margin. The p-value of a population is the largest
+of its criteria's, an intersection-union test of "no better than chance"; a run's is the least of its populations',
+times their number (Bonferroni). Where an interval does not exceed the margin, the p-value counts as 1, so that the
+margin can only prevent a contradiction. Rows bring their p-values with them: exact ones of hit rates, and otherwise
+those that agree with the row's interval.
 
+Runs of several seeds share images, so their p-values depend on each other. Of K seeds the k-th smallest p-value, times
+K / k, is valid under any dependence (Rueger 1978; the median times 2 is the case k = K / 2), with k the least whole
+number that is four fifths of K or more: of five seeds, four must agree. Where several encoders decide, the largest
+p-value counts. Holm's adjustment is over all testable claims that were asked for.
+
+*contradicted*: the adjusted p-value is at most .05. *supported*: in at least as many seeds, in every population, the
+upper end of some criterion's interval lies below its threshold, in a row that is evidence of protection. In both cases
+a run counts only if all positive and negative controls of its attack passed. *undecided*: anything else."""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fdgsec.metrics.effect_sizes import Margin, beyond, margin_of
-from fdgsec.metrics.significance import holm, normal_pvalue
+from fdgsec.metrics.effect_sizes import Margin, beyond, half_way, margin_of
+from fdgsec.metrics.significance import holm
 
-Verdict = Literal["refuted", "supported", "undecided", "not run"]
+Verdict = Literal["contradicted", "supported", "undecided", "not a testable claim", "not run"]
+Row = Mapping[str, Any]
+"""A measurement as in a report document."""
+Population = tuple[tuple[str, Any], ...]
+"""The keys of a slice that no criterion names, with their values."""
 
 LEVEL = 0.05
 LEAST = 10
-"""Minimum number of records or clients per row; intervals of fewer do not fit the normal approximation."""
+"""Minimum number of records or clients per row."""
+AGREEING = 0.8
+"""The share of seeds that must agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,111 +42,240 @@ class Criterion:
     """A condition on rows: the measurement's name, and the required slice ({"rows": "as_if_released"}).
 
     The value "" requires that the key is absent; other keys of a slice distinguish populations. `margin` is added to
-    chance ("twice" adds chance again, "tenth" a tenth of it); None is the default of `margin_of`."""
+    chance ("twice" adds chance again, "tenth" a tenth of it, "half" goes half way to a perfect attack); None is the
+    default of `margin_of`."""
 
     measurement: str
     where: Mapping[str, str | int] = field(default_factory=dict)
-    margin: Margin | None = None
+    margin: Margin | Literal["half"] | None = None
 
-    def fits(self, row: Mapping[str, Any]) -> bool:
+    def fits(self, row: Row) -> bool:
         """Whether a row of a report document meets the condition."""
         return row["name"] == self.measurement and all(
             row["slice"].get(key, "") == value for key, value in self.where.items()
         )
 
     def threshold(self, chance: float, *, higher: bool = True) -> float:
-        """The value that a leak must exceed, or fall below where lower values are a leak."""
+        """The value that a leak must exceed, or fall below where lower values are a leak.
+
+        Raises ValueError for "half" of a measurement without a perfect value."""
+        if self.margin == "half":
+            middle = half_way(self.measurement, chance)
+            if middle is None:
+                raise ValueError(f"{self.measurement} has no perfect value; give its criterion another margin.")
+            return middle
         return beyond(chance, margin_of(self.measurement) if self.margin is None else self.margin, higher=higher)
+
+    def least_gap(self) -> float:
+        """The margin of a comparison, in the measurement's units. Raises ValueError for one that is no number."""
+        margin = margin_of(self.measurement) if self.margin is None else self.margin
+        if not isinstance(margin, str):
+            return margin
+        raise ValueError(f"a comparison needs a number as its margin; got {margin!r} for {self.measurement}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """How much a protection lowers a value: `value` of the unprotected minus the protected, with its 95% interval."""
+
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """One criterion in one population: the row, and its p-value for "at most chance plus margin".
+    """One criterion in one population: its row, and what that says.
 
-    `under` says that the interval's upper bound is below the threshold, and that the attack is known to read all that
-    was sent behind these defenses; else `reservation` says why it is not."""
+    `against` says that the row's interval speaks against the claim by more than the margin, `under` that it speaks for
+    it by its whole length and is evidence of protection; else `reservation` says why it is not. `gap` is what a
+    comparison measured."""
 
-    row: Mapping[str, Any]
-    p_value: float
+    row: Row
+    against: bool
     under: bool
     reservation: str = ""
+    gap: Gap | None = None
+
+    @property
+    def p_value(self) -> float:
+        """The row's p-value of "no better than chance"; 1 where the margin is not exceeded."""
+        return self.chance_p_value if self.against else 1.0
+
+    @property
+    def chance_p_value(self) -> float:
+        """The row's p-value of "no better than chance"."""
+        found = self.row.get("p_value")
+        return 1.0 if found is None else float(found)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """The strength of the evidence against the claim, strongest first."""
+        return self.p_value, self.chance_p_value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A claim's evidence by population; `controlled` says that all positive controls of the attack passed."""
+    """A claim's evidence in one run, by population; `controlled` says that all controls of the attack passed."""
 
-    claim: str
     populations: Sequence[Sequence[Evidence]]
     controlled: bool
 
     @property
     def p_value(self) -> float:
-        """Bonferroni over populations of the largest p-value in each; 1 without any."""
+        """Bonferroni over populations of the largest p-value in each; 1 without any, or where a control failed."""
         found = [max(evidence.p_value for evidence in population) for population in self.populations]
-        return min(1.0, min(found, default=1.0) * len(found))
+        return min(1.0, min(found, default=1.0) * len(found)) if self.controlled else 1.0
 
     @property
     def quiet(self) -> bool:
         """Whether in every population some criterion is below its threshold, by its upper bound."""
-        return bool(self.populations) and all(any(e.under for e in population) for population in self.populations)
+        below = all(any(e.under for e in population) for population in self.populations)
+        return self.controlled and bool(self.populations) and below
 
     @property
     def decisive(self) -> Evidence | None:
         """The evidence to print: the weakest criterion of the population that is strongest against the claim."""
-        weakest = [max(population, key=lambda evidence: evidence.p_value) for population in self.populations]
-        return min(weakest, key=lambda evidence: evidence.p_value, default=None)
+        weakest = [max(population, key=lambda evidence: evidence.order) for population in self.populations]
+        return min(weakest, key=lambda evidence: evidence.order, default=None)
 
 
-def evidence_of(row: Mapping[str, Any], criterion: Criterion) -> Evidence | None:
-    """The evidence of one row; None if it is unavailable or descriptive, or has too few records.
-
-    The p-value is from a normal distribution; the interval's half-width toward chance is 1.96 standard errors. If a
-    lower value is a leak (an error), row and threshold are negated."""
-    value, low, high, chance = (row.get(key) for key in ("value", "low", "high", "chance"))
-    if value is None or low is None or high is None or chance is None or row["n"] < LEAST:
-        return None
-    if row["higher_is"] == "descriptive":
-        return None
-    limit = criterion.threshold(chance, higher=row["higher_is"] == "leak")
-    if row["higher_is"] == "safe":
-        value, low, high, limit = -value, -high, -low, -limit
-    p_value = normal_pvalue(value, low, high, limit)
-    defenses = row.get("not_adapted_to")
-    reservation = row.get("unread") or (f"the attack is not adapted to {defenses}" if defenses else "")
-    return Evidence(row=row, p_value=p_value, under=high < limit and not reservation, reservation=reservation)
+VOID = Finding(populations=(), controlled=False)
+"""A run that says nothing: it did not run, or had no rows to decide by."""
 
 
 def finding(
-    claim: str, rows: Sequence[Mapping[str, Any]], criteria: Sequence[Criterion], *, controlled: bool
+    rows: Sequence[Row],
+    criteria: Sequence[Criterion],
+    *,
+    controlled: bool,
+    compared: float | Sequence[Row] | None = None,
 ) -> Finding:
     """Group rows into populations by the slice keys that no criterion uses, and evaluate the criteria.
 
-    Populations without evidence for every criterion are left out."""
-    conditions = {key for criterion in criteria for key in criterion.where}
-    found: dict[tuple[tuple[str, Any], ...], dict[int, Evidence]] = {}
+    `compared` is the value that the same question has without the protection, or the rows of a run without it; then
+    the criteria are about the gap. Populations without evidence for every criterion are left out."""
+    found: dict[Population, dict[int, Evidence]] = {}
     for number, criterion in enumerate(criteria):
-        for row in rows:
-            evidence = evidence_of(row, criterion) if criterion.fits(row) else None
+        unprotected = _by_population(compared, criteria, criterion) if isinstance(compared, Sequence) else {}
+        for where, row in _by_population(rows, criteria, criterion).items():
+            other = unprotected.get(where) if isinstance(compared, Sequence) else compared
+            if compared is not None and other is None:
+                continue
+            evidence = evidence_of(row, criterion) if other is None else compared_evidence(row, other, criterion)
             if evidence is not None:
-                where = tuple(sorted((k, v) for k, v in row["slice"].items() if k not in conditions))
                 found.setdefault(where, {})[number] = evidence
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
-    return Finding(claim=claim, populations=complete, controlled=controlled)
+    return Finding(populations=complete, controlled=controlled)
 
 
-def adjusted_p_values(findings: Sequence[Finding]) -> dict[str, float]:
-    """Holm's p-value of every claim; the claims are the family."""
-    return dict(zip([one.claim for one in findings], holm([one.p_value for one in findings]), strict=True))
+def _by_population(
+    rows: Sequence[Row], criteria: Sequence[Criterion], criterion: Criterion
+) -> Mapping[Population, Row]:
+    """The rows that meet `criterion`, by the keys of their slice that none of `criteria` names."""
+    named = {key for each in criteria for key in each.where}
+    return {
+        tuple(sorted((key, value) for key, value in row["slice"].items() if key not in named)): row
+        for row in rows
+        if criterion.fits(row)
+    }
 
 
-def verdicts(findings: Sequence[Finding], *, level: float = LEVEL) -> dict[str, Verdict]:
-    """The verdict of every claim: refuted by Holm's step-down procedure, else supported or undecided."""
-    adjusted = adjusted_p_values(findings)
-    return {one.claim: _verdict(one, refuted=adjusted[one.claim] <= level) for one in findings}
+def evidence_of(row: Row, criterion: Criterion) -> Evidence | None:
+    """The evidence of one row; None if it is unavailable or descriptive, or has too few records."""
+    if not _judged(row):
+        return None
+    higher, reservation = row["higher_is"] == "leak", reservation_of(row)
+    limit = criterion.threshold(row["chance"], higher=higher)
+    against = row["low"] > limit if higher else row["high"] < limit
+    below = row["high"] < limit if higher else row["low"] > limit
+    return Evidence(row=row, against=against, under=below and not reservation, reservation=reservation)
 
 
-def _verdict(one: Finding, *, refuted: bool) -> Verdict:
-    if refuted:
-        return "refuted"
-    return "supported" if one.quiet and one.controlled else "undecided"
+def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evidence | None:
+    """The evidence of a comparison: by how much `row` lies below `other`, a row without the protection or its value.
+
+    The gap's interval is made of those of the two (method of variance estimates recovery, Zou & Donner 2008), as if
+    they were independent; rows of the same clients and images agree more, so that it is too wide rather than too
+    narrow. The claim says that the gap is at least the margin. The p-value is the row's own: behind the protection, the
+    attack is still better than chance. None where a row is no evidence, or is not of values that are higher where more
+    leaks."""
+    if not _judged(row) or row["higher_is"] != "leak":
+        return None
+    if isinstance(other, float):
+        other = {"value": other, "low": other, "high": other}
+    elif not _judged(other):
+        return None
+    difference, reservation = other["value"] - row["value"], reservation_of(row)
+    gap = Gap(
+        value=difference,
+        low=difference - math.hypot(other["value"] - other["low"], row["high"] - row["value"]),
+        high=difference + math.hypot(other["high"] - other["value"], row["value"] - row["low"]),
+    )
+    least = criterion.least_gap()
+    return Evidence(
+        row=row, against=gap.high < least, under=gap.low > least and not reservation, reservation=reservation, gap=gap
+    )
+
+
+def _judged(row: Row) -> bool:
+    """Whether a row can be evidence: it has all its numbers, a direction, and enough records."""
+    known = all(row.get(key) is not None for key in ("value", "low", "high", "chance"))
+    return known and row["n"] >= LEAST and row["higher_is"] != "descriptive"
+
+
+def reservation_of(row: Row) -> str:
+    """Why a row without a leak is no evidence of protection; empty where it is."""
+    defenses = row.get("not_adapted_to")
+    return row.get("unread") or (f"the attack is not adapted to {defenses}" if defenses else "")
+
+
+def agreeing(runs: int) -> int:
+    """How many of so many runs must agree: the least whole number that is four fifths or more."""
+    return math.ceil(AGREEING * runs - 1e-9)
+
+
+def over_seeds(p_values: Sequence[float]) -> float:
+    """Combine p-values that may depend on each other in any way: the k-th smallest of K, times K / k (Rueger 1978).
+
+    k is `agreeing(K)`. Raises ValueError for none."""
+    if not p_values:
+        raise ValueError("there is no p-value to combine.")
+    k = agreeing(len(p_values))
+    return min(1.0, sorted(p_values)[k - 1] * len(p_values) / k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What one encoder found about a claim: a finding per seed, VOID where there is none."""
+
+    findings: Sequence[Finding]
+
+    @property
+    def p_value(self) -> float:
+        """The combined p-value of its seeds."""
+        return over_seeds([one.p_value for one in self.findings])
+
+    @property
+    def quiet(self) -> bool:
+        """Whether enough seeds support the claim."""
+        return sum(one.quiet for one in self.findings) >= agreeing(len(self.findings))
+
+
+def ledger_p_values(columns: Mapping[str, Sequence[Column]]) -> Mapping[str, tuple[float, float]]:
+    """Per claim, its p-value (the largest of its columns'; 1 without any) and Holm's over all claims of `columns`."""
+    own = {claim: max((one.p_value for one in found), default=1.0) for claim, found in columns.items()}
+    adjusted = holm(list(own.values()))
+    return {claim: (own[claim], each) for claim, each in zip(own, adjusted, strict=True)}
+
+
+def verdicts(columns: Mapping[str, Sequence[Column]]) -> Mapping[str, Verdict]:
+    """The verdict of every claim by the columns of the encoders that decide it; "undecided" where none does."""
+    p_values = ledger_p_values(columns)
+    return {claim: _verdict(found, p_values[claim][1]) for claim, found in columns.items()}
+
+
+def _verdict(columns: Sequence[Column], adjusted: float) -> Verdict:
+    if columns and adjusted <= LEVEL:
+        return "contradicted"
+    return "supported" if columns and all(one.quiet for one in columns) else "undecided"

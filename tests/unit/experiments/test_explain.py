@@ -63,16 +63,19 @@ def test_every_claim_is_explained_with_its_paper_rule_and_command(name: str):
     claim, found = CLAIMS[name], sections(name)
 
     assert found["paper"] == f"{claim.paper}, {claim.section}"
-    assert found["claim, in our words"] == claim.claim
-    assert found["rule"] == claim.rule
-    assert found["decided by"].startswith(f"{claim.attack} by ")
-    assert len(found["refuted where all of these exceed"].splitlines()) == len(claim.rows())
+    assert all(quote in found["the paper's words"] for quote in claim.quotes)
+    assert ("not a testable claim" in found) == (claim.measured is None)
+    if claim.measured is not None:
+        assert found["holds if"] == claim.holds_if
+        assert found["decided by"].startswith(f"{claim.measured.attack} by ")
+        assert len(found["against it speak"].splitlines()) == len(claim.rows())
     assert f"--claim {name}" in found["command"]
 
 
 def test_thresholds_are_those_of_the_verdicts():
-    assert sections("ccst-overall-set")["refuted where all of these exceed"] == "auc > chance + 0.05"
-    assert "top1 > twice chance (" in sections("ccst-same-style-many-images")["refuted where all of these exceed"]
+    assert sections("stablefdg-privacy")["against it speak"] == "auc > chance + 0.05"
+    assert sections("ccst-dataset")["against it speak"] == "auc > half way from chance to a perfect attack"
+    assert sections("fisc-noise")["against it speak"] == "auc less than 0.05 lower (no cluster_size)"
 
 
 @pytest.mark.parametrize("name", DEFENSES)
@@ -118,7 +121,7 @@ def test_every_variant_is_explained_with_its_options_and_what_it_sends(name: str
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("membershp", "membership"), ("private-style", "private-styles"), ("ccst-overall-sett", "ccst-overall-set"),
+    [("membershp", "membership"), ("private-style", "private-styles"), ("ccst-datasett", "ccst-dataset"),
      ("Linkage", "linkage")],
 )  # fmt: skip
 def test_another_name_gets_the_nearest_one_and_exit_2(name: str, near: str, capsys: pytest.CaptureFixture[str]):

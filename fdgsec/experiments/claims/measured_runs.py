@@ -1,0 +1,160 @@
+"""The runs behind a ledger: which attacks on which targets, encoders and seeds, each once, stored and reused."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fdgsec.experiments.attack.run_attacks import attack
+from fdgsec.experiments.claims.catalogue import Claim, Probe, ledger_run
+from fdgsec.experiments.run_config import RunConfig, attack_settings, merged
+from fdgsec.experiments.setup.run_inputs import load_world
+from fdgsec.federation.run_folder import code_sha256, run_key
+from fdgsec.nn.styles.image_styles import prepare_statistics
+from fdgsec.runtime.cache_files import write_atomic
+from fdgsec.runtime.errors import MissingResourceError, UsageError
+from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.worker_processes import computed
+
+Report = Mapping[str, Any] | str
+"""A report document, or the reason why there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimsRequest:
+    """The claims to measure, and the dataset, encoders, seeds and settings; `given` overrides the claims' own."""
+
+    dataset: str
+    profile: str = "quick"
+    encoders: Sequence[str] = ("mini",)
+    seeds: Sequence[int] = (0,)
+    only: Sequence[str] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, values in {"encoders": self.encoders, "seeds": self.seeds}.items():
+            if not values or len(set(values)) != len(values):
+                raise UsageError(f"claims take one or more different {name}; got {list(values)}.")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The settings that were given."""
+        return {key: value for key, value in self.given.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRuns:
+    """The reports of all runs that the claims need, by their settings."""
+
+    request: ClaimsRequest
+    reports: Mapping[str, Report]
+
+    def report(self, claim: Claim, probe: Probe, *, encoder: str, seed: int) -> Report:
+        """The report of a probe with an encoder and seed."""
+        return self.reports[_shared(probe_config(claim, probe, self.request, encoder=encoder, seed=seed))]
+
+
+def probe_config(claim: Claim, probe: Probe, request: ClaimsRequest, *, encoder: str, seed: int) -> RunConfig:
+    """The settings of a probe's run: the ledger's, the probe's and the user's, later ones winning.
+
+    Claims about the method's own network, or pixels, have no `encoder`."""
+    given = {**ledger_run(), **probe.run, **request.settings}
+    given |= {"dataset": request.dataset, "seed": seed, "adversary": probe.adversary}
+    if claim.per_encoder:
+        given["encoder"] = encoder
+    config = attack_settings(probe.target, given, profile=request.profile, assignments=probe.settings)
+    return replace(config, attacks=(probe.attack,))
+
+
+def _shared(config: RunConfig) -> str:
+    """The key of the run that attacks with these settings share."""
+    return replace(config, attacks=(), attack_options={}).sha256
+
+
+def planned_runs(claims: Sequence[Claim], request: ClaimsRequest) -> Mapping[str, RunConfig]:
+    """Every run once, with all the attacks that some claim asks for, seed by seed.
+
+    Raises UsageError where two claims ask for one attack with different options."""
+    runs: dict[str, RunConfig] = {}
+    for seed in request.seeds:
+        for claim in claims:
+            for probe in claim.probes():
+                for encoder in request.encoders if claim.per_encoder else ("",):
+                    config = probe_config(claim, probe, request, encoder=encoder, seed=seed)
+                    key = _shared(config)
+                    runs[key] = _joined(runs[key], config, claim) if key in runs else config
+    return runs
+
+
+def _joined(one: RunConfig, other: RunConfig, claim: Claim) -> RunConfig:
+    """The run with the attacks of both."""
+    for name in set(one.attacks) & set(other.attacks):
+        if one.attack_options.get(name) != other.attack_options.get(name):
+            raise UsageError(f"claim {claim.id} and another ask for {name} on {one.target} with different options.")
+    attacks = tuple(sorted({*one.attacks, *other.attacks}))
+    return replace(one, attacks=attacks, attack_options=merged(one.attack_options, other.attack_options))
+
+
+def measure(
+    claims: Sequence[Claim],
+    request: ClaimsRequest,
+    *,
+    data_root: Path | None,
+    out: Path,
+    fresh: bool,
+    workers: int,
+    progress: Progressive,
+) -> MeasuredRuns:
+    """Make all runs that are not stored under `out`/runs, `workers` at once."""
+    runs = planned_runs(claims, request)
+    if workers > 1 and not fresh:
+        asked = [config for config in runs.values() if config.encoder in request.encoders and not config.rounds]
+        _prepare(asked, data_root=data_root, progress=progress)
+    shown: Progressive = progress if workers == 1 else NoProgress()
+    work = partial(_report, data_root, out, fresh, shown)
+    reports = dict[str, Report]()
+    progress.update("runs", 0, len(runs))
+    for done, ((key, _), report) in enumerate(computed(work, list(runs.items()), workers=workers), 1):
+        reports[key] = report
+        progress.update("runs", done, len(runs))
+    return MeasuredRuns(request=request, reports=reports)
+
+
+def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Progressive) -> None:
+    """Compute and store each encoder's statistics of all images once, with all threads, before workers need them."""
+    prepared = set[tuple[object, ...]]()
+    for config in runs:
+        needed = (config.encoder, config.image_size, config.per_domain, config.per_class, config.style_size)
+        if needed in prepared:
+            continue
+        prepared.add(needed)
+        try:
+            dataset = load_world(config, data_root=data_root, progress=progress).dataset
+            prepare_statistics(
+                config.encoder, dataset, reuse=True, size=config.style_size,
+                progress=partial(progress.update, f"style statistics, {config.encoder}"),
+            )  # fmt: skip
+        except MissingResourceError:
+            continue  # the run itself says what is missing
+
+
+def _report(
+    data_root: Path | None, out: Path, fresh: bool, progress: Progressive, run: tuple[str, RunConfig]
+) -> Report:
+    """The report of one run, stored or new; or the reason why it is missing."""
+    _, config = run
+    name = f"{config.target}-{config.adversary}-{config.encoder}-seed{config.seed}-{config.sha256[:8]}"
+    folder, stamp = out / "runs" / name, out / "runs" / f"{name}.key"
+    key = run_key(config.sha256, str(data_root), code_sha256())
+    if not fresh and stamp.exists() and stamp.read_text() == key and (folder / "report.json").exists():
+        found: Mapping[str, Any] = json.loads((folder / "report.json").read_text())
+        return found
+    try:
+        made = attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
+    except MissingResourceError as error:
+        return str(error)
+    write_atomic(stamp, key)
+    document: Mapping[str, Any] = json.loads(made.json())
+    return document

@@ -1,0 +1,133 @@
+"""The ledger: literal quotations, runs that exist and are shared, and no verdict on what is no claim."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from fdgsec.experiments.claims.catalogue import Claim, ledger
+from fdgsec.experiments.claims.columns import decides
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, planned_runs
+from fdgsec.experiments.run_config import target_method
+from fdgsec.runtime.registry import ATTACKS, TARGETS, resolve, target_named
+
+CLAIMS = {claim.id: claim for claim in ledger()}
+PAPERS = os.environ.get("FDGSEC_PAPERS", "")
+FLOAT = "(?:table|figure|fig)"
+
+
+def printed(text: str) -> str:
+    """Letters, digits and punctuation, without spaces, hyphens and marks of the conversion."""
+    plain = text.replace("\u2019", "'").replace("\u2018", "'")
+    return re.sub(r"[^a-z0-9.,;:'()]", "", plain.lower())
+
+
+def stands_in(quote: str, text: str) -> bool:
+    """Whether a sentence is printed in a text, whole or around one table or figure."""
+    words, page = quote.split(), printed(text)
+    cuts = ((printed(" ".join(words[:cut])), printed(" ".join(words[cut:]))) for cut in range(1, len(words)))
+    return printed(quote) in page or any(
+        re.search(
+            f"{re.escape(first)}(?:(?!{re.escape(first)}).){{0,2000}}?{FLOAT}.{{0,2000}}?{re.escape(second)}", page
+        )
+        for first, second in cuts
+        if first in page and second in page
+    )
+
+
+def test_a_sentence_is_found_around_a_table_and_not_in_other_words():
+    page = "It is so. Since the\n\nTable 2: datasets\n\nmean and standard devia-\n\ntion do not contain enough, it is safe."
+
+    assert stands_in("Since the mean and standard deviation do not contain enough, it is safe.", page)
+    assert stands_in("mean and standard deviation do not contain enough, it is safe.", page)
+    assert not stands_in("mean and standard deviation contain enough, it is safe.", page)
+    assert not stands_in("Since the mean and standard deviation contain enough, it is safe.", page)
+    assert not stands_in("Since the datasets contain enough", page)
+
+
+@pytest.mark.skipif(not PAPERS, reason="set FDGSEC_PAPERS to a folder with the papers' texts: ccst.txt, ...")
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_quotation_is_literal(name: str):
+    claim = CLAIMS[name]
+    text = (Path(PAPERS) / f"{claim.paper.lower()}.txt").read_text()
+
+    for quote in claim.quotes:
+        assert stands_in(quote, text), quote
+
+
+def test_every_claim_has_one_name_and_all_papers_have_some():
+    assert len(CLAIMS) == len(ledger()) >= 12
+    assert {claim.paper for claim in CLAIMS.values()} == {"CCST", "StableFDG", "FedDAG", "FISC", "FedAlign"}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_is_tested_or_says_why_it_cannot_be(name: str):
+    claim = CLAIMS[name]
+
+    assert claim.quotes
+    if claim.untestable:
+        assert claim.measured is None
+        assert not claim.criteria
+        assert not claim.holds_if
+    else:
+        assert claim.measured is not None
+        assert claim.scope is not None
+        assert claim.rows()
+        assert claim.holds_if.endswith(".")
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_every_attack_reads_what_its_target_releases(name: str):
+    for probe in CLAIMS[name].probes():
+        assert probe.target in TARGETS
+        assert probe.attack in ATTACKS
+        attack, method = resolve("attacks", probe.attack), target_method(target_named(probe.target))
+        assert attack.reads & method.released_kinds
+
+
+def test_comparisons_name_what_they_compare_with():
+    compared = [claim.compared for claim in CLAIMS.values() if claim.compared is not None]
+
+    assert len(compared) >= 3
+    assert all((one.value is None) != (one.measured is None) for one in compared)
+    assert all(row.least_gap() > 0 for claim in CLAIMS.values() if claim.compared for row in claim.rows())
+
+
+def test_reconstructions_are_judged_by_pictures_or_lists_and_no_look_up():
+    for claim in CLAIMS.values():
+        if "reconstruct" in claim.id or claim.id == "ccst-dataset":
+            assert claim.measured is not None
+            assert claim.measured.attack in ("style-inversion", "set-reconstruction")
+
+
+def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
+    request = ClaimsRequest(dataset="pacs", encoders=("mini", "squeezenet"), seeds=(0, 1))
+
+    runs = planned_runs(list(CLAIMS.values()), request)
+
+    per_seed = [config for config in runs.values() if config.seed == 0]
+    assert len(per_seed) * 2 == len(runs)
+    assert sum(config.target == "feddag" for config in per_seed) == 1
+    assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 3
+    attacked = [config for config in per_seed if config.target == "ccst-single" and config.encoder == "mini"]
+    assert [config.attacks for config in attacked] == [("inter-client", "style-inversion")]
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "expected"),
+    [
+        ("ccst-dataset", "vgg16-hed", True), ("ccst-dataset", "vgg19", True), ("ccst-dataset", "mini", False),
+        ("ccst-dataset", "squeezenet", False), ("feddag-generators", "the method's own network", True),
+        ("fisc-reconstruction", "mini", False), ("fedalign-reconstruction", "pixel colors", True),
+    ],
+)  # fmt: skip
+def test_only_encoders_of_a_claims_kind_decide_it(name: str, encoder: str, expected: bool):
+    assert decides(CLAIMS[name], encoder) is expected
+
+
+def test_an_encoder_without_a_decoder_decides_no_reconstruction(monkeypatch: pytest.MonkeyPatch):
+    claim: Claim = CLAIMS["ccst-client-reconstruction"]
+    for found, expected in ((False, False), (True, True)):
+        monkeypatch.setattr("fdgsec.experiments.claims.columns._has_decoder", lambda _, found=found: found)
+        assert decides(claim, "vgg16-hed") is expected

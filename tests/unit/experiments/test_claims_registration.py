@@ -1,0 +1,93 @@
+"""Registrations: fixed before a run, checked by hash, and cited with the commit that holds them."""
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest
+from fdgsec.experiments.claims.registration import (
+    NO_CHECKOUT,
+    NOT_COMMITTED,
+    commit_of,
+    read_registration,
+    write_registration,
+)
+from fdgsec.experiments.claims.run_claims import claims, registered_request, registration_of
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.progress import NoProgress
+
+REQUEST = ClaimsRequest(dataset="shapes", encoders=("mini", "vgg19"), seeds=(10, 11), given={"per_domain": 20})
+
+
+@pytest.fixture
+def registered(tmp_path: Path) -> Path:
+    path = tmp_path / "registration.json"
+    write_registration(registration_of(REQUEST), path)
+    return path
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=tester", "-c", "user.email=tester@example.org"]
+    return subprocess.run(
+        ["git", "-C", str(folder), *identity, *words], check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_registration_gives_the_same_request_back(registered: Path):
+    assert registration_of(registered_request(registered)) == registration_of(REQUEST) == read_registration(registered)
+
+
+def test_a_ledger_that_has_changed_since_is_refused(registered: Path):
+    document = json.loads(registered.read_text())
+    registered.write_text(json.dumps(document | {"ledger_sha256": "0" * 64}))
+
+    with pytest.raises(UsageError, match="are not those registered"):
+        read_registration(registered)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(REQUEST, seeds=(10, 12)), replace(REQUEST, encoders=("mini",)), replace(REQUEST, dataset="pacs"),
+        replace(REQUEST, given={}), replace(REQUEST, only=("feddag-privacy",)),
+    ],
+)  # fmt: skip
+def test_a_request_that_was_not_registered_is_refused(registered: Path, tmp_path: Path, other: ClaimsRequest):
+    with pytest.raises(UsageError, match="run what is registered"):
+        claims(other, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=registered)
+
+
+def test_a_registration_is_not_overwritten(registered: Path):
+    with pytest.raises(UsageError, match="is a registration already"):
+        write_registration(registration_of(REQUEST), registered)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"seeds": "ten"}'])
+def test_a_file_that_is_no_registration_is_refused(tmp_path: Path, text: str):
+    path = tmp_path / "other.json"
+    path.write_text(text)
+
+    with pytest.raises(UsageError, match=r"other\.json"):
+        read_registration(path)
+
+
+def test_the_commit_is_the_one_that_holds_the_file_as_it_is(registered: Path):
+    folder = registered.parent
+    assert commit_of(registered) == NO_CHECKOUT
+
+    git(folder, "init", "--quiet")
+    assert commit_of(registered) in (NOT_COMMITTED, NO_CHECKOUT)  # no commit at all yet
+
+    git(folder, "add", registered.name)
+    git(folder, "commit", "--quiet", "--message", "register")
+    head = git(folder, "rev-parse", "HEAD")
+    assert commit_of(registered) == head
+
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "other")
+    assert commit_of(registered) == head
+
+    registered.write_text(registered.read_text() + "\n")
+    assert commit_of(registered) == NOT_COMMITTED
