@@ -31,9 +31,10 @@ from fdgsec.attacks.style_inversion.control import planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
 from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
+from fdgsec.attacks.style_inversion.recognition import PICTURE, no_recognizer
 from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
-from fdgsec.attacks.style_inversion.training_images import prior_images
+from fdgsec.attacks.style_inversion.training_images import Prior, prior_images
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
@@ -45,6 +46,8 @@ POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
 BASELINE = "baseline"
 SETS = frozenset({"as_if_released", "difference", "pooled"})
 """Kinds of rows with enough images to be judged as a set."""
+RECOGNIZED = "as_if_released"
+"""The kind of rows whose classes are recognized: of equally many images of every class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +192,8 @@ class StyleInversion:
                 "membership"
             )
         rest = [] if self.losses else self._left_out()
+        if any(part.kind == RECOGNIZED for part in rows) and (lacking := no_recognizer(knowledge)):
+            rest.append(_unavailable("balanced_accuracy", {"class_from": PICTURE, "rows": RECOGNIZED}, lacking))
         return [*(_unavailable("psnr_gain", {key: name}, reason) for (key, name), reason in reasons.items()), *rest]
 
     def _left_out(self) -> list[Measurement]:
@@ -229,11 +234,29 @@ class StyleInversion:
                 where = {"prior": named, "loss": loss, "rows": rows.kind}
                 if not rows.pooled:
                     answers += drawn.reconstructions(where)
+                    answers += _recognized(drawn, prior, inverter_cache, where, compare=sets and number == 0)
                 elif number == 0:
                     answers += drawn.memberships(cases, where)
                 if sets:
                     answers += _sets(drawn, loss, {"prior": named, "rows": rows.kind}, exchanged=number == 0)
         return answers
+
+
+def _recognized(
+    drawn: ReconstructedRows, prior: Prior, inverter_cache: InverterCache, where: Mapping[str, str | int], *,
+    compare: bool,
+) -> list[Answer]:  # fmt: skip
+    """The classes recognized in reconstructions of images that no released row of the run is of, and comparisons."""
+    if drawn.rows.kind != RECOGNIZED:
+        return []
+    recognizer = inverter_cache.recognizer(int(drawn.images.shape[-1]))
+    if isinstance(recognizer, str):
+        return []
+    shared = {key: value for key, value in where.items() if key != "loss"}
+    return [
+        *recognizer.answers(drawn, where),
+        *(recognizer.comparisons(drawn, prior, shared) if compare else []),
+    ]
 
 
 def _sets(drawn: ReconstructedRows, loss: str, where: Mapping[str, str | int], *, exchanged: bool) -> list[Answer]:

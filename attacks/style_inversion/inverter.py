@@ -21,6 +21,9 @@ from fdgsec.runtime.random_streams import child
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Compare predicted with true images, both (N, 3, h, w) in [0, 1]: one number per pair, (N,)."""
 
+TrainedInverter = Callable[[Tensor], Tensor]
+"""From style features (N, 2C) to images (N, 3, S, S) in [0, 1]."""
+
 LINEAR_SIDE = 16  # pixels of the linear part: styles contain no finer layout, and 768 numbers are fast to decompose
 COMPONENTS = 100
 FOLDS = 5

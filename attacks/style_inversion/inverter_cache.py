@@ -1,18 +1,17 @@
 """Inverter cache: trains each inverter of an attack once, since one domain's intra prior is another's inter prior."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, fit_generator
+from fdgsec.attacks.style_inversion.inverter import Inverter, Loss, Schedule, TrainedInverter, fit_generator
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialOptions,
     BaselineGenerator,
     fit_adversarial,
     fit_baseline,
 )
+from fdgsec.attacks.style_inversion.recognition import Recognizer, recognizer_of
 from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encode_prior, mirrored, prior_images
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
@@ -25,9 +24,6 @@ from fdgsec.threats.adversary import Knowledge
 LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are then about equal
 GAN = "gan"
 LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN)
-
-TrainedInverter = Callable[[Tensor], Tensor]
-"""From style features (N, 2C) to images (N, 3, S, S) in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +55,7 @@ class InverterCache:
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], TrainedInverter] = field(default_factory=dict)
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
+    recognizers: dict[int, Recognizer | str] = field(default_factory=dict)
 
     def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
         """The encoded training set of `kind` for a victim of `domain`, or None where the data are missing.
@@ -89,6 +86,12 @@ class InverterCache:
             train = self._adversarial if loss == GAN else self._regression
             self.inverters[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
         return self.inverters[prior.name, loss]
+
+    def recognizer(self, side: int) -> Recognizer | str:
+        """The recognizer of classes in pictures of `side` px, trained on first use, or why there is none."""
+        if side not in self.recognizers:
+            self.recognizers[side] = recognizer_of(self.knowledge, side)
+        return self.recognizers[side]
 
     def _regression(self, prior: Prior, loss: Loss, rng: torch.Generator) -> TrainedInverter:
         trained = (self.inverters.get((prior.name, name)) for name in self.losses)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fdgsec.attacks.style_inversion.inverter_cache import TrainedInverter
+from fdgsec.attacks.style_inversion.inverter import TrainedInverter
 from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
 from fdgsec.data.domains import downsample
@@ -57,7 +57,7 @@ def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: t
 
     B0 the mean image of the prior, B1 one of its images, B2 that of the nearest style, B3 the reconstruction of another
     row of the population, B4 that of noise."""
-    features = _placed(rows, prior)
+    features = placed(rows, prior)
     images, training = inverter(features), prior.training
     count = len(images)
     noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
@@ -77,7 +77,7 @@ def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: t
     return ReconstructedRows(rows=rows, images=images, controls=controls)
 
 
-def _placed(rows: Rows, prior: Prior) -> Tensor:
+def placed(rows: Rows, prior: Prior) -> Tensor:
     """The rows aligned with the prior's styles; the interpolation style, which is the same in all rows, by itself."""
     if not rows.pooled:
         return prior.aligned(rows.features)

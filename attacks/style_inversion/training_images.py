@@ -32,13 +32,14 @@ COLORLESS = 0.03
 class Prior:
     """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`.
 
-    `pooled` and `averaged` (2C,) are what its images would release together: the style of all their pixels, and the
-    mean of their styles."""
+    `labels` has the class of each group of the training set. `pooled` and `averaged` (2C,) are what its images would
+    release together: the style of all their pixels, and the mean of their styles."""
 
     name: str
     training: TrainingSet
     linear: LinearInverse
     unseen: Tensor
+    labels: Tensor
     painted: bool
     pooled: Tensor
     averaged: Tensor
@@ -103,7 +104,7 @@ def encode_prior(
     )
     linear, unseen = fit_linear(training)
     return Prior(
-        name=name, training=training, linear=linear, unseen=unseen, painted=drawings,
+        name=name, training=training, linear=linear, unseen=unseen, labels=variants[0].labels, painted=drawings,
         pooled=style_features(*found.pooled().style(unbiased=False))[0],
         averaged=style_features(mean.mean(0, keepdim=True), std.mean(0, keepdim=True))[0],
     )  # fmt: skip

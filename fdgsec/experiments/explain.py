@@ -50,7 +50,7 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
         "exposed_fraction", "expected_exposed_fraction", "distinct_fraction", "relative_error", *LOOKED_UP,
         "palette_emd", "palette_emd_gain", "lag1_autocorrelation", "lag1_p_value",
     ),
-    "style-inversion": (*PICTURES, *SETS, *RATES),
+    "style-inversion": (*PICTURES, *SETS, *RATES, *CLASSES, "recognized_public"),
     "optimization-inversion": (
         *PICTURES, *SETS, "style_residual", "converged_fraction", "restart_spread", "restart_share",
     ),

@@ -8,6 +8,7 @@ import torch
 from fdgsec.attacks.style_inversion.attack import StyleInversion
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ImageStyles, StyleStatistics
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments, moments
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.adversary import Knowledge
@@ -92,3 +93,8 @@ def pooled_pair(holds: DomainDataset, added: DomainDataset, domain: str) -> Case
 
 def reconstructions(attack: StyleInversion, cases: Sequence[Case], known: Knowledge) -> list[Reconstructions]:
     return [answer for answer in attack.run(cases, known, child_rng()) if isinstance(answer, Reconstructions)]
+
+
+def lacking(attack: StyleInversion, cases: Sequence[Case], known: Knowledge) -> list[Measurement]:
+    """What the attack misses, but for the recognition of classes, of which this world has one."""
+    return [row for row in attack.missing(cases, known) if "class_from" not in row.slice]

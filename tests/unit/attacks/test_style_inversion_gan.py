@@ -31,7 +31,7 @@ from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import GeneratedSets, Reconstructions
 from fdgsec.threats.attack import Case
 from fdgsec.threats.positive_control_data import upload
-from tests.support.quadrants import SERVER, child_rng, image_rows, victims
+from tests.support.quadrants import SERVER, child_rng, image_rows, lacking, victims
 
 TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)
 SHORT = AdversarialOptions(steps=6, batch=4, latent=4, lessons=4, tries=3)
@@ -180,7 +180,7 @@ def test_the_baseline_learns_from_its_discriminator_alone_which_color_is_real():
 
 def test_an_adversarial_loss_that_cannot_see_so_small_pictures_says_so():
     attack = StyleInversion(losses=("mse", "gan"), size=8)
-    (row,) = attack.missing([image_rows(victims(0), "red")], SERVER)
+    (row,) = lacking(attack, [image_rows(victims(0), "red")], SERVER)
 
     assert row.slice == {"loss": "gan"}
     assert "at least 16 px" in str(row.unavailable)

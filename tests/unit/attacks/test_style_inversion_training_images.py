@@ -16,6 +16,7 @@ from tests.support.quadrants import (
     WORLD,
     image_rows,
     knowledge,
+    lacking,
     reconstructions,
     victims,
 )
@@ -43,7 +44,7 @@ def test_a_client_attacks_other_domains_with_its_own_images_alone():
 def test_priors_without_data_are_reported_with_their_reason_and_not_answered():
     client = knowledge(own=AUXILIARY.of_domain("red"))
     cases = [image_rows(victims(1), "green")]
-    reasons = {str(row.slice["prior"]): row.unavailable for row in MSE.missing(cases, client)}
+    reasons = {str(row.slice["prior"]): row.unavailable for row in lacking(MSE, cases, client)}
 
     assert set(reasons) == {"intra of green", "third-party of green"}
     assert {a.slice["prior"] for a in reconstructions(MSE, cases, client)} == {"inter"}
@@ -75,13 +76,13 @@ def test_an_outsider_inverts_with_the_unseen_domain_alone():
     cases = [replace(image_rows(victims(1), "green"), domain=None)]
 
     assert {a.slice["prior"] for a in reconstructions(MSE, cases, outsider)} == {"third-party"}
-    assert [row.slice["prior"] for row in MSE.missing(cases, outsider)] == ["intra", "inter"]
+    assert [row.slice["prior"] for row in lacking(MSE, cases, outsider)] == ["intra", "inter"]
 
 
 def test_lpips_without_weights_is_reported_and_never_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: object):
     monkeypatch.setenv("FDGSEC_CACHE", str(tmp_path))
     attack = StyleInversion(losses=("mse", "lpips"), priors=("intra",), size=64)
-    (row,) = attack.missing([image_rows(victims(0), "red")], SERVER)
+    (row,) = lacking(attack, [image_rows(victims(0), "red")], SERVER)
 
     assert row.slice == {"loss": "lpips"}
     assert row.unavailable is not None
@@ -115,7 +116,7 @@ def test_each_kind_of_style_is_asked_for_what_can_be_drawn_of_it(
 
 
 def test_what_the_profile_leaves_out_is_said_not_to_have_run():
-    rows = StyleInversion().missing([image_rows(victims(0), "red")], SERVER)
+    rows = lacking(StyleInversion(), [image_rows(victims(0), "red")], SERVER)
 
     assert {str(value) for row in rows for value in row.slice.values()} == {"lpips", "mse+lpips", "gan", "baseline"}
     assert {row.name for row in rows} == {"psnr_gain", "frechet_mini"}
@@ -123,4 +124,4 @@ def test_what_the_profile_leaves_out_is_said_not_to_have_run():
 
 
 def test_losses_that_were_chosen_leave_nothing_out():
-    assert MSE.missing([image_rows(victims(0), "red")], SERVER) == []
+    assert lacking(MSE, [image_rows(victims(0), "red")], SERVER) == []
