@@ -141,8 +141,8 @@ def attack_vectors(
     """Attack vectors of your own, as `fdgsec attack --artifacts`; `dataset` names the adversary's public images.
 
     With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
-    from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
+    from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
     from fdgsec.runtime.progress import NoProgress
     from fdgsec.runtime.registry import given_classes
 

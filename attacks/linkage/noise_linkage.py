@@ -5,6 +5,7 @@ Appendix B.5 (Table 10) adds noise to styles. The released code that this settin
 / (1 - p))^2). The protection of s depends on the distance between clients, so every s is also given in units of the
 standard deviation of one coordinate between clients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,14 @@ def between_client_sd(styles: Tensor) -> float:
     if styles.ndim != 2 or len(styles) < 2:
         raise ValueError(f"a spread between clients needs styles (n, D) of two or more; got {tuple(styles.shape)}.")
     return float(styles.to(torch.float64).std(0, correction=1).quantile(0.5))
+
+
+def noise_levels(noise: Sequence[float], noise_in_sds: Sequence[float], *, spread: float) -> dict[str, float]:
+    """Standard deviations s by name: "0.02" for one in raw units, "3 sd" for one in units of `spread`.
+
+    Where `spread` is 0 there are no levels in its units."""
+    in_sds = {f"{level:g} sd": level * spread for level in noise_in_sds} if spread else {}
+    return {**{f"{level:g}": level for level in noise}, **in_sds}
 
 
 def noise_linkage(

@@ -25,7 +25,25 @@ Artifacts = Annotated[
     Path | None, typer.Option("--artifacts", help="Attack vectors of your own: .safetensors, or rows as .csv, .npy.")
 ]
 TruthFile = Annotated[
-    Path | None, typer.Option("--truth", help="For --artifacts: CSV of image, and label, domain, member if known.")
+    Path | None,
+    typer.Option(
+        "--truth", help="For --artifacts: CSV of image, and label, domain, member if known; of --candidates: member."
+    ),
+]
+RowsOf = Annotated[
+    str | None,
+    typer.Option("--rows", help="For --artifacts: each row is of one of images or clients.", show_default="images"),
+]
+Again = Annotated[
+    Path | None, typer.Option("--again", help="For --artifacts: a second release of the same clients, in their order.")
+]
+CandidateFile = Annotated[
+    Path | None,
+    typer.Option("--candidates", help="For --artifacts: statistics of images, one per row, that may be behind them."),
+]
+ImagesPerClient = Annotated[
+    str | None,
+    typer.Option("--images-per-client", help="For --candidates: images behind each vector, as N or N,N,..."),
 ]
 Dataset = Annotated[
     str | None,
@@ -53,6 +71,10 @@ def command(
     run: Run = None,
     artifacts: Artifacts = None,
     truth: TruthFile = None,
+    rows: RowsOf = None,
+    again: Again = None,
+    candidates: CandidateFile = None,
+    images_per_client: ImagesPerClient = None,
     dataset: Dataset = None,
     data_root: o.DataRoot = None,
     given: Mapping[str, Any],
@@ -77,11 +99,6 @@ def command(
 ) -> int:
     """Attack what a target sends, what a finished run recorded, or your own vectors; every number with interval and
     chance."""
-    from fdgsec.experiments.flower.engine_choice import EngineChoice
-
-    engine_choice = EngineChoice(
-        engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait
-    )
     if (run is not None or artifacts is not None) and engine != "local":
         raise UsageError("--engine says where a target runs; --run and --artifacts attack what is there already.")
     chosen = _Chosen(
@@ -89,17 +106,27 @@ def command(
         data_root=data_root, fresh=fresh, dry_run=dry_run, out=out, as_json=as_json,
     )  # fmt: skip
     said = {"target": target, "preset": preset, "defense": defense}
+    about_vectors = {
+        "truth": truth, "rows": rows, "again": again, "candidates": candidates, "images_per_client": images_per_client,
+    }  # fmt: skip
     if run is not None:
-        settled = {**given, **said, "target": None, "device": None, "dataset": dataset, "truth": truth}
+        settled = {**given, **said, "target": None, "device": None, "dataset": dataset, **about_vectors}
         settled |= {"artifacts": artifacts, "allow_partial": allow_partial or None}
         _refuse("--run", settled, "the run's own settings hold")
         return _on_run(run, chosen, target=target, device=given["device"])
     if artifacts is not None:
         of_images = {name: None for name in ("encoder", "target_domain", "per_domain", "image_size")}
         _refuse("--artifacts", {**given, **said, **of_images, "dry_run": dry_run or None}, "there is no method to run")
-        return _on_vectors(artifacts, chosen, given, truth=truth, dataset=dataset, allow_partial=allow_partial)
-    if truth is not None:
-        raise UsageError("--truth is about vectors of your own; give them with --artifacts.")
+        own = {**about_vectors, "rows": rows or "images", "images_per_client": _counts(images_per_client)}
+        return _on_vectors(artifacts, chosen, {**given, **own}, dataset=dataset, allow_partial=allow_partial)
+    for name, value in about_vectors.items():
+        if value is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is about vectors of your own; give them with --artifacts.")
+    from fdgsec.experiments.flower.engine_choice import EngineChoice
+
+    engine_choice = EngineChoice(
+        engine=engine, federation=federation, ca=ca, insecure=insecure, timeout=client_timeout, wait=wait
+    )
     settings = {
         **given, "dataset": dataset or "shapes", "defenses": defense or (), "allow_partial": allow_partial,
     }  # fmt: skip
@@ -174,18 +201,18 @@ def _on_vectors(
     chosen: _Chosen,
     given: Mapping[str, Any],
     *,
-    truth: Path | None,
     dataset: str | None,
     allow_partial: bool,
 ) -> int:
     from fdgsec.cli.tables import console
-    from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest, attack_vectors
+    from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors
+    from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
 
-    if given["encoder"] is None:
-        raise UsageError("--artifacts needs --encoder, the one that made the vectors (`fdgsec list encoders`).")
     request = VectorsRequest(
-        artifacts=file, encoder=given["encoder"], truth=truth, dataset=dataset, unseen=given["target_domain"],
-        per_domain=given["per_domain"], image_size=given["image_size"], allow_partial=allow_partial,
+        artifacts=file, encoder=given["encoder"], rows=given["rows"], again=given["again"],
+        candidates=given["candidates"], images_per_client=given["images_per_client"], truth=given["truth"],
+        dataset=dataset, unseen=given["target_domain"], per_domain=given["per_domain"],
+        image_size=given["image_size"], allow_partial=allow_partial,
         attacks=chosen.attacks, adversary=chosen.adversary, profile=chosen.profile, seed=chosen.seed or 0,
         assignments=chosen.assignments,
     )  # fmt: skip
@@ -196,6 +223,14 @@ def _on_vectors(
     if not chosen.as_json:
         console().print(f"guesses: {folder / 'guesses.csv'}", highlight=False, markup=False)
     return code
+
+
+def _counts(text: str | None) -> tuple[int, ...]:
+    """The numbers of --images-per-client, none where it was not given. Raises UsageError."""
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--images-per-client must be a number, or numbers with commas; got {text!r}.")
+    return tuple(map(int, parts))
 
 
 def _refuse(mode: str, options: Mapping[str, object], reason: str) -> None:

@@ -73,7 +73,7 @@ def print_report(report: AttackReport, *, as_json: bool, out: Path) -> None:
         terminal.print(line, highlight=False)
     for result in report.attacks:
         if result.status == "done":
-            shown = [row for row in result.measurements if headline(row)]
+            shown = [row for row in result.measurements if headline(row)] or list(result.measurements)
             rows = [
                 (
                     row.name,

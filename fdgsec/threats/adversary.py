@@ -217,7 +217,8 @@ class Knowledge:
     method among clients "client:1", "client:2", ... that hold the adversary's own images, and gives what a server would
     see. `plan` is the public training plan of the target's clients, None where no single plan describes it;
     `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's defenses, whose
-    options are public, with fresh randomness, and `shared` makes their input; None where no defense acts on styles."""
+    options are public, with fresh randomness, and `shared` makes their input; None where no defense acts on styles.
+    `vectors_alone` says that clients' vectors are given, and nothing else: no images, no method (ReadsVectors)."""
 
     statistics: Statistics
     encoder: str
@@ -233,6 +234,7 @@ class Knowledge:
     keeps_moments: bool = False
     defended: Defended | None = None
     shared: Shared | None = None
+    vectors_alone: bool = False
 
     def public_images(self) -> DomainDataset:
         """Auxiliary images where the adversary knows any, else its own.

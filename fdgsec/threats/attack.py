@@ -20,7 +20,7 @@ from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures",
-    "cohorts", "trained", "single_step", "hostile", "breakdown",
+    "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
 ]  # fmt: skip
 
 
@@ -46,7 +46,10 @@ class Question:
     hostile: for each of `count` seeds the run with honest clients, and once more for each of `malicious_clients` in
     place of the adversary's client; at most `rounds` of training on at most `records` images of each client (0: all).
     breakdown: `count` exchanges of `clients` clients of `records` images; `hostile` lists how many of them forge alike.
-    """
+    given: the vectors of a file, one pooled style per client, without a run (ReadsVectors). Scheme "pairs": two
+    releases per client, the second ones under new names (the same vectors again where the file holds one release);
+    "together": one case that shows all clients' vectors; "candidates": one case per client, with candidates whose
+    statistics are given in place of images."""
 
     kind: QuestionKind
     count: int = 0
@@ -142,7 +145,8 @@ class TargetFacts:
 
     `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
     `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
-    server under their senders' names, with no policy in between."""
+    server under their senders' names, with no policy in between; `candidate_statistics` is whether the statistics of
+    candidate images are given in place of images."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -154,11 +158,17 @@ class TargetFacts:
     rounds: int = 0
     public_images: int = 1
     named: bool = True
+    candidate_statistics: bool = False
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""
         if self.artifact_kinds & {"StyleStatistics", "Amplitudes"} and not self.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
+
+    def check_two_clients(self) -> None:
+        """Raise UsageError for vectors of fewer than two clients."""
+        if self.clients < 2:
+            raise UsageError(f"needs the vectors of two clients or more; there are {self.clients}")
 
     def check_images(self) -> None:
         """Raise what `Knowledge.public_images` will raise."""
@@ -208,6 +218,17 @@ class ReadsMore(Protocol):
     """An attack that also looks at artifacts that need not be there: `reads` names those of which one must be."""
 
     also_reads: ClassVar[frozenset[str]]
+
+
+@runtime_checkable
+class ReadsVectors(Protocol):
+    """An attack that also reads clients' vectors as they are given: without a run, images or an encoder."""
+
+    def plan_of_vectors(self, facts: TargetFacts) -> Sequence[Question]:
+        """Name the questions of kind "given" that the attack asks about clients' pooled styles.
+
+        Raises UsageError, naming what is missing."""
+        ...
 
 
 @runtime_checkable

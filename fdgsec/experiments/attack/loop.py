@@ -20,7 +20,17 @@ from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.random_streams import stream
 from fdgsec.runtime.registry import name_of, names, resolve
 from fdgsec.threats.adversary import Adversary, Knowledge
-from fdgsec.threats.attack import AccountsForDefenses, Answers, Attack, Case, Incomplete, Question, TargetFacts, Truth
+from fdgsec.threats.attack import (
+    AccountsForDefenses,
+    Answers,
+    Attack,
+    Case,
+    Incomplete,
+    Question,
+    ReadsVectors,
+    TargetFacts,
+    Truth,
+)
 from fdgsec.threats.judging.controls import negative_controls, positive_control
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.judging.judge import Judge
@@ -62,10 +72,10 @@ class SimulatedQuestions:
 class AttackSetting:
     """The inputs that all attacks of one report share; `seed` seeds the random draws of the adversary and the judge.
 
-    `foreign` has the kinds of releases that are not what attacks take them for, with the reasons; `defenses` are the
-    names of the run's; `unlike` says why releases without a method are not known to be what attacks take them for;
-    `exchanges` counts, by kind of artifact, those of the run whose messages differ; `controls` says whether positive
-    and negative controls are run."""
+    `vectors` says that clients' pooled vectors are given without a run (ReadsVectors); `foreign` has the kinds of
+    releases that are not what attacks take them for, with the reasons; `defenses` are the names of the run's; `unlike`
+    says why releases without a method are not known to be what attacks take them for; `exchanges` counts, by kind of
+    artifact, those of the run whose messages differ; `controls` says whether positive and negative controls are run."""
 
     target: str
     seed: int
@@ -74,6 +84,7 @@ class AttackSetting:
     facts: TargetFacts
     judge: Judge
     questions: Questions
+    vectors: bool = False
     foreign: Mapping[str, str] = field(default_factory=dict)
     defenses: Sequence[str] = ()
     unlike: str = ""
@@ -164,6 +175,19 @@ def reason_to_skip(attack: Attack, target: str, kinds: frozenset[str], adversary
 
 def planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
     """The questions that an attack asks. Raises UsageError with the reason if it does not apply to the target."""
+    if not (setting.vectors and isinstance(attack, ReadsVectors)):
+        return _planned(attack, setting)
+    try:
+        return attack.plan_of_vectors(setting.facts)
+    except UsageError as alone:
+        try:
+            return _planned(attack, setting)
+        except UsageError:
+            raise alone from None
+
+
+def _planned(attack: Attack, setting: AttackSetting) -> Sequence[Question]:
+    """The questions that an attack asks about a run, or about vectors with the help of images."""
     reason = reason_to_skip(attack, setting.target, setting.facts.artifact_kinds, setting.adversary)
     reason = reason or _foreign(attack, setting)
     if reason:
@@ -288,13 +312,10 @@ def _describe(question: Question) -> str:
 
 def _evaluate(attack: Attack, setting: AttackSetting, answered: _AnsweredQuestions, *, started: float) -> Outcome:
     """Run the attack, measure its answers, draw figures and run both controls, each with its own random stream."""
-    cases, truths, knowledge, judge, seed = (
-        answered.cases,
-        answered.truths,
-        setting.knowledge,
-        setting.judge,
-        setting.seed,
-    )
+    cases, truths, judge, seed = answered.cases, answered.truths, setting.judge, setting.seed
+    knowledge = setting.knowledge
+    if all(case.question == "given" for case in cases):  # read alone, and so are their controls
+        knowledge = replace(knowledge, auxiliary=None, unseen=None, own=None, vectors_alone=True)
     answers = attack.run(cases, knowledge, stream(seed, "attack", attack.name))
     ignored = ", ".join(dict.fromkeys(name for name in setting.defenses if name not in accounted_for(attack)))
     measured = judge.measure(answers, cases, truths, stream(seed, "world", "judge", attack.name))

@@ -19,11 +19,20 @@ ACROSS = 8
 """Number of images per row of a contact sheet."""
 
 
-def guess_files(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge: Knowledge) -> dict[str, bytes]:
+def guess_files(
+    outcomes: Sequence[Outcome],
+    names: Mapping[str, str],
+    knowledge: Knowledge,
+    *,
+    clients: Mapping[str, str] | None = None,
+    partners: Sequence[str] = (),
+) -> dict[str, bytes]:
     """The contents of guesses.csv, and of one contact sheet per answer with images, by file name.
 
-    `names` maps the blinded names of the candidates to their own. Scores of a ranking are distances (smaller is
-    closer); scores of membership are membership scores (larger is likelier)."""
+    `names` maps the blinded names of the candidates to their own, and `clients` those of clients to the user's;
+    `partners` are the owners of second releases. Scores of a ranking are distances (smaller is closer); scores of
+    membership are membership scores (larger is likelier)."""
+    titles = clients or {}
     text, sheets = io.StringIO(), dict[str, bytes]()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -31,7 +40,7 @@ def guess_files(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge
         for answer in outcome.answers:
             case = outcome.cases[answer.case]
             where = ";".join(f"{key}={value}" for key, value in {**case.slice, **answer.slice}.items())
-            begin = outcome.result.name, case.victim, where, answer.kind
+            begin = outcome.result.name, titles.get(case.victim, case.victim), where, answer.kind
             shown = presentation_of(type(answer))
             if shown.pictures is not None:
                 name = f"pictures-{outcome.result.name}-{len(sheets)}.png"
@@ -39,7 +48,10 @@ def guess_files(outcomes: Sequence[Outcome], names: Mapping[str, str], knowledge
                 table.writerow((*begin, "all", "", name, ""))
             if shown.tell is not None:
                 candidates = [] if case.candidates is None else [names.get(name, name) for name in case.candidates.ids]
-                called = Names(candidates=candidates, classes=knowledge.class_names, domains=knowledge.domain_names)
+                called = Names(
+                    candidates=candidates, classes=knowledge.class_names, domains=knowledge.domain_names,
+                    clients=list(titles.values()), partners=partners,
+                )  # fmt: skip
                 for line in shown.tell(answer, called):
                     table.writerow((*begin, *line))
     return {"guesses.csv": text.getvalue().encode(), **sheets}

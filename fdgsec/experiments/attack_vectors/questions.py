@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
+from fdgsec.experiments.attack_vectors.given_questions import GivenVectors
 from fdgsec.experiments.attack_vectors.read_vectors import Listed, Sent
 from fdgsec.experiments.simulated_runs.simulator import Cases, blinded
 from fdgsec.federation.wire import SERVER, Message
@@ -28,33 +29,41 @@ class VectorQuestions:
     """The `sent` vectors by client, and the candidate `images` in random order.
 
     `places` (n,) is the position in `images` of each image of the truth. `first` holds the first question of each kind
-    per attack: only that one is answered, since sizes cannot be varied."""
+    per attack: only that one is answered, since sizes cannot be varied. `given` answers questions about the vectors
+    alone, where every one is a client's."""
 
     sent: Mapping[str, Sent]
     truth: Listed | None
     images: DomainDataset | None
     places: Tensor
+    given: GivenVectors | None = None
     first: dict[tuple[str, QuestionKind], Question] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, sent: Mapping[str, Sent], truth: Listed | None, public: DomainDataset | None, *, seed: int
+        cls,
+        sent: Mapping[str, Sent],
+        truth: Listed | None,
+        public: DomainDataset | None,
+        *,
+        seed: int,
+        given: GivenVectors | None = None,
     ) -> "VectorQuestions":
         """Take the truth's images as candidates, else public ones. Raises UsageError if rows and images mismatch."""
         asked = public if truth is None else truth.images
         if asked is None:
-            return cls(sent=sent, truth=None, images=None, places=torch.empty(0, dtype=torch.int64))
+            return cls(sent=sent, truth=None, images=None, places=torch.empty(0, dtype=torch.int64), given=given)
         if truth is not None:
             _check_behind(sent, truth)
         order = torch.randperm(len(asked), generator=stream(seed, "world", "candidates of vectors"))
         order = order if truth is not None else order[:MOST]
-        return cls(sent=sent, truth=truth, images=asked.subset(order), places=order.argsort())
+        return cls(sent=sent, truth=truth, images=asked.subset(order), places=order.argsort(), given=given)
 
     @property
     def names(self) -> Mapping[str, str]:
         """The name of each candidate, by its blinded name."""
         if self.images is None:
-            return {}
+            return {} if self.given is None else self.given.candidate_names
         return dict(zip(blinded(self.images).ids, self.images.ids, strict=True))
 
     @property
@@ -72,10 +81,12 @@ class VectorQuestions:
     @property
     def sized(self) -> bool:
         """Whether the number of images in a pooled style is known."""
-        return self.pooled and self.truth is not None
+        return self.pooled and (self.truth is not None or (self.given is not None and bool(self.given.sizes)))
 
     def cases(self, question: Question, attack: Attack) -> Cases:
         """Return one case per client for the first question of each kind that the vectors answer."""
+        if question.kind == "given":
+            return [] if self.given is None else self.given.cases(question)
         if not self._answers(question, attack):
             return []
         if self.first.setdefault((attack.name, question.kind), question) != question:
@@ -84,6 +95,8 @@ class VectorQuestions:
 
     def gap(self, question: Question, attack: Attack) -> str:
         """Return why the question is not answered; empty if it is."""
+        if question.kind == "given":
+            return ""
         if not self._answers(question, attack):
             return "needs runs of the method that produced these vectors, or other images of the clients"
         if question.kind != "released" and self.images is None:
@@ -102,13 +115,13 @@ class VectorQuestions:
         domain = self._domain(one) if self.placed else None
         asks = question.kind != "released" or question.gallery
         where: dict[str, str | int] = {"domain": domain or "unknown"}
-        if self.sized:
+        if self.truth is not None and self.sized:
             where["n_per_client"] = len(self.behind(one))
         if self.images is not None and question.kind == "resampled_clients" and question.gallery:
             where["gallery"] = len(self.images)
         case = Case(
             question=question.kind, views=(View(messages=(message,)),), victim=name, slice=where, domain=domain,
-            records=len(self.behind(one)) if self.sized else None,
+            records=len(self.behind(one)) if self.truth is not None and self.sized else None,
             candidates=None if self.images is None or not asks else blinded(self.images),
         )  # fmt: skip
         return case, Truth() if self.truth is None else self._truth(question, one, self.truth)

@@ -1,17 +1,19 @@
 """Readers for the user's style vectors and truth file, with checks.
 
-Vectors are an artifact (.safetensors), or numbers with one row per image: all channel means, then all channel stds
-(.csv with or without a header, .npy). The truth is a CSV file with a line per image: `image` is its path relative to
-the CSV file; `label`, `domain` and `member` are optional. Members are the images of the rows, in the order of the rows;
-without the column `member`, all images are members. Non-members are further candidates."""
+Vectors are an artifact (.safetensors), or numbers with one row per image, or per client: all channel means, then all
+channel stds (.csv with or without a header, .npy). The truth is a CSV file with a line per image: `image` is its path
+relative to the CSV file; `label`, `domain` and `member` are optional. Members are the images of the rows, in the order
+of the rows; without the column `member`, all images are members. Non-members are further candidates."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
@@ -25,16 +27,21 @@ from fdgsec.runtime.errors import ArtifactError, DataError, UsageError, unknown_
 OWN = "artifacts"
 """The name of target and method in reports on the user's vectors."""
 READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
+Rows = Literal["images", "clients"]
+"""What a row of a table is of: one image of a single client, or all images of a client of its own."""
 COLUMNS = ("image", "label", "domain", "member")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sent:
-    """One client's vectors: `rows` (R,) of the file, one per image, or a style `pooled` over images."""
+    """One client's vectors: `rows` (R,) of the file, one per image, or a style `pooled` over images.
+
+    `title` is the client's name where the user gave one."""
 
     artifact: Artifact
     rows: Tensor
     pooled: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,22 +62,34 @@ class Listed:
         return (everyone if self.members is None else self.members).nonzero().flatten()
 
 
-def read_vectors(path: Path, *, channels: int, encoder: str) -> dict[str, Sent]:
-    """Read a file of vectors, by client name; `channels` is the channel count of the encoder called `encoder`.
+def read_vectors(path: Path, *, rows: Rows = "images", option: str = "--artifacts") -> dict[str, Sent]:
+    """Read a file of vectors, the value of `option`, by client name; a row of a table is of one of `rows`.
 
     A bank is split by its owners. Raises UsageError, DataError or ArtifactError, naming file and line."""
+    check_file(path, option)
+    if path.suffix == ".safetensors":
+        return sent_of_artifact(_artifact(path), rows=rows, where=str(path))
+    return sent_of_table(read_table(path), rows=rows, where=str(path))
+
+
+def check_file(path: Path, option: str, suffixes: Sequence[str] = (".safetensors", ".csv", ".npy")) -> None:
+    """Raise UsageError unless `path`, the value of `option`, is a file with one of `suffixes`."""
     if not path.is_file():
-        raise UsageError(f"--artifacts {path} is not a file; give an artifact (.safetensors), or rows as .csv or .npy.")
-    readers = {".safetensors": _artifact, ".csv": _from_csv, ".npy": _from_npy}
-    if path.suffix not in readers:
-        raise UsageError(f"--artifacts {path} must end in {', '.join(readers)}; got {path.suffix or 'no suffix'}.")
-    artifact = readers[path.suffix](path)
-    if isinstance(artifact, ImageStyles | StyleStatistics | StyleBank) and artifact.mean.shape[-1] != channels:
-        raise UsageError(
-            f"{path} has {artifact.mean.shape[-1]} channels, encoder {encoder} has {channels}; name the encoder of the "
-            "vectors with --encoder."
-        )
-    return _by_client(artifact)
+        kinds = "an artifact (.safetensors), or rows" if ".safetensors" in suffixes else "rows"
+        raise UsageError(f"{option} {path} is not a file; give {kinds} as .csv or .npy.")
+    if path.suffix not in suffixes:
+        raise UsageError(f"{option} {path} must end in {', '.join(suffixes)}; got {path.suffix or 'no suffix'}.")
+
+
+def check_channels(sent: Mapping[str, Sent], *, channels: int, encoder: str, where: str) -> None:
+    """Raise UsageError where vectors have not the `channels` of the encoder called `encoder`."""
+    for one in sent.values():
+        artifact = one.artifact
+        if isinstance(artifact, ImageStyles | StyleStatistics) and artifact.mean.shape[-1] != channels:
+            raise UsageError(
+                f"{where} has {artifact.mean.shape[-1]} channels, encoder {encoder} has {channels}; name the encoder "
+                "of the vectors with --encoder."
+            )
 
 
 def _artifact(path: Path) -> Artifact:
@@ -82,12 +101,24 @@ def _artifact(path: Path) -> Artifact:
     return artifact
 
 
-def _by_client(artifact: Artifact) -> dict[str, Sent]:
-    """Split a bank or spectra by owners; a bank with a single row per owner holds pooled styles."""
-    if not isinstance(artifact, StyleBank | Amplitudes):
+def sent_of_artifact(artifact: Artifact, *, rows: Rows = "images", where: str) -> dict[str, Sent]:
+    """Split a bank or spectra by owners; a bank with a single row per owner holds pooled styles.
+
+    Styles of images are those of clients where `rows` says so. Raises UsageError where they cannot be."""
+    if rows == "clients" and isinstance(artifact, ImageStyles):
+        return _of_clients(artifact.mean, artifact.std)
+    if isinstance(artifact, StyleBank | Amplitudes):
+        found = _by_owner(artifact)
+    else:
         pooled = isinstance(artifact, StyleStatistics)
         count = 1 if pooled else len(next(iter(artifact.tensors().values())))
-        return {"client:1": Sent(artifact=artifact, rows=torch.arange(count), pooled=pooled)}
+        found = {"client:1": Sent(artifact=artifact, rows=torch.arange(count), pooled=pooled)}
+    if rows == "clients" and not all(one.pooled for one in found.values()):
+        raise UsageError(f"{where} does not hold one style per client, as --rows clients says; leave it out.")
+    return found
+
+
+def _by_owner(artifact: StyleBank | Amplitudes) -> dict[str, Sent]:
     owned = {f"client:{owner}": artifact.owner == owner for owner in artifact.owner.unique().tolist()}
     if isinstance(artifact, Amplitudes):
         spectra = {
@@ -105,22 +136,69 @@ def _by_client(artifact: Artifact) -> dict[str, Sent]:
     }  # fmt: skip
 
 
-def _from_npy(path: Path) -> ImageStyles:
+def sent_of_table(values: Tensor, *, rows: Rows, where: str) -> dict[str, Sent]:
+    """Read rows (R, 2C), means then stds, as those of one client's images, or of R clients.
+
+    Raises DataError, with `where` they are from, for other shapes, numbers that are not finite, and negative stds."""
+    mean, std = styles_of_table(values, where)
+    if rows == "clients":
+        return _of_clients(mean, std)
+    styles = ImageStyles(mean=mean.double(), std=std.double())
+    return {"client:1": Sent(artifact=styles, rows=torch.arange(len(values)))}
+
+
+def styles_of_table(values: Tensor, where: str) -> tuple[Tensor, Tensor]:
+    """Split rows (R, 2C) into means and stds (R, C). Raises DataError, with `where` they are from."""
+    if values.ndim != 2 or not len(values) or values.shape[1] % 2 or not values.shape[1]:
+        raise DataError(f"{where} must have rows of 2 C numbers, means then stds; got {tuple(values.shape)}.")
+    mean, std = (part.contiguous() for part in values.chunk(2, dim=1))
+    try:
+        ImageStyles(mean=mean, std=std)
+    except ArtifactError as error:
+        raise DataError(f"{where}: {error}") from error
+    return mean, std
+
+
+def _of_clients(mean: Tensor, std: Tensor) -> dict[str, Sent]:
+    """One client per row of (R, C), in the precision in which they are given."""
+    return {
+        f"client:{number + 1}": Sent(
+            artifact=StyleStatistics(mean=mean[number].clone(), std=std[number].clone()), rows=torch.tensor([number]),
+            pooled=True,
+        )
+        for number in range(len(mean))
+    }  # fmt: skip
+
+
+def read_table(path: Path) -> Tensor:
+    """Read the numbers (R, 2C) of a .csv or .npy file, as precisely as they are written.
+
+    Raises DataError, naming file and line."""
+    return _from_npy(path) if path.suffix == ".npy" else _from_csv(path)
+
+
+def _from_npy(path: Path) -> Tensor:
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} cannot be read as .npy: {error}.") from error
     if not isinstance(values, np.ndarray) or values.ndim != 2 or values.dtype.kind not in "fiu":
         raise DataError(f"{path} must hold numbers (rows, 2 C): means, then stds; got {_shape(values)}.")
-    return _rows(torch.from_numpy(values.astype(np.float64)), path)
+    return tensor_of(values)
+
+
+def tensor_of(values: "npt.NDArray[Any]") -> Tensor:
+    """The numbers of an array in float32 where that holds them exactly by type (float16, float32), else in float64."""
+    exact = np.float32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else np.float64
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=exact).copy())
 
 
 def _shape(values: object) -> str:
     return f"{values.shape} of {values.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
 
 
-def _from_csv(path: Path) -> ImageStyles:
-    lines = [line for line in _lines(path) if any(cell.strip() for cell in line)]
+def _from_csv(path: Path) -> Tensor:
+    lines = [line for line in csv_lines(path) if any(cell.strip() for cell in line)]
     if lines and not _number(lines[0][0]):
         _check_header([cell.strip() for cell in lines[0]], path)
         lines = lines[1:]
@@ -133,7 +211,7 @@ def _from_csv(path: Path) -> ImageStyles:
         wrong = next((cell for cell in line if not _number(cell)), None)
         if wrong is not None:
             raise DataError(f"{path}, row {count}: {wrong!r} is not a number.")
-    return _rows(torch.tensor([[float(cell) for cell in line] for line in lines], dtype=torch.float64), path)
+    return torch.tensor([[float(cell) for cell in line] for line in lines], dtype=torch.float64)
 
 
 def _check_header(names: Sequence[str], path: Path) -> None:
@@ -153,17 +231,8 @@ def _number(cell: str) -> bool:
     return True
 
 
-def _rows(values: Tensor, path: Path) -> ImageStyles:
-    if not len(values) or values.shape[1] % 2 or not values.shape[1]:
-        raise DataError(f"{path} must have rows of 2 C numbers, means then stds; got {tuple(values.shape)}.")
-    mean, std = values.chunk(2, dim=1)
-    try:
-        return ImageStyles(mean=mean.contiguous(), std=std.contiguous())
-    except ArtifactError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _lines(path: Path) -> list[list[str]]:
+def csv_lines(path: Path) -> list[list[str]]:
+    """The cells of a CSV file in UTF-8, by line. Raises DataError."""
     try:
         return list(csv.reader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -204,7 +273,7 @@ def _truth_rows(path: Path) -> list[dict[str, str]]:
         raise UsageError(
             f"--truth {path} is not a file; give a CSV file with the column image, and label, domain, member if known."
         )
-    header, *lines = [[cell.strip() for cell in line] for line in _lines(path) if line] or [[]]
+    header, *lines = [[cell.strip() for cell in line] for line in csv_lines(path) if line] or [[]]
     for name in header:
         if name not in COLUMNS:
             raise unknown_name(f"column of {path}", name, COLUMNS)

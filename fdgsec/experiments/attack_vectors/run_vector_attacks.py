@@ -2,13 +2,13 @@
 
 There is no method to simulate: attacks read the vectors as they are, and questions that need simulations are skipped
 with the reason. The adversary learns from public images (`--dataset`); without a truth file these are also the
-candidates."""
+candidates. Vectors of clients are also read alone, without images; then no encoder is loaded."""
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -21,8 +21,16 @@ from fdgsec.experiments.attack.loop import AttackSetting, attacks_of, corrected,
 from fdgsec.experiments.attack.release_check import difference, spectra_of_images
 from fdgsec.experiments.attack.run_attacks import write_report
 from fdgsec.experiments.attack_vectors.answer_tables import guess_files
+from fdgsec.experiments.attack_vectors.given_questions import GivenVectors
 from fdgsec.experiments.attack_vectors.questions import VectorQuestions
-from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Sent, read_truth, read_vectors
+from fdgsec.experiments.attack_vectors.read_arrays import vectors_of
+from fdgsec.experiments.attack_vectors.read_vectors import OWN, Listed, Rows, Sent, check_channels, read_truth
+from fdgsec.experiments.attack_vectors.vectors_request import (
+    ENCODER_NEEDED,
+    NO_ENCODER,
+    VectorsRequest,
+    given_vectors,
+)
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.experiments.run_config import RunConfig, attack_settings, parse_assignments
 from fdgsec.experiments.setup.run_inputs import artifact_rows
@@ -32,36 +40,16 @@ from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles
 from fdgsec.federation.run_folder import check_replaceable, environment
 from fdgsec.federation.wire import SERVER, Message, Transcript
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.styles.image_styles import encoder_named, statistics
-from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.progress import Progressive
-from fdgsec.threats.adversary import ADVERSARIES, Knowledge
-from fdgsec.threats.attack import Answers, Attack, Case, TargetFacts, Truth
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge, Statistics
+from fdgsec.threats.attack import Answers, Attack, Case, ReadsVectors, TargetFacts, Truth
 from fdgsec.threats.judging.judge import Judge
 
 FITS = 1e-3
 """Relative distance within which the style of an image counts as equal to its row."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorsRequest:
-    """Vectors to attack, their encoder and their truth; with `dataset` None, the adversary has no images.
-
-    `unseen` names a domain of the dataset for attacks that learn from a domain that no client has."""
-
-    artifacts: Path
-    encoder: str
-    truth: Path | None = None
-    dataset: str | None = None
-    unseen: str | None = None
-    per_domain: int | None = None
-    image_size: int | None = None
-    allow_partial: bool = False
-    attacks: Sequence[str | Attack] = ()
-    adversary: str = "server"
-    profile: str = "quick"
-    seed: int = 0
-    assignments: Sequence[str] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,31 +77,43 @@ def attack_vectors(
         check_replaceable(out)
     config = _settings(request)
     attacks = attacks_of(config)
-    encoder = encoder_named(request.encoder)
-    sent = read_vectors(request.artifacts, channels=encoder.channels, encoder=request.encoder)
+    sent = vectors_of(request.artifacts, rows=request.rows)
+    given = given_vectors(request, sent)
     public = _public(request, data_root=data_root, progress=progress)
-    truth = None if request.truth is None else _truth(request, request.truth, public)
-    public, notes = _apart(public, truth)
-    questions = VectorQuestions.of(sent, truth, public, seed=request.seed)
+    truth = _truth(request, public)
+    public, notes = _apart(public, truth, alone=given is not None)
+    questions = VectorQuestions.of(sent, truth, public, seed=request.seed, given=given)
+    if not _read_alone(attacks, questions, config):
+        _check_encoder(request, sent)
     notes += _style_match_note(sent, truth, request.encoder)
     setting = _attack_setting(request, config, questions, public)
     outcomes = run_attacks(attacks, setting, progress)
-    transcript = _transcript(sent)
+    transcript = _transcript(sent, request, given)
     report = AttackReport(
-        target=OWN, method=OWN, preset="", dataset=_described(public, truth), encoder=request.encoder, backbone=None,
+        target=OWN, method=OWN, preset="", dataset=_described(public, truth, given),
+        encoder=request.encoder or NO_ENCODER, backbone=None,
         seed=request.seed, profile=config.profile, reused=False, defenses=[], guarantees=[], accuracy=None,
         attacks=corrected(outcomes), artifacts=artifact_rows(transcript.rows)[0], model_traffic=[],
         transcript_sha256=transcript.sha256, environment={**environment(), "notes": "; ".join(notes)},
         seconds=time.monotonic() - started,
     )  # fmt: skip
     if out is not None:
-        files = guess_files(outcomes, questions.names, setting.knowledge)
+        files = guess_files(
+            outcomes, questions.names, setting.knowledge,
+            clients={name: one.title or name for name, one in sent.items()},
+            partners=() if given is None else given.partners,
+        )  # fmt: skip
         write_report(report, out, config=config, transcript=transcript, files=files)
     return report
 
 
 def _settings(request: VectorsRequest) -> RunConfig:
     """The settings of the attacks. Raises UsageError for settings of a run, which vectors do not have."""
+    if request.rows not in get_args(Rows):
+        raise unknown_name("rows", request.rows, get_args(Rows))
+    table = isinstance(request.artifacts, Path) and request.artifacts.suffix in (".csv", ".npy")
+    if table and request.encoder is None and request.rows == "images":
+        raise UsageError(ENCODER_NEEDED)
     foreign = sorted(set(parse_assignments(request.assignments)) - {"attacks"})
     if foreign:
         raise UsageError(f"--set {foreign[0]}=... does not apply to vectors; only attacks.NAME.OPTION can be set.")
@@ -123,10 +123,36 @@ def _settings(request: VectorsRequest) -> RunConfig:
         )
     given: Mapping[str, Any] = {
         "attacks": request.attacks, "adversary": request.adversary, "seed": request.seed,
-        "dataset": request.dataset or "none", "encoder": request.encoder,
+        "dataset": request.dataset or "none", "encoder": request.encoder or NO_ENCODER,
     }  # fmt: skip
     config = attack_settings("ccst-single", given, profile=request.profile, assignments=request.assignments)
     return replace(config, method=OWN, target=OWN, options={}, per_domain=request.per_domain)
+
+
+def _read_alone(attacks: Sequence[Attack], questions: VectorQuestions, config: RunConfig) -> bool:
+    """Whether no attack has a use for an encoder: it reads the vectors alone, or there are no images to read."""
+    if questions.given is None or questions.truth is not None:
+        return False
+    if questions.images is None:
+        return True
+    facts = _facts(questions, classes=1, config=config, knows=ADVERSARIES[config.adversary].knows)
+    return all(_plans_alone(attack, facts) for attack in attacks)
+
+
+def _plans_alone(attack: Attack, facts: TargetFacts) -> bool:
+    try:
+        return isinstance(attack, ReadsVectors) and bool(attack.plan_of_vectors(facts))
+    except UsageError:
+        return False
+
+
+def _check_encoder(request: VectorsRequest, sent: Mapping[str, Sent]) -> None:
+    """Load the encoder. Raises UsageError where none is named, or one with other channels."""
+    if request.encoder is None:
+        raise UsageError(ENCODER_NEEDED)
+    where = str(request.artifacts) if isinstance(request.artifacts, Path) else "--artifacts"
+    channels = encoder_named(request.encoder).channels
+    check_channels(sent, channels=channels, encoder=request.encoder, where=where)
 
 
 def _public(request: VectorsRequest, *, data_root: Path | None, progress: Progressive) -> DomainDataset | None:
@@ -153,8 +179,20 @@ def _cap(request: VectorsRequest) -> int | None:
     return request.per_domain if not drawn or request.per_domain is None else min(request.per_domain, drawn)
 
 
-def _truth(request: VectorsRequest, path: Path, public: DomainDataset | None) -> Listed:
-    """Read the truth with the image size and names of the public images. Raises UsageError if it does not fit them."""
+def _truth(request: VectorsRequest, public: DomainDataset | None) -> Listed | None:
+    """Read the truth with the image size and names of the public images; None without one about images.
+
+    Raises UsageError if it does not fit them."""
+    if request.truth is None or request.candidates is not None:
+        return None
+    if not isinstance(request.truth, Path):
+        raise UsageError("a truth that is no file is about --candidates; give them too, or a file that lists images.")
+    if request.rows == "clients":
+        raise UsageError(
+            "--truth lists images of rows, and with --rows clients no row is of an image; leave it out, or give "
+            "--candidates."
+        )
+    path = request.truth
     size = request.image_size or (None if public is None else public.image_size[0])
     if public is None:
         return read_truth(path, image_size=size)
@@ -165,8 +203,14 @@ def _truth(request: VectorsRequest, path: Path, public: DomainDataset | None) ->
     return found
 
 
-def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDataset | None, list[str]]:
-    """Remove public images with a near-duplicate in the truth, so that no attack learns from its candidates."""
+def _apart(
+    public: DomainDataset | None, truth: Listed | None, *, alone: bool
+) -> tuple[DomainDataset | None, list[str]]:
+    """Remove public images with a near-duplicate in the truth, so that no attack learns from its candidates.
+
+    `alone` says that vectors of clients are also read without images."""
+    if public is None and alone and truth is None:
+        return None, ["the vectors were read alone: no images, and no encoder"]
     if public is None:
         return None, ["without --dataset, the adversary has no auxiliary images, and most attacks cannot learn"]
     if truth is None or isinstance(public.store, LazyPixels):
@@ -184,10 +228,10 @@ def _apart(public: DomainDataset | None, truth: Listed | None) -> tuple[DomainDa
     return public.subset(~copies), note
 
 
-def _style_match_note(sent: Mapping[str, Sent], truth: Listed | None, encoder: str) -> list[str]:
+def _style_match_note(sent: Mapping[str, Sent], truth: Listed | None, encoder: str | None) -> list[str]:
     """A note with the number of rows that equal the style of their image, which reveals a wrong encoder."""
     rows = [(one.artifact, one.rows) for one in sent.values() if isinstance(one.artifact, ImageStyles)]
-    if truth is None or not rows:
+    if truth is None or encoder is None or not rows:
         return []
     fits = 0
     for artifact, places in rows:
@@ -207,7 +251,7 @@ def _attack_setting(
     """The attacks' shared inputs; the adversary's `knows` holds only what was given, so that attacks state reasons."""
     kept = ADVERSARIES[config.adversary]
     given = {
-        "auxiliary": public is not None, "unseen": request.unseen is not None,
+        "encoder": request.encoder is not None, "auxiliary": public is not None, "unseen": request.unseen is not None,
         "client sizes": questions.sized, "victim domains": questions.placed,
     }  # fmt: skip
     adversary = replace(kept, knows=tuple(name for name in kept.knows if given.get(name, True)))
@@ -216,31 +260,56 @@ def _attack_setting(
     auxiliary = public if public is None or apart is None else public.subset(public.domains != apart)
     names = questions.images if public is None else public
     knowledge = Knowledge(
-        statistics=lambda dataset: statistics(request.encoder, dataset), encoder=request.encoder,
+        statistics=_statistics(request, questions), encoder=request.encoder or NO_ENCODER,
         class_names=("any",) if names is None else names.class_names,
         domain_names=("any",) if names is None else names.domain_names,
         auxiliary=auxiliary if "auxiliary" in knows else None,
         unseen=None if public is None or apart is None or "unseen" not in knows else public.of_domain(apart), own=None,
     )  # fmt: skip
-    facts = TargetFacts(
-        artifact_kinds=frozenset(one.artifact.kind for one in questions.sent.values()), clients=len(questions.sent),
-        images_per_client=min(len(one.rows) for one in questions.sent.values()), classes=len(knowledge.class_names),
-        profile=config.profile, knows=frozenset(knows),
-        pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
-    )  # fmt: skip
-    judge = Judge if questions.truth is not None else JudgeWithoutTruth
+    facts = _facts(questions, classes=len(knowledge.class_names), config=config, knows=knows)
+    judge = Judge if questions.truth is not None or _owned(questions) else JudgeWithoutTruth
     return AttackSetting(
         target=OWN, seed=request.seed, adversary=adversary, knowledge=knowledge, facts=facts, questions=questions,
+        vectors=questions.given is not None,
         judge=judge_of(config.profile, kind=judge),
         unlike=_unlike(questions, request.encoder),
     )  # fmt: skip
 
 
-def _unlike(questions: VectorQuestions, encoder: str) -> str:
+def _facts(questions: VectorQuestions, *, classes: int, config: RunConfig, knows: Collection[str]) -> TargetFacts:
+    return TargetFacts(
+        artifact_kinds=frozenset(one.artifact.kind for one in questions.sent.values()), clients=len(questions.sent),
+        images_per_client=min(len(one.rows) for one in questions.sent.values()), classes=classes,
+        profile=config.profile, knows=frozenset(knows),
+        pooled=not any(isinstance(one.artifact, Amplitudes) for one in questions.sent.values()),
+        candidate_statistics=questions.given is not None and questions.given.table is not None,
+    )  # fmt: skip
+
+
+def _owned(questions: VectorQuestions) -> bool:
+    """Whether it is known whose the candidates are whose statistics are given."""
+    table = None if questions.given is None else questions.given.table
+    return table is not None and table.owner is not None
+
+
+def _statistics(request: VectorsRequest, questions: VectorQuestions) -> Statistics:
+    """The statistics of images: those that are given, else those of the encoder. Raises UsageError without either."""
+    if questions.given is not None and questions.given.table is not None:
+        return questions.given.table.statistics
+
+    def of_images(dataset: DomainDataset) -> Moments:
+        if request.encoder is None:
+            raise UsageError(ENCODER_NEEDED)
+        return statistics(request.encoder, dataset)
+
+    return of_images
+
+
+def _unlike(questions: VectorQuestions, encoder: str | None) -> str:
     """Why the vectors are not known to be styles or spectra of the truth's images; empty where they are equal.
 
     Without a truth nothing is measured, and nothing is said of protection."""
-    if questions.truth is None:
+    if questions.truth is None or encoder is None:
         return ""
     for name, one in questions.sent.items():
         images = questions.truth.images.subset(questions.behind(one))
@@ -255,11 +324,13 @@ def _unlike(questions: VectorQuestions, encoder: str) -> str:
     return ""
 
 
-def _described(public: DomainDataset | None, truth: Listed | None) -> dict[str, object]:
+def _described(public: DomainDataset | None, truth: Listed | None, given: GivenVectors | None) -> dict[str, object]:
     """The report's entry for the dataset: the public images, else those of the truth, else none."""
     images = public if public is not None else None if truth is None else truth.images
     counts = {"auxiliary": public, "truth": None if truth is None else truth.images}
     roles = {role: {"all": 0 if held is None else len(held)} for role, held in counts.items()}
+    if given is not None and given.table is not None:
+        roles["candidates"] = {"all": len(given.table.images)}
     if truth is not None:
         roles["truth"] = {"members": len(truth.behind), "others": len(truth.images) - len(truth.behind)}
     if images is None:
@@ -267,8 +338,12 @@ def _described(public: DomainDataset | None, truth: Listed | None) -> dict[str, 
     return dataset_document(images, roles)
 
 
-def _transcript(sent: Mapping[str, Sent]) -> Transcript:
+def _transcript(sent: Mapping[str, Sent], request: VectorsRequest, given: GivenVectors | None) -> Transcript:
+    """All vectors as messages of one round, and second releases as those of the next."""
     transcript = Transcript()
     for name, one in sent.items():
         transcript.append(Message(round=0, stage="share", sender=name, receiver=SERVER, artifact=one.artifact))
+    if given is not None and request.again is not None:
+        for name, one in zip(sent, given.second, strict=True):
+            transcript.append(Message(round=1, stage="share", sender=name, receiver=SERVER, artifact=one.artifact))
     return transcript

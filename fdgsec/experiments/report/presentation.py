@@ -38,11 +38,15 @@ BEST = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """The names of the indices in answers: candidates of the case, classes and domains."""
+    """The names of the indices in answers: candidates of the case, classes and domains.
+
+    `clients` are those of the vectors of a file, `partners` those of their second releases; empty for other sources."""
 
     candidates: Sequence[str]
     classes: Sequence[str]
     domains: Sequence[str]
+    clients: Sequence[str] = ()
+    partners: Sequence[str] = ()
 
     def of(self, subject: str) -> Sequence[str]:
         """The names of "labels" or of "domains"."""
@@ -96,6 +100,9 @@ def _told(kind: type[A], tell: Callable[[A, Names], Iterable[Line]]) -> Callable
 
 
 def _ranking_lines(answer: Ranking, names: Names) -> Iterator[Line]:
+    if answer.of == "partner" and names.partners:
+        nearest = int(answer.distances[0].argmin())
+        yield "", 1, names.partners[nearest], f"{float(answer.distances[0, nearest]):.6g}"
     if answer.of != "rows":
         return
     for row, distances in enumerate(answer.distances):

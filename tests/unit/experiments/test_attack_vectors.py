@@ -13,7 +13,8 @@ from PIL import Image
 
 from fdgsec.data.shapes import shapes
 from fdgsec.experiments.attack_run.read_finished_run import read_record
-from fdgsec.experiments.attack_vectors.run_vector_attacks import VectorsRequest, attack_vectors
+from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors
+from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
 from fdgsec.experiments.report.schema import AttackReport
 from fdgsec.federation.artifacts import StyleDistribution, StyleStatistics
 from fdgsec.metrics.measurement import Measurement

@@ -25,7 +25,7 @@ def questions(vectors: Own, bank: StyleBank, folder: Path) -> VectorQuestions:
     file = folder / "bank.safetensors"
     file.write_bytes(bank.encode())
     truth = read_truth(vectors.truth(), image_size=None)
-    return VectorQuestions.of(read_vectors(file, channels=3, encoder="pixels"), truth, None, seed=0)
+    return VectorQuestions.of(read_vectors(file), truth, None, seed=0)
 
 
 def test_rows_of_a_bank_are_asked_about_client_by_client(vectors: Own, tmp_path: Path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fdgsec.experiments.attack_vectors.read_vectors import read_truth, read_vectors
+from fdgsec.experiments.attack_vectors.read_vectors import check_channels, read_truth, read_vectors
 from fdgsec.federation.artifacts import Amplitudes, Artifact, ImageStyles, ModelState, StyleBank, StyleStatistics
 from fdgsec.runtime.errors import FdgsecError
 from tests.support.own_vectors import own
@@ -17,7 +17,7 @@ MEAN, STD = ROWS.chunk(2, dim=1)
 
 
 def read(path: Path) -> dict[str, Artifact]:
-    return {name: sent.artifact for name, sent in read_vectors(path, channels=3, encoder="pixels").items()}
+    return {name: sent.artifact for name, sent in read_vectors(path).items()}
 
 
 def text(path: Path, content: str) -> Path:
@@ -52,7 +52,7 @@ def test_an_array_is_read_like_a_table(tmp_path: Path):
 def test_an_artifact_is_read_as_it_was_sent(tmp_path: Path):
     (tmp_path / "a.safetensors").write_bytes(StyleStatistics(mean=MEAN[0], std=STD[0]).encode())
 
-    sent = read_vectors(tmp_path / "a.safetensors", channels=3, encoder="pixels")
+    sent = read_vectors(tmp_path / "a.safetensors")
 
     assert list(sent) == ["client:1"]
     assert sent["client:1"].pooled
@@ -64,7 +64,7 @@ def test_a_bank_is_parted_by_owners_who_keep_their_places_in_the_file(tmp_path: 
     bank = StyleBank(mean=torch.arange(9.0).view(3, 3), std=torch.ones(3, 3), owner=owner)
     (tmp_path / "bank.safetensors").write_bytes(bank.encode())
 
-    sent = read_vectors(tmp_path / "bank.safetensors", channels=3, encoder="pixels")
+    sent = read_vectors(tmp_path / "bank.safetensors")
 
     assert {name: part.rows.tolist() for name, part in sent.items()} == {"client:2": [1], "client:4": [0, 2]}
     assert torch.equal(styles(sent["client:4"].artifact)[0], torch.tensor([[0.0, 1, 2], [6, 7, 8]]))
@@ -75,7 +75,7 @@ def test_a_bank_of_one_row_each_is_of_pooled_styles(tmp_path: Path):
     bank = StyleBank(mean=MEAN, std=STD, owner=torch.tensor([1, 0]))
     (tmp_path / "bank.safetensors").write_bytes(bank.encode())
 
-    sent = read_vectors(tmp_path / "bank.safetensors", channels=3, encoder="pixels")
+    sent = read_vectors(tmp_path / "bank.safetensors")
 
     assert all(part.pooled and isinstance(part.artifact, StyleStatistics) for part in sent.values())
     assert torch.equal(styles(sent["client:0"].artifact)[0], MEAN[1])
@@ -85,7 +85,7 @@ def test_spectra_are_parted_by_owners_too(tmp_path: Path):
     spectra = Amplitudes(values=torch.rand(3, 3, 4, 3), owner=torch.tensor([0, 1, 0]))
     (tmp_path / "s.safetensors").write_bytes(spectra.encode())
 
-    sent = read_vectors(tmp_path / "s.safetensors", channels=3, encoder="pixels")
+    sent = read_vectors(tmp_path / "s.safetensors")
 
     assert [part.rows.tolist() for part in sent.values()] == [[0, 2], [1]]
 
@@ -101,7 +101,6 @@ def test_spectra_are_parted_by_owners_too(tmp_path: Path):
         ("rows.csv", "a,b\n1,2\n", "its header begins a, b"),
         ("rows.csv", "1,2,3,-4\n", "std must be >= 0"),
         ("rows.csv", "1,nan,3,4\n", "not finite"),
-        ("rows.csv", "1,2,3,4\n", "has 2 channels, encoder pixels has 3"),
         ("rows.csv", '"1,2', "cannot be read as CSV"),
         ("rows.npy", "no array", "cannot be read as .npy"),
         ("rows.safetensors", "no artifact", "is not an fdgsec artifact"),
@@ -115,6 +114,13 @@ def test_vectors_that_are_none_are_refused_with_the_reason(tmp_path: Path, name:
     assert name in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+def test_vectors_of_another_encoder_are_refused(tmp_path: Path):
+    sent = read_vectors(text(tmp_path / "rows.csv", "1,2,3,4\n"))
+
+    with pytest.raises(FdgsecError, match=r"rows\.csv has 2 channels, encoder pixels has 3"):
+        check_channels(sent, channels=3, encoder="pixels", where="rows.csv")
 
 
 @pytest.mark.parametrize(

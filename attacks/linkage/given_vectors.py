@@ -1,0 +1,129 @@
+"""Linkage of clients' vectors from a file: two releases per client, without images, an encoder or a run.
+
+Where the file holds one release of each client, it is linked to itself: as it is (every client is found, unless two
+have the same vector; descriptive), and under fresh noise of FISC's appendix B.5, ((1 - p) v + N(0, s^2)) / (1 - p):
+v + N(0, (s / (1 - p))^2), with stds cut at 0. `noise_on` says where the noise is: on the "first" releases alone,
+which are linked to clean ones, or on "both", with independent draws. Distances between two vectors:
+* `plain`: Euclidean. Under noise on the first releases alone the nearest vector is the most likely one, because the
+  noise is isotropic (but for the cut at 0).
+* `likelihood ratio` (noise on both): minus the log ratio of "both are of one client" to "of two clients", where each
+  coordinate is Gaussian between clients, with the variance of the second releases less that of the noise
+  (fdgsec.attacks.linkage.pair_likelihood_ratio). Correlations between coordinates are not used.
+* `standardized` (two different releases, without noise): Euclidean, each coordinate in standard deviations between
+  clients' second releases; coordinates that do not vary are left out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fdgsec.attacks.linkage.client_populations import Population, euclidean_distances, rankings
+from fdgsec.attacks.linkage.noise_linkage import between_client_sd
+from fdgsec.attacks.linkage.pair_likelihood_ratio import PairedReleases
+from fdgsec.federation.artifacts import StyleStatistics
+from fdgsec.runtime.random_streams import child, derangement
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.answers import Answer, Prediction
+from fdgsec.threats.attack import Case, PositiveControl, Truth
+from fdgsec.threats.positive_control_data import upload
+
+SPREAD = "median over columns of the standard deviation between clients (n-1)"
+CLIENTS, CHANNELS, TELLING = 12, 64, 6
+"""The positive control: clients, channels, and how many means and stds tell clients apart."""
+
+
+def link_releases(population: Population, ring: torch.Generator | None = None) -> list[Answer]:
+    """Rank the second releases for every first one, without noise; with `ring`, the first ones are permuted before."""
+    known = _named(population)
+    first, second, numbers = known.first, known.second, known.plain()
+    seen = first if ring is None else [first[i] for i in derangement(len(first), ring).tolist()]
+    distances = {"plain": euclidean_distances(numbers, seen, second)}
+    if not known.unchanged:
+        scaled = _standardized(numbers, torch.stack([numbers[n] for n in second]))
+        distances["standardized"] = euclidean_distances(scaled, seen, second)
+    answers: list[Answer] = []
+    for name, apart in distances.items():
+        answers += rankings(known, {"distance": name, "noise": "none"}, apart, descriptive=known.unchanged)
+    return answers
+
+
+def link_under_noise(
+    population: Population, levels: Mapping[str, float], *, shrink: float, rng: torch.Generator
+) -> list[Answer]:
+    """Rank under noise of each of `levels`, standard deviations s by name, with FISC's p = `shrink`."""
+    known = _named(population)
+    first, second, clean = known.first, known.second, known.plain()
+    spread = spread_of(population)
+    answers: list[Answer] = [
+        Prediction(case=first[0], name="between_client_sd", value=spread, slice={**known.data, "definition": SPREAD})
+    ]
+    for name, level in levels.items():
+        noisy = known.plain(noise=level, shrink=shrink, rng=child(rng, name))
+        said = {"noise": name, "s": f"{level:.9g}", "noisy": f"v + N(0, (s/{1 - shrink:g})^2), stds cut at 0"}
+        read = {**clean, **{n: noisy[n] for n in first}}
+        where = {**said, "noise_on": "first", "distance": "plain"}
+        answers += rankings(known, where, euclidean_distances(read, first, second))
+        where = {**said, "noise_on": "both", "distance": "plain"}
+        answers += rankings(known, where, euclidean_distances(noisy, first, second))
+        releases = [torch.stack([noisy[n] for n in numbers]) for numbers in (first, second)]
+        pairs = independent_coordinates(releases[1], (level / (1 - shrink)) ** 2)
+        if pairs is not None:
+            where = {**said, "noise_on": "both", "distance": "likelihood ratio"}
+            answers += rankings(known, where, pairs.distances(*releases))
+    return answers
+
+
+def spread_of(population: Population) -> float:
+    """The unit of noise levels: `between_client_sd` of the second releases."""
+    numbers = population.plain()
+    return between_client_sd(torch.stack([numbers[n] for n in population.second]))
+
+
+def _named(population: Population) -> Population:
+    """The population, whose rows say whether both releases are the same."""
+    return replace(population, data={"data": "the same" if population.unchanged else "another release"})
+
+
+def _standardized(numbers: Mapping[int, Tensor], of: Tensor) -> Mapping[int, Tensor]:
+    """Divide each coordinate by its standard deviation in `of` (N, D); coordinates that do not vary are left out."""
+    spread = of.std(0, correction=1)
+    varies = spread > 0
+    return {n: value[varies] / spread[varies] for n, value in numbers.items()}
+
+
+def independent_coordinates(second: Tensor, variance: float) -> PairedReleases | None:
+    """The likelihood of pairs for noise of `variance` on both releases, from the noisy `second` ones (N, D).
+
+    None where there is no noise, or no coordinate varies by more than it."""
+    if variance <= 0:
+        return None
+    signal = (second.var(0, correction=1) - variance).clamp_min(0)
+    kept = signal > 0
+    if not bool(kept.any()):
+        return None
+    total = signal[kept] + variance
+    basis = torch.eye(len(signal), dtype=second.dtype)[:, kept] / total.sqrt()
+    return PairedReleases(center=second.mean(0), basis=basis, rho=signal[kept] / total)
+
+
+def planted_vectors(knowledge: Knowledge, levels: Sequence[float], rng: torch.Generator) -> PositiveControl:
+    """Twelve clients that a tenth of the coordinates tell apart, by a hundred times the largest of `levels`.
+
+    Other coordinates have standard deviation 1, so that levels in units of it and of 1 are alike. The second releases
+    differ from the first by a hundredth of that."""
+    far = 100 * max([1.0, *levels])
+    numbers = torch.randn(CLIENTS, 2 * CHANNELS, generator=rng, dtype=torch.float64)
+    telling = torch.cat([torch.arange(TELLING), CHANNELS + torch.arange(TELLING)])
+    numbers[:, telling] *= far
+    numbers[:, CHANNELS:] += 10 * far  # no std is negative
+    again = numbers + 0.01 * torch.randn(numbers.shape, generator=rng, dtype=torch.float64)
+    order = torch.randperm(CLIENTS, generator=rng)
+    cases, truths = [], []
+    for half, rows in (("A", numbers), ("B", again[order])):
+        for number, (mean, std) in enumerate(zip(*rows.chunk(2, dim=1), strict=True)):
+            sent = upload(StyleStatistics(mean=mean.clone(), std=std.clone()))
+            where = {"clients": "planted", "half": half}
+            cases.append(Case(question="given", views=(sent,), victim="client:0", slice=where))
+            truths.append(Truth(partner=int((order == number).nonzero()) if half == "A" else None))
+    return PositiveControl(cases=cases, truths=truths, knowledge=knowledge, measurement="top1", at_least=0.9)
