@@ -6,7 +6,10 @@ client receives it. Appendix B.5 assumes that it holds nothing that is specific 
   or others (fdgsec.attacks.interpolation_leakage.cohort_tracing).
 * influence: how far one client moves S_g, and how often it is one of two in a cluster, where its weight is 1/2.
 * verbatim copies: how many numbers of S_g equal, bit by bit, a client's own (for an adversary that sees uploads).
-* linkage: which of many second sessions has the same clients."""
+* linkage: which of many second sessions has the same clients.
+
+Of clients' vectors from a file (`given`) it says what FISC's server would publish, and whose numbers those are
+(fdgsec.attacks.interpolation_leakage.given_vectors)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ from fdgsec.attacks.interpolation_leakage.cohort_tracing import (
     style_vector,
 )
 from fdgsec.attacks.interpolation_leakage.control import POOL, planted_cohorts
+from fdgsec.attacks.interpolation_leakage.given_vectors import planted_copies, published_medians
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
@@ -84,10 +88,16 @@ class InterpolationLeakage:
             ),
         ]  # fmt: skip
 
+    def plan_of_vectors(self, facts: TargetFacts) -> Sequence[Question]:
+        """Ask for all clients' vectors together. Raises UsageError for fewer than two clients."""
+        facts.check_two_clients()
+        return [Question(kind="given", scheme="together")]
+
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate client, link sessions, and measure the influence and weight of one client."""
         published = _published(cases)
         return [
+            *published_medians(cases),
             *self._members(cases, published, knowledge, rng, descriptive=True),
             *_sessions(cases, published),
             *_verbatim_fractions(cases, published),
@@ -104,7 +114,11 @@ class InterpolationLeakage:
         return [*members, *_sessions(cases, published)]
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
-        """Six federations of ten of twenty clients in three distant domains, known by the images that they hold."""
+        """Six federations of ten of twenty clients in three distant domains, known by the images that they hold.
+
+        Of vectors alone, three groups of clients that have the same vector each."""
+        if knowledge.vectors_alone:
+            return planted_copies(knowledge, rng)
         return planted_cohorts(knowledge, rng)
 
     def _members(

@@ -44,7 +44,8 @@ MEASUREMENTS: Mapping[str, tuple[str, ...]] = {
     "inter-client": (*CLASSES, *LOOKED_UP, *PICTURES[:-1], *SETS),
     "interpolation-leakage": (
         *RATES, "top1", "median_rank", "verbatim_fraction", "influence", "largest_influence", "outlier_influence",
-        "clients_in_pairs",
+        "clients_in_pairs", "clusters", "smallest_cluster", "largest_cluster", "singleton_clusters",
+        "largest_source_fraction",
     ),
     "pool-exposure": (
         "exposed_fraction", "expected_exposed_fraction", "distinct_fraction", "relative_error", *LOOKED_UP,

@@ -154,6 +154,21 @@ class Prediction(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedMedian(Answer):
+    """The median `style` (D,) of the means of clusters of N clients, with `labels` (N,), and whose numbers it holds.
+
+    `of_clients` (N, D) and `of_clusters` (K, D) say where a number equals a client's own, or its cluster's mean, bit by
+    bit; `varies` (D,) where not all clients have the same number. Descriptive: nothing is inferred."""
+
+    kind: ClassVar[str] = "published median"
+    labels: Tensor
+    style: Tensor
+    of_clients: Tensor
+    of_clusters: Tensor
+    varies: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class Exposure(Answer):
     """Which candidates the adversary believes to have a published row, (G,) bool; the client holds `images` images."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from fdgsec.experiments.report.figures import membership_figures, reconstruction_grids
@@ -24,6 +25,7 @@ from fdgsec.threats.answers import (
     Prediction,
     Presence,
     Proportions,
+    PublishedMedian,
     Ranking,
     Reconstructions,
     Recovered,
@@ -121,6 +123,25 @@ def _member_lines(answer: MemberList, names: Names) -> Iterator[Line]:
         yield "", "", names.candidates[number], "member"
 
 
+def _median_lines(answer: PublishedMedian, names: Names) -> Iterator[Line]:
+    """The members of each cluster with their number, whose numbers the style holds as a share of those that vary, and
+    each number with whose it is."""
+    clients = names.clients or [f"client:{number}" for number in range(1, len(answer.labels) + 1)]
+    for label in range(int(answer.labels.max()) + 1):
+        members = [clients[number] for number in (answer.labels == label).nonzero().flatten().tolist()]
+        yield f"cluster {label + 1}", "", " ".join(members), len(members)
+    for copied, owners in ((answer.of_clusters, ()), (answer.of_clients, clients)):
+        for place, share in enumerate(copied[:, answer.varies].double().mean(1).nan_to_num().tolist()):
+            if share:
+                yield "copied from", "", owners[place] if owners else f"cluster {place + 1}", f"{share:.6g}"
+    half, digits = len(answer.style) // 2, 9 if answer.style.dtype == torch.float32 else 17
+    for column, value in enumerate(answer.style.tolist()):
+        own = [clients[number] for number in answer.of_clients[:, column].nonzero().flatten().tolist()]
+        means = [f"cluster {label + 1}" for label in answer.of_clusters[:, column].nonzero().flatten().tolist()]
+        said = "constant" if not bool(answer.varies[column]) else " ".join([*own, *means])
+        yield f"{'mean' if column < half else 'std'} {column % half + 1}", "", said, f"{value:.{digits}g}"
+
+
 def _descending(values: Tensor, names: Sequence[str]) -> Iterator[Line]:
     for place, number in enumerate(values.argsort(descending=True, stable=True).tolist(), 1):
         yield "", place, names[number], f"{float(values[number]):.6g}"
@@ -146,6 +167,7 @@ PRESENTATIONS: Mapping[type[Answer], Presentation] = {
     Prediction: Presentation(
         tell=_told(Prediction, lambda answer, _names: [("", "", answer.name, f"{answer.value:.6g}")])
     ),
+    PublishedMedian: Presentation(tell=_told(PublishedMedian, _median_lines)),
     Reconstructions: Presentation(draw=reconstruction_grids, pictures=_reconstructed),
     Recovered: Presentation(),
     GeneratedSets: Presentation(),

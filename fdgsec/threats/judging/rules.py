@@ -26,6 +26,7 @@ from fdgsec.threats.answers import (
     Prediction,
     Presence,
     Proportions,
+    PublishedMedian,
     Ranking,
     Reconstructions,
     Recovered,
@@ -41,6 +42,7 @@ from fdgsec.threats.judging.membership import measure_membership, membership_tes
 from fdgsec.threats.judging.palettes import measure_palettes
 from fdgsec.threats.judging.permutation_tests import NullTest
 from fdgsec.threats.judging.properties import PRESENCE_TEST, PROPORTION_TEST, measure_presence, measure_proportions
+from fdgsec.threats.judging.published_medians import measure_medians
 from fdgsec.threats.judging.rankings import RANKING_TEST, measure_ranking
 from fdgsec.threats.judging.reconstructions import RECONSTRUCTION_TEST, measure_reconstructions
 from fdgsec.threats.judging.row_exposure import measure_exposure, measure_size
@@ -124,6 +126,7 @@ RULES: Mapping[type[Answer], Rule] = {
         jointly=True,
     ),
     Prediction: Rule(measure=each(lambda group, _rng, _context: measure_predictions(group))),
+    PublishedMedian: Rule(measure=each(lambda group, _rng, _context: measure_medians(group))),
     Exposure: Rule(measure=each(lambda group, rng, context: measure_exposure(group, rng, repeats=context.repeats))),
     InferredSize: Rule(measure=each(lambda group, _rng, _context: measure_size(group))),
     Palettes: Rule(measure=each(lambda group, rng, context: measure_palettes(group, rng, repeats=context.repeats))),
