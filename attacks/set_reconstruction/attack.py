@@ -16,6 +16,13 @@ from typing import ClassVar
 import torch
 
 from fdgsec.attacks.set_reconstruction.control import planted_lists
+from fdgsec.attacks.set_reconstruction.given_candidates import (
+    GIVEN,
+    population_of_given,
+    precision_of_candidates,
+    questions_of_vectors,
+    release_of_candidates,
+)
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, populations_of
@@ -83,20 +90,32 @@ class SetReconstruction:
             for held in (self.held if number == 0 else self.held[:1])
         ]  # fmt: skip
 
+    def plan_of_vectors(self, facts: TargetFacts) -> Sequence[Question]:
+        """Ask about every vector of the file. Raises UsageError without candidates' statistics, or numbers of
+        images."""
+        return questions_of_vectors(facts)
+
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""
         return self._answers(cases, knowledge, rng, cases)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
-        """Answer from releases of auxiliary images, which no candidate is behind."""
-        others = [independent_release(case, knowledge, child(rng, "release", n)) for n, case in enumerate(cases)]
+        """Answer from releases of auxiliary images, which no candidate is behind; without any, of drawn candidates."""
+        others = [
+            (release_of_candidates if case.question == "given" else independent_release)(
+                case, knowledge, child(rng, "release", n)
+            )
+            for n, case in enumerate(cases)
+        ]
         return self._answers(cases, knowledge, rng, others)
 
     def _answers(
         self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: Sequence[Case]
     ) -> list[Answer]:
         """Answer from the releases of `seen`, and from each rounding of them."""
-        populations = populations_of([domain_of(case) for case in cases], knowledge)
+        populations = population_of_given(cases, knowledge)
+        named = [domain_of(case) for case in cases if case.question != "given"]
+        populations |= populations_of(named, knowledge) if named else {}
         noise = _NoiseOfMeans(knowledge=knowledge, populations=populations, rng=child(rng, "noise"))
         answers: list[Answer] = list(_answers(cases, seen, knowledge, noise, rng))
         for rounding in self.roundings:
@@ -135,9 +154,14 @@ def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
     for number, case in enumerate(cases):
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
         sent = tuple(value.numpy().tobytes() for value in case.release().tensors().values())
-        alike = found.setdefault((domain_of(case), size_of(case), len(candidates)), {})
+        alike = found.setdefault((_population_of(case), size_of(case), len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
+
+
+def _population_of(case: Case) -> str:
+    """The name of the population of the images behind a release."""
+    return GIVEN if case.question == "given" else domain_of(case)
 
 
 def _rounded(case: Case, rounding: str) -> Case:
@@ -155,7 +179,9 @@ class _NoiseOfMeans:
     found: dict[tuple[str, int], DefenseNoise | None] = field(default_factory=dict)
 
     def of(self, case: Case) -> DefenseNoise | None:
-        """That on the release of `case`; None without a defense."""
+        """That on the release of `case`; None without a defense, which given vectors name none of."""
+        if case.question == "given":
+            return None
         name, size = domain_of(case), size_of(case)
         if (name, size) not in self.found:
             images = auxiliary_images(self.knowledge).of_domain(name)
@@ -170,13 +196,16 @@ def _equations(case: Case, seen: Case, knowledge: Knowledge, noise: _NoiseOfMean
     """The equations of the release in `seen` for the candidates of `case`."""
     if case.candidates is None:
         raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
-    population, statistic, size = noise.populations[domain_of(case)], knowledge.released_statistic, size_of(case)
+    population, statistic, size = noise.populations[_population_of(case)], knowledge.released_statistic, size_of(case)
     release = statistic.about(release_of(seen, knowledge), population.about)
     error = rounding_noise(seen.release(), statistic, population.about, images=size)
     defense = noise.of(case)
     if defense is not None:
         release, error = release - defense.shift, (error.square() + defense.variance).sqrt()
-    candidates = statistic.about(statistic.records(knowledge.statistics(case.candidates)), population.about)
+    moments = knowledge.statistics(case.candidates)
+    if case.question == "given":
+        error = (error.square() + precision_of_candidates(moments, population.about, images=size).square()).sqrt()
+    candidates = statistic.about(statistic.records(moments), population.about)
     return list_equations(candidates, release, population, noise=error, images=size)
 
 

@@ -1,6 +1,6 @@
 """How precise the numbers of a release are, and what their rounding leaves open of its statistic."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -33,7 +33,11 @@ def rounding_of(artifact: Artifact) -> Callable[[Tensor], Tensor]:
     """The largest rounding error of each number of a tensor of `artifact`: of decimals, float16 or float32.
 
     Whoever reads a release sees how precise its numbers are."""
-    values = [value for value in artifact.tensors().values() if value.is_floating_point()]
+    return rounding_of_values([value for value in artifact.tensors().values() if value.is_floating_point()])
+
+
+def rounding_of_values(values: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """The largest rounding error of numbers that are written as precisely as all of `values`."""
     for decimals in range(MOST_DECIMALS):
         if all(torch.equal(value.double().round(decimals=decimals).float(), value.float()) for value in values):
             return lambda tensor: (tensor.double().abs() * SINGLE).clamp_min(0.5 * 10.0**-decimals)
