@@ -4,20 +4,24 @@ Each verb of the command line is a function: `fdgsec.attack("ccst-overall", data
 `fdgsec attack --target ccst-overall --dataset pacs` prints. The types that methods, attacks and defenses
 need are here too. Everything is imported on first use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from fdgsec.runtime.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fdgsec.experiments.attack_vectors.read_arrays import Candidates, Owners, Vectors
     from fdgsec.experiments.report.schema import AttackReport
     from fdgsec.experiments.settings import Settings
     from fdgsec.federation.artifacts import Artifact as Artifact
     from fdgsec.federation.defense import Defense as Defense
     from fdgsec.federation.method import Method as Method
     from fdgsec.metrics.measurement import Measurement as Measurement
+    from fdgsec.nn.styles.encoders import StyleEncoder
     from fdgsec.runtime.random_streams import stream as stream
     from fdgsec.runtime.registry import Target as Target
     from fdgsec.threats.attack import Attack as Attack
@@ -27,6 +31,8 @@ __all__ = [
     "Artifact", "Attack", "Defense", "Measurement", "Method", "Question", "Target", "attack", "attack_run",
     "attack_vectors", "audit", "bench", "claims", "compare", "stream", "sweep", "train",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 _TYPES: Mapping[str, str] = {
     "Artifact": "fdgsec.federation.artifacts",
@@ -121,10 +127,14 @@ def attack_run(
 
 
 def attack_vectors(
-    artifacts: str | Path,
+    artifacts: "str | Vectors",
     *,
-    encoder: str,
-    truth: str | Path | None = None,
+    encoder: "str | StyleEncoder | Callable[[Tensor], Tensor] | None" = None,
+    rows: Literal["images", "clients"] = "images",
+    again: "str | Vectors | None" = None,
+    candidates: "str | Candidates | None" = None,
+    images_per_client: int | Sequence[int] = (),
+    truth: "str | Owners | None" = None,
     dataset: str | None = None,
     target_domain: str | None = None,
     data_root: str | Path | None = None,
@@ -140,6 +150,12 @@ def attack_vectors(
 ) -> "AttackReport":
     """Attack vectors of your own, as `fdgsec attack --artifacts`; `dataset` names the adversary's public images.
 
+    Vectors are a file, an artifact, rows (R, 2C) with all channel means, then all stds, or by client name one vector
+    (2C,) or the rows of its images. With `rows="clients"` each row is one client's: no encoder is needed. `again` is a
+    second release of the same clients, `candidates` are the rows of images that may be behind the vectors, and `truth`
+    says which (one bool for each, or the number of its vector, from 1, and 0 for none); without candidates it is a file
+    that lists images. An `encoder` of your own is a function of float images (N, 3, H, W) in [0, 1] that gives features
+    (N, C, h, w), or a `fdgsec.nn.styles.callable_encoder.CallableEncoder` of one that takes uint8.
     With `out` the attacks' answers are written beside the report. Raises the errors of `fdgsec.runtime.errors`."""
     from fdgsec.experiments.attack_vectors.run_vector_attacks import attack_vectors as experiment
     from fdgsec.experiments.attack_vectors.vectors_request import VectorsRequest
@@ -147,7 +163,9 @@ def attack_vectors(
     from fdgsec.runtime.registry import given_classes
 
     request = VectorsRequest(
-        artifacts=Path(artifacts), encoder=encoder, truth=_path(truth), dataset=dataset, unseen=target_domain,
+        artifacts=_file(artifacts), encoder=_encoder(encoder), rows=rows, again=_file(again),
+        candidates=_file(candidates), truth=_file(truth), dataset=dataset, unseen=target_domain,
+        images_per_client=(images_per_client,) if isinstance(images_per_client, int) else tuple(images_per_client),
         per_domain=per_domain, image_size=image_size, allow_partial=allow_partial, attacks=attacks, adversary=adversary,
         profile=profile, seed=seed, assignments=assignments,
     )  # fmt: skip
@@ -331,6 +349,22 @@ def compare(first: str | Path, second: str | Path) -> dict[str, Any]:
     from fdgsec.experiments.compare import compare as experiment
 
     return experiment(Path(first), Path(second))
+
+
+def _file(given: "T | str") -> "T | Path":
+    """What is given, with a path for a string."""
+    return Path(given) if isinstance(given, str) else given
+
+
+def _encoder(given: "str | StyleEncoder | Callable[[Tensor], Tensor] | None") -> str | None:
+    """The name of an encoder; one that is given as an object is registered under its own."""
+    if given is None or isinstance(given, str):
+        return given
+    from fdgsec.nn.styles.callable_encoder import CallableEncoder
+    from fdgsec.nn.styles.encoders import StyleEncoder
+    from fdgsec.nn.styles.image_styles import register_encoder
+
+    return register_encoder(given if isinstance(given, StyleEncoder) else CallableEncoder(given))
 
 
 def _path(given: str | Path | None) -> Path | None:
