@@ -56,6 +56,20 @@ class Interval:
             least, most = (least, middle) if excluded(math.exp(middle)) else (middle, most)
         return math.exp(most)
 
+    def reaching(self, limit: float, p_value: float, *, higher: bool = True) -> "Interval":
+        """The interval, widened at every tail below `p_value` so that it reaches `limit`; the method stays.
+
+        `p_value` is another test's, of the hypothesis that `p_value(limit, higher=higher)` tests. The result rejects it
+        only where both do, so that its error is bounded by that of either test."""
+
+        def ends(tail: float) -> tuple[float, float]:
+            low, high = self.ends(tail)
+            if tail >= p_value:
+                return low, high
+            return (min(low, limit), high) if higher else (low, max(high, limit))
+
+        return Interval.of(ends, self.method)
+
 
 def union(one: Interval, other: Interval, method: Method) -> Interval:
     """The least interval that contains both, at every tail."""

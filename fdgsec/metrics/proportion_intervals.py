@@ -1,9 +1,11 @@
 """Exact intervals of proportions, medians and balanced accuracy, also where trials come in clusters.
 
-`clopper_pearson` and `clustered_proportion` bound hit rates, `wilson` other proportions."""
+`clopper_pearson` bounds proportions, and `clustered_proportion` those of dependent trials. `wilson` is narrower, and
+covers 92% of proportions of .99 at n = 100."""
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from scipy import special
@@ -45,14 +47,25 @@ def matching_rate(hits: float, n: int) -> Interval:
 
     By chance the hits are the fixed points of a random permutation, whose number is nearly Poisson: its upper tail is
     heavier than a binomial one (6 of 10: four times). The lower end is the lesser of Clopper-Pearson's and of that of
-    a Poisson mean (Garwood 1936). Raises ValueError as `clopper_pearson` does."""
+    a Poisson mean (Garwood 1936), and it exceeds chance, 1/n, only where so many fixed points are rare: all 4 of 4 are
+    one permutation in 24, which a Poisson number reaches in 1.9%. Raises ValueError as `clopper_pearson` does."""
     _check_proportion(hits, n)
 
     def ends(tail: float) -> tuple[float, float]:
         low, high = beta_bounds(hits, n, tail)
         return (min(low, float(special.gammaincinv(hits, tail)) / n) if hits > 0 else 0.0), high
 
-    return Interval.of(ends, "clopper-pearson")
+    return Interval.of(ends, "clopper-pearson").reaching(1 / n, fixed_points_pvalue(hits, n))
+
+
+def fixed_points_pvalue(hits: float, n: int) -> float:
+    """Compute the probability that a random permutation of n has at least `hits` fixed points, rounded down.
+
+    Exactly k have a probability of d(n - k) / k!, where d(m) = 1 - 1 + 1/2! - ... +- 1/m! is the share of permutations
+    of m that have none (inclusion and exclusion; the rencontres numbers over n!)."""
+    inverse = [math.exp(-math.lgamma(k + 1)) for k in range(n + 1)]  # 1/k!
+    without = list(accumulate((-1) ** k * term for k, term in enumerate(inverse)))
+    return math.fsum(without[n - k] * inverse[k] for k in range(math.floor(hits + 1e-9), n + 1))
 
 
 def clustered_proportion(successes: Numbers, trials: Numbers) -> Interval:

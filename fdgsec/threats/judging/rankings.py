@@ -63,12 +63,18 @@ def measure_rows(blocks: Sequence[Ranked], where: Slice, *, prefix: str = "") ->
         # exactly rounded sums: a constant ranking scores chance to the last bit
         credits = [math.fsum(topk_credit(block.distances, block.truth, k=k).tolist()) for block in blocks]
         chance = math.fsum(k / gallery for gallery in galleries.tolist()) / n
-        interval = clustered_proportion(credits, sizes)
+        matched = k == 1 and len(blocks) == 1 and _all_candidates(blocks[0])
+        interval = matching_rate(min(credits[0], float(n)), n) if matched else clustered_proportion(credits, sizes)
         rows.append(row(name, where, math.fsum(credits) / n, interval, n, Scale(chance=chance)))
     places = torch.cat([ranks(block.distances, block.truth) for block in blocks])
     scale = Scale(chance=float((galleries + 1).to(torch.float64).mean()) / 2, higher_is="safe", unit="rank")
     bounds = (1.0, float(galleries.max()))
     return [*rows, median_row("median_rank", where, places, scale, bounds=bounds, sizes=sizes)]
+
+
+def _all_candidates(block: Ranked) -> bool:
+    """Whether the rows are of all candidates, each once: guesses that differ then are a permutation of the truth."""
+    return len(block.truth) == block.distances.shape[1] == len(block.truth.unique())
 
 
 def measure_ranking(group: Group, rng: torch.Generator) -> list[Measurement]:

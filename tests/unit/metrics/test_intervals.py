@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections.abc import Callable
 
@@ -20,6 +21,7 @@ from fdgsec.metrics.proportion_intervals import (
     balanced_accuracy_interval,
     clopper_pearson,
     clustered_proportion,
+    fixed_points_pvalue,
     matching_rate,
     median_interval,
     wilson,
@@ -304,7 +306,8 @@ def intervals(rng: torch.Generator) -> list[Interval]:
         clustered_proportion([5.0, 5.0], [10.0, 10.0]), bootstrap(values, rng=rng), delong(hits, others), few,
         cluster_auc_bootstrap(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], rng=rng),
         tpr_interval(hits, others, pos_clusters=owners[0], neg_clusters=owners[1], fpr=0.3, rng=rng),
-        balanced_accuracy_interval([0] * 10 + [1] * 10, [0] * 9 + [1] * 11, classes=2),
+        balanced_accuracy_interval([0] * 10 + [1] * 10, [0] * 9 + [1] * 11, classes=2), matching_rate(6, 30),
+        clopper_pearson(20, 30).reaching(0.5, 1e-4), clopper_pearson(20, 30).reaching(0.9, 1e-4, higher=False),
     ]  # fmt: skip
 
 
@@ -352,3 +355,42 @@ def test_the_pvalue_of_matches_is_that_of_the_fixed_points_of_a_permutation() ->
         assert chance <= 1.1 * matching_rate(hits, 10).p_value(0.1)  # the binomial tail of 6 is a quarter of it
     assert clopper_pearson(6, 10).p_value(0.1) < 0.5 * float((fixed >= 6).double().mean())
     assert matching_rate(10, 10).low > 0.4
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 7])
+def test_the_pvalue_of_matches_counts_the_fixed_points_of_all_permutations(n: int) -> None:
+    fixed = [sum(place == i for i, place in enumerate(order)) for order in itertools.permutations(range(n))]
+
+    for hits in range(n + 1):
+        expected = sum(count >= hits for count in fixed) / len(fixed)
+        assert fixed_points_pvalue(hits, n) == pytest.approx(expected)
+    assert fixed_points_pvalue(1.9, n) == fixed_points_pvalue(1, n)  # shared credit counts as no more than was hit
+    assert fixed_points_pvalue(300, 300) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 10, 30])
+def test_a_matching_excludes_chance_no_more_often_than_random_permutations_allow(n: int) -> None:
+    for hits in range(2, n + 1):
+        assert matching_rate(hits, n).p_value(1 / n) >= min(fixed_points_pvalue(hits, n), 0.5) * (1 - 1e-6)
+
+
+def test_an_interval_reaches_a_limit_at_all_tails_below_the_other_tests_pvalue() -> None:
+    interval = clopper_pearson(18, 20)
+
+    held, kept = interval.reaching(0.5, 0.1), interval.reaching(0.5, 1e-9)
+
+    assert (held.low, held.high) == (0.5, interval.high)
+    assert held.p_value(0.5) == pytest.approx(0.1)
+    assert (kept.low, kept.p_value(0.5)) == (interval.low, interval.p_value(0.5))
+    below = clopper_pearson(2, 20).reaching(0.5, 0.1, higher=False)
+    assert (below.high, below.p_value(0.5, higher=False)) == (0.5, pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(("n", "rate"), [(50, 0.98), (100, 0.9), (100, 0.99), (1000, 0.99)])
+def test_accuracies_have_intervals_that_cover_near_one_where_wilsons_do_not(n: int, rate: float) -> None:
+    def covered(interval: Callable[[float, int], Interval]) -> float:
+        found = [interval(k, n) for k in range(n + 1)]
+        return sum(float(stats.binom.pmf(k, n, rate)) for k, one in enumerate(found) if one.low <= rate <= one.high)
+
+    assert covered(clopper_pearson) >= 0.95
+    assert n == 1000 or covered(wilson) < 0.95

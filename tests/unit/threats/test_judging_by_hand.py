@@ -51,6 +51,19 @@ def test_a_ranking_is_the_share_of_rows_whose_true_candidate_is_near(gallery: in
     assert (median.low, median.high) == (float(ordered[2]), float(ordered[9]))  # P(Bin(12, 1/2) <= 2) is 1.9%
 
 
+@pytest.mark.parametrize(("clients", "p_value"), [(3, 1 / 6), (4, 1 / 24), (5, 1 / 120)])
+def test_all_right_is_as_rare_as_one_order_of_so_few_clients(clients: int, p_value: float):
+    right = 1 - torch.eye(clients)
+
+    matched = judged(*partners(right, range(clients)))["top1", "hungarian"]
+    ranked = judged([Ranking(case=0, distances=right)], [case()], [Truth(rows=torch.arange(clients))])["top1",]
+
+    for row in (matched, ranked):
+        assert (row.value, row.chance) == (1.0, 1 / clients)
+        assert row.p_value == pytest.approx(p_value)
+        assert row.leaks == (clients == 5)
+
+
 def test_too_few_ranks_have_the_whole_range_of_places_as_their_interval():
     rows = judged([Ranking(case=0, distances=drawn(2, 7))], [case()], [Truth(rows=torch.tensor([0, 1]))])
 
