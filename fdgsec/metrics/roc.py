@@ -227,7 +227,7 @@ def _resampled_curves(
 
 
 def accuracy(true: Labels, predicted: Labels) -> float:
-    """Compute the fraction of labels that agree; compare it with `majority_share`, never with 1 / classes."""
+    """Compute the fraction of labels that agree; compare it with `expected_agreement`, never with 1 / classes."""
     return float(_agreement(labels(true, "true"), labels(predicted, "predicted")).mean())
 
 
@@ -242,6 +242,17 @@ def majority_share(true: Labels) -> float:
     counts: Tensor
     _, counts = torch.unique(labels(true, "true"), return_counts=True)
     return float(counts.max()) / float(counts.sum())
+
+
+def expected_agreement(true: Labels, predicted: Labels) -> float:
+    """Compute the mean accuracy of the same predictions in random order, the chance agreement of Cohen (1960).
+
+    It is the sum over labels of the true share times the predicted one. A constant prediction has no other accuracy."""
+    own, said = labels(true, "true"), labels(predicted, "predicted")
+    n = len(_agreement(own, said))
+    names: Tensor = torch.unique(torch.cat([own, said]))
+    counts = [(int((own == name).sum()), int((said == name).sum())) for name in names.tolist()]
+    return sum(first * second for first, second in counts) / (n * n)
 
 
 def confusion(true: Labels, predicted: Labels, *, classes: int) -> Tensor:

@@ -8,25 +8,27 @@ from torch import Tensor
 from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.proportion_intervals import balanced_accuracy_interval, clopper_pearson, clustered_proportion
-from fdgsec.metrics.roc import accuracy, balanced_accuracy, majority_share
+from fdgsec.metrics.roc import accuracy, balanced_accuracy, expected_agreement, majority_share
 from fdgsec.threats.answers import Labels
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 
 def measure_labels(group: Group) -> list[Measurement]:
-    """Give balanced accuracy over the classes that occur, and accuracy.
+    """Give balanced accuracy over the classes that occur, accuracy, and the share of the most frequent class.
 
     The recalls of a prediction made without the release sum to at most 1 over the K classes *present in the truth*, so
-    its balanced accuracy is at most 1/K, not 1/classes; its accuracy is at most the share of the most frequent
-    class."""
-    entries, names = group.of(Labels), ["balanced_accuracy", "accuracy"]
+    its balanced accuracy is at most 1/K, not 1/classes. Accuracy stands against the mean accuracy of the same
+    predictions in random order: the sum over classes of the share predicted times the true share (Cohen 1960). A guess
+    that knows the shares of the classes, but no record, reaches this much, whatever the shares. Always to predict the
+    most frequent class reaches its share, which is descriptive: accuracy may exceed chance and still be below it."""
+    entries, names = group.of(Labels), ["balanced_accuracy", "accuracy", "majority_share"]
     true, predicted = [], []
     for entry in entries:
         values = entry.truth.labels if entry.answer.of == "labels" else entry.truth.domains
         if values is None:
             reason = f"nobody knows the {entry.answer.of} of {entry.case.victim} in the {entry.case.question} run"
-            return unavailable(names, group.slice, reason, n=len(entries))
+            return unavailable(names[:2], group.slice, reason, n=len(entries))
         if values.shape != entry.answer.predicted.shape:
             raise ValueError(
                 f"predicted must be {tuple(values.shape)}, one per row; got {tuple(entry.answer.predicted.shape)}."
@@ -34,17 +36,20 @@ def measure_labels(group: Group) -> list[Measurement]:
         true.append(values.cpu())
         predicted.append(entry.answer.predicted.detach().cpu())
     truth, guess = torch.cat(true), torch.cat(predicted)
-    n, share = len(truth), majority_share(truth)
-    right = accuracy(truth, guess)
-    interval = _accuracy_interval(true, predicted)
-    plain = row("accuracy", group.slice, right, interval, n, Scale(chance=share))
+    n, right = len(truth), accuracy(truth, guess)
+    chance = Scale(chance=expected_agreement(truth, guess))
+    majority = Scale(chance=None, chance_kind="none", higher_is="descriptive")
+    plain = [
+        row("accuracy", group.slice, right, _accuracy_interval(true, predicted), n, chance),
+        row("majority_share", group.slice, majority_share(truth), None, n, majority),
+    ]
     relabeled, guess, classes = present_classes(truth, guess)
     if classes < 2:
-        return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), plain]
+        return [*unavailable(names[:1], group.slice, "the truth holds a single class", n=n), *plain]
     balanced = balanced_accuracy(relabeled, guess, classes=classes)
     owners = torch.arange(len(true)).repeat_interleave(torch.tensor([len(own) for own in true]))
     interval = balanced_accuracy_interval(relabeled, guess, classes=classes, clusters=owners)
-    return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), plain]
+    return [row("balanced_accuracy", group.slice, balanced, interval, n, Scale(chance=1 / classes)), *plain]
 
 
 def _accuracy_interval(true: Sequence[Tensor], predicted: Sequence[Tensor]) -> Interval:

@@ -12,6 +12,7 @@ from fdgsec.metrics.roc import (
     auc,
     balanced_accuracy,
     confusion,
+    expected_agreement,
     majority_share,
     ranks,
     roc_band,
@@ -187,6 +188,19 @@ def test_label_statistics_agree_with_scikit_learn() -> None:
     np.testing.assert_array_equal(
         confusion(true, predicted, classes=5).numpy(), oracle.confusion_matrix(true, predicted)
     )
+
+
+def test_the_expected_agreement_is_the_mean_accuracy_over_all_orders_of_the_predictions() -> None:
+    true, predicted = torch.tensor([0, 0, 3, 1, 0, 3]), torch.tensor([0, 1, 3, 3, 7, 0])
+
+    orders = [accuracy(true, predicted[list(order)]) for order in itertools.permutations(range(6))]
+
+    assert expected_agreement(true, predicted) == pytest.approx(sum(orders) / len(orders))
+    kappa = float(oracle.cohen_kappa_score(true, predicted))
+    assert (accuracy(true, predicted) - expected_agreement(true, predicted)) == pytest.approx(
+        kappa * (1 - expected_agreement(true, predicted))
+    )
+    assert expected_agreement(true, torch.zeros(6).long()) == accuracy(true, torch.zeros(6).long()) == 0.5
 
 
 def test_always_guessing_the_commonest_label_has_the_majority_share_and_balanced_chance() -> None:

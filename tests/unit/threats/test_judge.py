@@ -143,7 +143,8 @@ def test_balanced_accuracy_stands_against_the_classes_present():
     assert rows["balanced_accuracy",].value == pytest.approx((3 / 4 + 1 / 2) / 2)
     assert rows["balanced_accuracy",].chance == 0.5
     assert rows["accuracy",].value == pytest.approx(4 / 6)
-    assert rows["accuracy",].chance == pytest.approx(4 / 6)
+    assert rows["accuracy",].chance == pytest.approx((4 * 3 + 2 * 1) / 36)  # predicted 0 three times, 2 once
+    assert rows["majority_share",].value == pytest.approx(4 / 6)
 
 
 def test_a_prediction_of_an_absent_class_stays_wrong():

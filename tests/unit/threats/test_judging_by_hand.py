@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.metrics.proportion_intervals import clopper_pearson
-from fdgsec.metrics.roc import majority_share
+from fdgsec.metrics.roc import expected_agreement, majority_share
 from fdgsec.runtime.random_streams import stream
 from fdgsec.threats.answers import Answer, Labels, Membership, Prediction, Ranking, Recovered
 from fdgsec.threats.attack import Case, Truth
@@ -141,12 +141,14 @@ def test_labels_are_balanced_over_the_classes_that_occur():
     balanced, plain = rows["balanced_accuracy",], rows["accuracy",]
     assert balanced.value == pytest.approx((2 / 3 + 1 / 2 + 1) / 3)
     assert balanced.chance == pytest.approx(1 / 3)
-    assert (plain.value, plain.chance) == (pytest.approx(4 / 6), majority_share(true))
+    assert (plain.value, plain.chance) == (pytest.approx(4 / 6), pytest.approx(expected_agreement(true, predicted)))
     assert (plain.low, plain.high) == (
         pytest.approx(clopper_pearson(4, 6).low),
         pytest.approx(clopper_pearson(4, 6).high),
     )
     assert {balanced.n, plain.n} == {6}
+    majority = rows["majority_share",]
+    assert (majority.value, majority.judged, majority.verdict) == (majority_share(true), False, "descriptive")
 
 
 def test_labels_of_all_cases_are_judged_together():
