@@ -30,9 +30,9 @@ def measure_recovered(group: Group) -> list[Measurement]:
             return unavailable([name], group.slice, reason, n=len(entries))
         errors.append(relative_error(answer.statistic, true))
         without.append(relative_error(answer.without.expand_as(true), true))
-    blind = float(torch.cat(without).quantile(0.5))
-    scale = Scale(chance=blind, chance_kind="measured", higher_is="safe")
-    return [median_row(name, group.slice, torch.cat(errors), scale, bounds=(0.0, None), sizes=list(map(len, errors)))]
+    blind, sizes = torch.cat(without), list(map(len, errors))
+    scale = Scale(chance=float(blind.quantile(0.5)), chance_kind="measured", higher_is="safe")
+    return [median_row(name, group.slice, torch.cat(errors), scale, bounds=(0.0, None), sizes=sizes, without=blind)]
 
 
 def relative_error(estimate: Tensor, true: Tensor) -> Tensor:

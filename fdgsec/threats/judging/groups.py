@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
-from fdgsec.metrics.proportion_intervals import median_interval
+from fdgsec.metrics.proportion_intervals import clustered_proportion, median_interval
 from fdgsec.threats.answers import Answer, Prediction
 from fdgsec.threats.attack import Answers, Case, Truth
 
@@ -158,12 +158,20 @@ def median_row(
     *,
     bounds: tuple[float, float | None],
     sizes: Sequence[int] = (),
+    without: Tensor | None = None,
 ) -> Measurement:
     """Measure a median; `bounds` are the least and greatest value possible, `sizes` those of clusters of values.
 
-    Too few values have no interval where there is no greatest possible value."""
+    Too few values have no interval where there is no greatest possible value. Where chance is the median of the errors
+    `without` the release, of the same records, it is as uncertain as the value: the interval excludes it only where
+    also the share of records with a smaller error than without exceeds one half (the sign test, by clusters)."""
     least, most = bounds
     interval = median_interval(values, bounds=(least, math.inf if most is None else most), sizes=sizes)
+    if interval is not None and without is not None and scale.chance is not None:
+        smaller = (values < without).to(torch.float64) + (values == without).to(torch.float64) / 2
+        parts = smaller.split(list(sizes) or [1] * len(values))
+        share = clustered_proportion([float(part.sum()) for part in parts], [len(part) for part in parts])
+        interval = interval.reaching(scale.chance, share.p_value(0.5), higher=False)
     return row(name, where, float(values.quantile(0.5)), interval, len(values), scale)
 
 

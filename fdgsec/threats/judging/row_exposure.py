@@ -51,6 +51,6 @@ def measure_size(group: Group) -> list[Measurement]:
             return unavailable([name], group.slice, reason, n=len(entries))
         errors.append(abs(entry.answer.images - true) / true)
         without.append(abs(entry.answer.without - true) / true)
-    blind = float(torch.tensor(without, dtype=torch.float64).quantile(0.5))
-    scale = Scale(chance=blind, chance_kind="measured", higher_is="safe")
-    return [median_row(name, group.slice, torch.tensor(errors, dtype=torch.float64), scale, bounds=(0.0, None))]
+    own, blind = torch.tensor(errors, dtype=torch.float64), torch.tensor(without, dtype=torch.float64)
+    scale = Scale(chance=float(blind.quantile(0.5)), chance_kind="measured", higher_is="safe")
+    return [median_row(name, group.slice, own, scale, bounds=(0.0, None), without=blind)]

@@ -198,6 +198,24 @@ def test_a_recovered_statistic_is_as_far_off_as_the_median_record():
     assert (row.low, row.high) == (None, None)  # three records bound no median from above
 
 
+@pytest.mark.parametrize(("better", "leaks"), [(6, False), (12, True)])
+def test_a_median_error_is_below_chance_only_where_most_records_are_better_off(better: int, leaks: bool):
+    blind = torch.where(torch.arange(12) < better, 2.0, 0.05)  # the error without a release, per record
+    error = 0.1 + 0.001 * torch.arange(12)
+
+    row = judged(
+        [recovered(1 + error[i].reshape(1, 1), 1 + blind[i].reshape(1), case=i) for i in range(12)],
+        [case() for _ in range(12)], [Truth(statistic=torch.ones(1, 1)) for _ in range(12)],
+    )["relative_error",]  # fmt: skip
+
+    assert row.value == pytest.approx(0.1055)
+    assert row.leaks == leaks
+    assert row.high is not None
+    assert row.chance is not None
+    assert (row.high < row.chance) == leaks
+    assert (row.p_value is not None and row.p_value <= 0.025) == leaks
+
+
 @pytest.mark.parametrize(
     ("statistic", "without", "said"),
     [
