@@ -8,7 +8,9 @@ from typing import Generic, Literal, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fdgsec.metrics.bootstrap import Bounds
 from fdgsec.metrics.interval import Interval
+from fdgsec.metrics.intervals import bootstrap, cluster_bootstrap
 from fdgsec.metrics.measurement import ChanceKind, Measurement, Slice
 from fdgsec.metrics.proportion_intervals import clustered_proportion, median_interval
 from fdgsec.threats.answers import Answer, Prediction
@@ -173,6 +175,32 @@ def median_row(
         share = clustered_proportion([float(part.sum()) for part in parts], [len(part) for part in parts])
         interval = interval.reaching(scale.chance, share.p_value(0.5), higher=False)
     return row(name, where, float(values.quantile(0.5)), interval, len(values), scale)
+
+
+def mean_interval(
+    values: Tensor, sizes: Sequence[int], *, rng: torch.Generator, repeats: int, bounds: Bounds | None
+) -> Interval | None:
+    """Bound the mean of values that come in clusters of `sizes`, one after the other: the rows of a case.
+
+    Clusters are resampled where there are several; one cluster's rows are independent, and the interval is about it
+    alone. None where nothing varies and there are no `bounds`, or for a single value."""
+    units = (
+        values if len(sizes) in (1, len(values)) else torch.stack([part.mean() for part in values.split(list(sizes))])
+    )
+    if constant(units) and (bounds is None or len(units) < 2):
+        return None
+    if units is values:
+        return bootstrap(values, rng=rng, repeats=repeats, bounds=bounds)
+    owners = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return cluster_bootstrap(values, owners, rng=rng, repeats=repeats, bounds=bounds)
+
+
+def gain_interval(
+    own: Tensor, theirs: Tensor, sizes: Sequence[int], *, rng: torch.Generator, repeats: int, bounds: Bounds | None
+) -> Interval | None:
+    """Bound the mean of `own` - `theirs`, measured on the same rows, as `mean_interval` does."""
+    found = mean_interval(own - theirs, sizes, rng=rng, repeats=repeats, bounds=bounds)
+    return replace(found, method="paired-bootstrap") if found is not None and found.method == "bootstrap" else found
 
 
 def finite(values: Mapping[str, Tensor]) -> str:

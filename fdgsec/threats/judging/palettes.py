@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from fdgsec.data.domains import DomainDataset
-from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.answers import Palettes
-from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, finite, row, unavailable
+from fdgsec.threats.judging.groups import Entry, Group, Scale, finite, gain_interval, mean_interval, row, unavailable
 
 SHARES = 64
 """Quantiles per channel."""
@@ -90,11 +89,13 @@ def measure_palettes(group: Group, rng: torch.Generator, *, repeats: int) -> lis
         chance=float(another[paired].mean()) if compared else None, chance_kind="measured" if compared else "none",
         higher_is="descriptive",
     )  # fmt: skip
-    interval = None if len(own) < 2 else bootstrap(own, rng=child(rng, "own"), repeats=repeats, bounds=(0.0, 1.0))
+    sizes = [len(part.own) for part in parts if len(part.own)]
+    interval = mean_interval(own, sizes, rng=child(rng, "own"), repeats=repeats, bounds=(0.0, 1.0))
     rows = [row("palette_emd", group.slice, float(own.mean()), interval, len(own), scale)]
-    rows.append(_gain(group, "public median", without, own, child(rng, "median"), repeats))
+    rows.append(_gain(group, "public median", (own, without), sizes, child(rng, "median"), repeats))
     if compared:
-        rows.append(_gain(group, "random image", another[paired], own[paired], child(rng, "random"), repeats))
+        sizes = [count for part in paired.split(sizes) if (count := int(part.sum()))]
+        rows.append(_gain(group, "random image", (own[paired], another[paired]), sizes, child(rng, "random"), repeats))
     return rows
 
 
@@ -132,9 +133,13 @@ def _gaps(entry: Entry[Palettes], rng: torch.Generator) -> _Gaps:
     )
 
 
-def _gain(group: Group, over: str, theirs: Tensor, own: Tensor, rng: torch.Generator, repeats: int) -> Measurement:
-    gain = theirs - own
+def _gain(
+    group: Group, over: str, pair: tuple[Tensor, Tensor], sizes: Sequence[int], rng: torch.Generator, repeats: int
+) -> Measurement:
+    """How much smaller the own distances of a `pair` are than those of the other answer; cases are clusters."""
+    own, theirs = pair
     scale = Scale(chance=0.0, higher_is="leak" if over == "public median" else "descriptive")
-    alone = constant(gain) and len(gain) < 2
-    interval = None if alone else paired_bootstrap(theirs, own, rng=rng, repeats=repeats, bounds=(-1.0, 1.0))
-    return row("palette_emd_gain", {**group.slice, "over": over}, float(gain.mean()), interval, len(gain), scale)
+    interval = gain_interval(theirs, own, sizes, rng=rng, repeats=repeats, bounds=(-1.0, 1.0))
+    return row(
+        "palette_emd_gain", {**group.slice, "over": over}, float((theirs - own).mean()), interval, len(own), scale
+    )

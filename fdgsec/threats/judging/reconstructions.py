@@ -12,12 +12,22 @@ from torch import Tensor
 
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import PSNR_CEILING, EmbeddingDistance, PerceptualDistance, psnr, ssim
-from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
+from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Reconstructions
 from fdgsec.threats.judging.galleries import BLOCK, Galleries, Lineup, embedded, gallery_rows, squared_distances
-from fdgsec.threats.judging.groups import Entry, Group, Scale, constant, described, finite, row, unavailable
+from fdgsec.threats.judging.groups import (
+    Entry,
+    Group,
+    Scale,
+    described,
+    finite,
+    gain_interval,
+    mean_interval,
+    row,
+    unavailable,
+)
 from fdgsec.threats.judging.permutation_tests import PermutationTest, Scores, exchangeable
 
 CONTROLS = ("B0", "B1", "B2", "B3", "B4")
@@ -139,15 +149,13 @@ def _likeness(
         except ValueError as error:  # images too small for this similarity
             rows += unavailable([similarity.name], where, str(error), n=len(entries))
             continue
+        sizes = [len(entry.answer.images) for entry in entries if len(entry.answer.images)]
         if not entries[0].answer.ordered:
-            sizes = [len(entry.answer.images) for entry in entries]
             values = per_answer(values, sizes)
             controls = {name: per_answer(theirs, sizes) for name, theirs in controls.items()}
-        rows.append(_mean_row(similarity, where, values, controls, child(rng, similarity.name), repeats))
-        for name in present:
-            rows.append(
-                _gain_row(similarity, where, values, (name, controls[name]), child(rng, similarity.name, name), repeats)
-            )
+            sizes = [1] * len(values)
+        made = _Compared(similarity=similarity, values=values, controls=controls, sizes=sizes, repeats=repeats)
+        rows += made.rows(where, present, rng)
     return rows
 
 
@@ -187,46 +195,49 @@ def _pairwise(guessed: Sequence[Tensor], true: Sequence[Tensor], similarity: Sim
     return torch.cat(values).to(torch.float64).clone()
 
 
-def _mean_row(
-    similarity: Similarity,
-    where: Slice,
-    values: Tensor,
-    controls: Mapping[str, Tensor],
-    rng: torch.Generator,
-    repeats: int,
-) -> Measurement:
-    blind = "B3" in controls
-    scale = Scale(
-        chance=float(controls["B3"].mean()) if blind else None, chance_kind="measured" if blind else "none",
-        higher_is="leak" if similarity.sign > 0 else "safe", unit=similarity.unit,
-    )  # fmt: skip
-    unbounded = constant(values) and (similarity.bounds is None or len(values) < 2)
-    interval = None if unbounded else bootstrap(values, rng=rng, repeats=repeats, bounds=similarity.bounds)
-    return row(similarity.name, where, float(values.mean()), interval, len(values), scale)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Compared:
+    """Similarities (rows,) of the answers and of the controls with the true images, in clusters of `sizes`: by case."""
 
+    similarity: Similarity
+    values: Tensor
+    controls: Mapping[str, Tensor]
+    sizes: Sequence[int]
+    repeats: int
 
-def _gain_row(
-    similarity: Similarity,
-    where: Slice,
-    values: Tensor,
-    control: tuple[str, Tensor],
-    rng: torch.Generator,
-    repeats: int,
-) -> Measurement:
-    name, theirs = control
-    scale = Scale(chance=0.0, higher_is="leak" if name in DECISIVE else "descriptive", unit=similarity.unit)
-    width = None if similarity.bounds is None else similarity.bounds[1] - similarity.bounds[0]
-    bounds = None if width is None else (-width, width)
-    gain = similarity.sign * (values - theirs)
-    unbounded = constant(gain) and (bounds is None or len(gain) < 2)
-    interval = (
-        None
-        if unbounded
-        else paired_bootstrap(
-            similarity.sign * values, similarity.sign * theirs, rng=rng, repeats=repeats, bounds=bounds
-        )
-    )
-    return row(f"{similarity.name}_gain", {**where, "over": name}, float(gain.mean()), interval, len(gain), scale)
+    def rows(self, where: Slice, present: Sequence[str], rng: torch.Generator) -> list[Measurement]:
+        """The mean beside that of B3, and the gains over the controls."""
+        draws = {name: child(rng, self.similarity.name, name) for name in present}
+        gains = {name: self._gain(name, draws[name]) for name in present}
+        mean = self._mean_row(where, gains.get("B3"), child(rng, self.similarity.name))
+        return [mean, *(self._gain_row(where, name, gains[name]) for name in present)]
+
+    def _gain(self, control: str, rng: torch.Generator) -> Interval | None:
+        limits, sign = self.similarity.bounds, self.similarity.sign
+        width = None if limits is None else limits[1] - limits[0]
+        bounds = None if width is None else (-width, width)
+        own, theirs = sign * self.values, sign * self.controls[control]
+        return gain_interval(own, theirs, self.sizes, rng=rng, repeats=self.repeats, bounds=bounds)
+
+    def _mean_row(self, where: Slice, gain: Interval | None, rng: torch.Generator) -> Measurement:
+        """The mean beside that of B3, which is as uncertain: excluded only where the gain over B3 excludes 0."""
+        blind, similarity = self.controls.get("B3"), self.similarity
+        scale = Scale(
+            chance=None if blind is None else float(blind.mean()), chance_kind="none" if blind is None else "measured",
+            higher_is="leak" if similarity.sign > 0 else "safe", unit=similarity.unit,
+        )  # fmt: skip
+        interval = mean_interval(self.values, self.sizes, rng=rng, repeats=self.repeats, bounds=similarity.bounds)
+        if interval is not None and scale.chance is not None:
+            p_value = 1.0 if gain is None else gain.p_value(0.0)
+            interval = interval.reaching(scale.chance, p_value, higher=similarity.sign > 0)
+        return row(similarity.name, where, float(self.values.mean()), interval, len(self.values), scale)
+
+    def _gain_row(self, where: Slice, control: str, interval: Interval | None) -> Measurement:
+        similarity = self.similarity
+        scale = Scale(chance=0.0, higher_is="leak" if control in DECISIVE else "descriptive", unit=similarity.unit)
+        gain = float((similarity.sign * (self.values - self.controls[control])).mean())
+        where = {**where, "over": control}
+        return row(f"{similarity.name}_gain", where, gain, interval, len(self.values), scale)
 
 
 def in_matched_order(answer: Reconstructions, images: Tensor) -> Reconstructions:

@@ -55,6 +55,39 @@ def test_a_gain_is_positive_where_the_reconstruction_is_nearer_than_the_control(
     assert rows["psnr_gain", "B0"].verdict.startswith("undecided")
 
 
+def test_the_rows_of_a_client_are_one_unit_of_gains_and_means():
+    true = [images(10, seed=seed, ids=str(seed)) for seed in range(3)]
+    small = [downsample(one.pixels(), (12, 12)) for one in true]
+    answers = [
+        Reconstructions(case=i, images=near * own, controls={"B3": near * other})
+        for i, (near, own, other) in enumerate(zip(small, (0.9, 0.9, 0.7), (0.8, 0.8, 0.9), strict=True))
+    ]
+    truths = [Truth(images=one.pixels(), rows=torch.arange(10)) for one in true]
+
+    rows = judged(answers, [case(candidates=one) for one in true], truths)
+
+    gain, mean = rows["psnr_gain", "B3"], rows["psnr",]
+    assert gain.method == mean.method == "cluster-bootstrap"
+    assert gain.n == mean.n == 30
+    assert None not in (gain.low, mean.low, mean.chance)
+    assert float(gain.low or 0) < 0 < float(gain.value or 0)  # as thirty rows, 20 gains outweigh 10 losses
+    assert not mean.leaks
+
+
+def test_a_mean_psnr_excludes_that_of_its_control_only_where_the_gain_excludes_zero():
+    true = images(12)
+    small = downsample(true.pixels(), (12, 12))
+    fade = torch.where(torch.arange(12) % 2 == 0, 0.2, 0.95).reshape(-1, 1, 1, 1)  # B3 is 14 dB worse or 10 dB better
+
+    rows = judged(*reconstructions(true, small * 0.84, B3=small * fade))
+
+    gain, mean = rows["psnr_gain", "B3"], rows["psnr",]
+    assert None not in (mean.p_value, gain.p_value, mean.low, mean.chance, mean.value)
+    assert (mean.value or 0) > (mean.chance or 0) + 1
+    assert (mean.low or 0) <= (mean.chance or 0)
+    assert mean.p_value == pytest.approx(gain.p_value)
+
+
 def test_mean_psnr_and_its_chance_are_averages_over_images():
     true = images(6)
     small = downsample(true.pixels(), (8, 8))

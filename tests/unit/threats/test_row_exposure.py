@@ -144,6 +144,23 @@ def test_true_palettes_leak_and_the_public_guess_does_not():
     assert untold["palette_emd_gain", "random image"].higher_is == "descriptive"  # whatever is median beats that
 
 
+@pytest.mark.parametrize(("third", "leaks"), [(0.5, False), (0.1, True)])
+def test_the_rows_of_a_client_are_one_unit_of_a_palette_gain(third: float, leaks: bool):
+    gray = [torch.full((10, 3, 8, 8), 51, dtype=torch.uint8) for _ in range(3)]  # 51 is .2
+    answers = [
+        Palettes(case=i, palettes=torch.full((10, 3, 4), guess), without=torch.full((3, 4), 0.4))
+        for i, guess in enumerate((0.1, 0.101, third))  # off by .1, .099 and more or as much; the others by .2
+    ]
+
+    row = judged(answers, [case() for _ in gray], [Truth(images=one) for one in gray])[
+        "palette_emd_gain", "public median"
+    ]
+
+    assert row.value == pytest.approx((0.1 + 0.101 + (0.1 if leaks else -0.1)) / 3)
+    assert row.method == "cluster-bootstrap"
+    assert row.leaks == leaks
+
+
 def test_another_image_is_one_of_the_same_domain():
     images = pictures(4)
     images[2:] = 255  # two images of one domain that do not differ
