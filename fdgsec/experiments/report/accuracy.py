@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.method import GlobalModel
 from fdgsec.metrics.accuracy import classification
-from fdgsec.metrics.proportion_intervals import wilson
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.nn.training.test_time_adaptation import Tent, tent_predictions
 from fdgsec.nn.training.training_loop import logits, predictions
 from fdgsec.runtime.random_streams import stream
@@ -18,19 +18,19 @@ def accuracy_document(
     *,
     second: DomainDataset | None = None,
 ) -> dict[str, object]:
-    """Accuracy (Wilson), weighted AUC and F1 on `unseen`, and accuracy per domain on `validation`.
+    """Accuracy (Clopper-Pearson), weighted AUC and F1 on `unseen`, and accuracy per domain on `validation`.
 
     `second` is LTDO's validation domain, on which no client trains."""
     network = model.module()
     name = _named(unseen)
     judged = classification(logits(network, unseen.pixels()), unseen.labels)
     others = {key: {"value": value, "n": len(unseen)} for key, value in judged.items() if key != "accuracy"}
-    interval = wilson(round(judged["accuracy"] * len(unseen)), len(unseen))
+    interval = clopper_pearson(round(judged["accuracy"] * len(unseen)), len(unseen))
     accuracy = {"value": judged["accuracy"], "low": interval.low, "high": interval.high, "n": len(unseen)}
 
     def measured(dataset: DomainDataset) -> dict[str, object]:
         correct = int((predictions(network, dataset.pixels()) == dataset.labels).sum())
-        interval = wilson(correct, len(dataset))
+        interval = clopper_pearson(correct, len(dataset))
         return {"value": correct / len(dataset), "low": interval.low, "high": interval.high, "n": len(dataset)}
 
     per_domain = {domain: measured(images) for domain, images in validation.items() if len(images)}
@@ -39,10 +39,10 @@ def accuracy_document(
 
 
 def adapted_document(model: GlobalModel, unseen: DomainDataset, how: Tent, *, seed: int) -> dict[str, object]:
-    """Accuracy (Wilson) on `unseen` after test-time adaptation of a copy of the model to these images."""
+    """Accuracy (Clopper-Pearson) on `unseen` after test-time adaptation of a copy of the model to these images."""
     rng = stream(seed, "world", "adaptation", _named(unseen))
     correct = int((tent_predictions(model.module(), unseen.pixels(), how=how, rng=rng) == unseen.labels).sum())
-    interval = wilson(correct, len(unseen))
+    interval = clopper_pearson(correct, len(unseen))
     return {"value": correct / len(unseen), "low": interval.low, "high": interval.high, "n": len(unseen)}
 
 

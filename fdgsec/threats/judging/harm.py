@@ -9,7 +9,7 @@ import torch
 from fdgsec.metrics.interval import Interval
 from fdgsec.metrics.intervals import bootstrap, paired_bootstrap
 from fdgsec.metrics.measurement import Measurement
-from fdgsec.metrics.proportion_intervals import wilson
+from fdgsec.metrics.proportion_intervals import clopper_pearson
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Harm, Harmed
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
@@ -46,7 +46,9 @@ def _endings(group: Group, harms: Sequence[Harm]) -> list[Measurement]:
         "not_finite": [not harm.hostile.finite for harm in harms],
     }
     n = len(harms)
-    return [row(name, group.slice, sum(hits) / n, wilson(sum(hits), n), n, PLAIN) for name, hits in counts.items()]
+    return [
+        row(name, group.slice, sum(hits) / n, clopper_pearson(sum(hits), n), n, PLAIN) for name, hits in counts.items()
+    ]
 
 
 def _accuracies(group: Group, harms: Sequence[Harm], rng: torch.Generator, repeats: int) -> list[Measurement]:
