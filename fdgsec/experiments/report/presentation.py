@@ -126,7 +126,7 @@ def _member_lines(answer: MemberList, names: Names) -> Iterator[Line]:
 def _median_lines(answer: PublishedMedian, names: Names) -> Iterator[Line]:
     """The members of each cluster with their number, whose numbers the style holds as a share of those that vary, and
     each number with whose it is."""
-    clients = names.clients or [f"client:{number}" for number in range(1, len(answer.labels) + 1)]
+    clients: list[str] = list(names.clients) or [f"client:{number + 1}" for number in range(len(answer.labels))]
     for label in range(int(answer.labels.max()) + 1):
         members = [clients[number] for number in (answer.labels == label).nonzero().flatten().tolist()]
         yield f"cluster {label + 1}", "", " ".join(members), len(members)
