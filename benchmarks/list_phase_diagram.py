@@ -48,7 +48,8 @@ def cell(ratio: float, noise: float) -> dict[str, float]:
         error = noise / members * torch.randn(NUMBERS, generator=rng, dtype=torch.float64)
         known = ListEquations(
             candidates=table.numpy(), release=(table[inside].mean(0) + error).numpy(),
-            noise=np.full(NUMBERS, max(noise, LEAST_NOISE) / members), others=np.eye(NUMBERS), images=members,
+            noise=np.full(NUMBERS, max(noise, LEAST_NOISE) / members), spread=np.ones(NUMBERS),
+            covariance=lambda: np.eye(NUMBERS), images=members,
         )  # fmt: skip
         listed = known.solved(PRIOR, absent=0.0).believed()
         right = int(listed[inside].sum())

@@ -9,25 +9,19 @@ noise one solution is left where there are more than half as many equations as c
 and Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights
 still rank them. `membership` tests one candidate at a time instead."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fdgsec.attacks.set_reconstruction.control import planted_lists
-from fdgsec.attacks.set_reconstruction.given_candidates import (
-    GIVEN,
-    population_of_given,
-    precision_of_candidates,
-    questions_of_vectors,
-    release_of_candidates,
-)
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
-from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, DefenseNoise, defense_noise_of_mean
-from fdgsec.attacks.statistics.domain_populations import Population, auxiliary_images, populations_of
-from fdgsec.attacks.statistics.pooled_questions import domain_of, independent_release, release_of, size_of
-from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded, rounding_noise
+from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
+from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
+from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
+from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
 from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
@@ -97,31 +91,25 @@ class SetReconstruction:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""
-        return self._answers(cases, knowledge, rng, cases)
+        return self._answers(cases, knowledge, rng, lambda _reader, number: cases[number])
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Answer from releases of auxiliary images, which no candidate is behind; without any, of drawn candidates."""
-        others = [
-            (release_of_candidates if case.question == "given" else independent_release)(
-                case, knowledge, child(rng, "release", n)
-            )
-            for n, case in enumerate(cases)
-        ]
-        return self._answers(cases, knowledge, rng, others)
+        return self._answers(
+            cases, knowledge, rng, lambda reader, n: reader.independent(cases[n], child(rng, "release", n))
+        )
 
-    def _answers(
-        self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: Sequence[Case]
-    ) -> list[Answer]:
-        """Answer from the releases of `seen`, and from each rounding of them."""
-        populations = population_of_given(cases, knowledge)
-        named = [domain_of(case) for case in cases if case.question != "given"]
-        populations |= populations_of(named, knowledge) if named else {}
-        noise = _NoiseOfMeans(knowledge=knowledge, populations=populations, rng=child(rng, "noise"))
-        answers: list[Answer] = list(_answers(cases, seen, knowledge, noise, rng))
-        for rounding in self.roundings:
-            coarse = [_rounded(case, rounding) for case in seen]
-            found = _answers(cases, coarse, knowledge, noise, rng)
-            answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
+    def _answers(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: "Seen") -> list[Answer]:
+        """Answer from the releases that are `seen`, and from each rounding of them."""
+        answers: list[Answer] = []
+        for mine in _read_alike(cases):
+            reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
+            shown = {number: seen(reader, number) for number in mine}
+            answers += _answers(cases, shown, reader, rng)
+            for rounding in self.roundings:
+                coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
+                found = _answers(cases, coarse, reader, rng)
+                answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
         return sorted(answers, key=lambda answer: answer.case)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
@@ -130,15 +118,21 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
+Reader = ReleaseReader | GivenReader
+Seen = Callable[[Reader, int], Case]
+"""Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
+
+
 def _answers(
-    cases: Sequence[Case], seen: Sequence[Case], knowledge: Knowledge, noise: "_NoiseOfMeans", rng: torch.Generator
+    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator
 ) -> list[Membership | MemberList]:
-    """Answer the cases from the releases of `seen`, which may be others, or less precise."""
+    """Answer the cases from the releases that are `seen`, which may be others, or less precise."""
     answers: list[Membership | MemberList] = []
-    for alike in _alike(cases):
-        equations = {number: _equations(cases[number], seen[number], knowledge, noise) for number in alike}
-        prior = _best_prior(equations[alike[0]], child(rng, "prior", alike[0]))
-        for number, known in equations.items():
+    for alike in _alike(cases, list(seen)):
+        first = reader.equations(cases[alike[0]], seen[alike[0]])
+        prior = _best_prior(first, child(rng, "prior", alike[0]))
+        for number in alike:
+            known = first if number == alike[0] else reader.equations(cases[number], seen[number])
             found = known.solved(prior)
             answers += [
                 Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),
@@ -146,67 +140,36 @@ def _answers(
     return answers
 
 
-def _alike(cases: Sequence[Case]) -> Iterator[list[int]]:
-    """The numbers of the cases of each domain, size and number of candidates, each question once.
+def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
+    """The numbers of the cases of each domain, and of those of given vectors."""
+    found: dict[str | None, list[int]] = {}
+    for number, case in enumerate(cases):
+        found.setdefault(None if case.question == "given" else domain_of(case), []).append(number)
+    yield from found.values()
+
+
+def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Reader:
+    given = cases[0].question == "given"
+    return given_reader(cases, knowledge) if given else reader_of(cases, knowledge, rng)
+
+
+def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Those of the cases with these `numbers` that have one size and number of candidates, each question once.
 
     Two galleries are one where a domain has no more images."""
     found: dict[tuple[object, ...], dict[tuple[object, ...], int]] = {}
-    for number, case in enumerate(cases):
+    for number in numbers:
+        case = cases[number]
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
         sent = tuple(value.numpy().tobytes() for value in case.release().tensors().values())
-        alike = found.setdefault((_population_of(case), size_of(case), len(candidates)), {})
+        alike = found.setdefault((size_of(case), len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
-
-
-def _population_of(case: Case) -> str:
-    """The name of the population of the images behind a release."""
-    return GIVEN if case.question == "given" else domain_of(case)
 
 
 def _rounded(case: Case, rounding: str) -> Case:
     sent = rounded(case.release(), rounding)
     return replace(case, views=(upload(sent, sender=case.victim),))
-
-
-@dataclass(kw_only=True)
-class _NoiseOfMeans:
-    """The effect of a defense on means of each domain and size, estimated when it is first needed."""
-
-    knowledge: Knowledge
-    populations: Mapping[str, Population]
-    rng: torch.Generator
-    found: dict[tuple[str, int], DefenseNoise | None] = field(default_factory=dict)
-
-    def of(self, case: Case) -> DefenseNoise | None:
-        """That on the release of `case`; None without a defense, which given vectors name none of."""
-        if case.question == "given":
-            return None
-        name, size = domain_of(case), size_of(case)
-        if (name, size) not in self.found:
-            images = auxiliary_images(self.knowledge).of_domain(name)
-            about = self.populations[name].about
-            self.found[name, size] = defense_noise_of_mean(
-                self.knowledge, images, records=size, about=about, rng=child(self.rng, name, size)
-            )
-        return self.found[name, size]
-
-
-def _equations(case: Case, seen: Case, knowledge: Knowledge, noise: _NoiseOfMeans) -> ListEquations:
-    """The equations of the release in `seen` for the candidates of `case`."""
-    if case.candidates is None:
-        raise UsageError(f"set-reconstruction looks for members among candidates; {case.victim} came without any.")
-    population, statistic, size = noise.populations[_population_of(case)], knowledge.released_statistic, size_of(case)
-    release = statistic.about(release_of(seen, knowledge), population.about)
-    error = rounding_noise(seen.release(), statistic, population.about, images=size)
-    defense = noise.of(case)
-    if defense is not None:
-        release, error = release - defense.shift, (error.square() + defense.variance).sqrt()
-    moments = knowledge.statistics(case.candidates)
-    if case.question == "given":
-        error = (error.square() + precision_of_candidates(moments, population.about, images=size).square()).sqrt()
-    candidates = statistic.about(statistic.records(moments), population.about)
-    return list_equations(candidates, release, population, noise=error, images=size)
 
 
 def _best_prior(known: ListEquations, rng: torch.Generator) -> float:

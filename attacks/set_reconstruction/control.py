@@ -4,37 +4,62 @@ from dataclasses import replace
 
 import torch
 
+from fdgsec.attacks.set_reconstruction.whole_spectra import WholeSpectra
 from fdgsec.attacks.statistics.domain_populations import pooled_release
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Amplitudes, Artifact
+from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic
 from fdgsec.metrics.measurement import Goal
-from fdgsec.threats.adversary import Knowledge
+from fdgsec.nn.styles.channel_statistics import Moments
+from fdgsec.threats.adversary import Knowledge, Statistics
 from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
 from fdgsec.threats.positive_control_data import PlantedStatistics, planted_records, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 20, 64, 60
+SIDE = 40
+"""Of pictures, in pixels: their spectra have 2,520 numbers, of which other attacks read 1,683."""
 
 
 def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Six clients of 20 of 40 candidates, whose mean has at least 64 numbers: every list is determined.
 
-    Of vectors alone, without auxiliary images."""
+    Where releases are mean spectra, the images have pixels, and their whole spectra are read. Of vectors alone, there
+    are no auxiliary images."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
-    moments, images = planted_records(count, CHANNELS, rng)
+    statistics, images = _planted(knowledge, count, rng)
     question: QuestionKind = "given" if knowledge.vectors_alone else "resampled_clients"
     cases, truths = [], []
     for number in range(CLIENTS):
         first = AUXILIARY + number * 2 * SIZE
         order = torch.randperm(2 * SIZE, generator=rng)
-        sent = pooled_release(moments.rows(first + torch.arange(SIZE)), knowledge.released_statistic)
+        sent = _released(statistics(images.subset(first + torch.arange(SIZE))), knowledge.released_statistic)
         cases.append(Case(
             question=question, views=(upload(sent),), victim="client:0", records=SIZE, domain="planted",
             slice={"domain": "planted", "n_per_client": SIZE}, candidates=images.subset(first + order),
         ))  # fmt: skip
         truths.append(Truth(members=order < SIZE))
     planted = replace(
-        knowledge, statistics=PlantedStatistics(moments=moments), domain_names=("planted",),
+        knowledge, statistics=statistics, domain_names=("planted",),
         auxiliary=None if knowledge.vectors_alone else images.subset(torch.arange(AUXILIARY)),
     )  # fmt: skip
     return PositiveControl(
         cases=cases, truths=truths, knowledge=planted, measurement="auc", at_least=0.99,
         also=(Goal(measurement="exact_list", at_least=0.99),),
     )  # fmt: skip
+
+
+def _planted(knowledge: Knowledge, count: int, rng: torch.Generator) -> tuple[Statistics, DomainDataset]:
+    """`count` images of one domain with their statistics: numbers at random, or pictures of random pixels."""
+    moments, images = planted_records(count, CHANNELS, rng)
+    if not isinstance(knowledge.released_statistic, MeanSpectra):
+        return PlantedStatistics(moments=moments), images
+    store = torch.randint(256, (count, 3, SIDE, SIDE), generator=rng).to(torch.uint8)
+    return WholeSpectra(height=SIDE, columns=SIDE // 2 + 1), replace(images, store=store)
+
+
+def _released(found: Moments, statistic: ReleasedStatistic) -> Artifact:
+    """The release of a client whose images have the moments `found`: a spectrum has its rows and columns."""
+    sent = pooled_release(found, statistic)
+    if not isinstance(sent, Amplitudes):
+        return sent
+    return replace(sent, values=sent.values.reshape(1, 3, SIDE, SIDE // 2 + 1))

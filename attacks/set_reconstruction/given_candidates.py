@@ -4,22 +4,21 @@ There are no images to learn a population from: it is that of the candidates the
 precision than is computed with, which the equations allow for."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, list_equations
 from fdgsec.attacks.statistics.domain_populations import Population, population_of_candidates
-from fdgsec.attacks.statistics.pooled_questions import size_of
-from fdgsec.attacks.statistics.release_precision import rounding_of_values
+from fdgsec.attacks.statistics.pooled_questions import release_of, size_of
+from fdgsec.attacks.statistics.release_precision import rounding_noise, rounding_of_values
+from fdgsec.data.domains import DomainDataset
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, Question, TargetFacts
 from fdgsec.threats.positive_control_data import upload
-
-GIVEN = "given candidates"
-"""The name of the population of all candidates of given vectors."""
 
 
 def questions_of_vectors(facts: TargetFacts) -> Sequence[Question]:
@@ -36,20 +35,41 @@ def questions_of_vectors(facts: TargetFacts) -> Sequence[Question]:
     return [Question(kind="given", scheme="candidates")]
 
 
-def population_of_given(cases: Sequence[Case], knowledge: Knowledge) -> dict[str, Population]:
-    """The population of the candidates of all cases of given vectors, by its name; empty without such cases."""
-    given = [case.candidates for case in cases if case.question == "given"]
-    return {GIVEN: population_of_candidates(given, knowledge)} if given else {}
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GivenReader:
+    """Reads given vectors as equations in the given candidates; no defense is known to be behind them."""
+
+    knowledge: Knowledge
+    population: Population
+
+    def equations(self, case: Case, seen: Case) -> ListEquations:
+        """The equations of the release in `seen` for the candidates of `case`."""
+        knowledge, about, size = self.knowledge, self.population.about, size_of(case)
+        statistic, moments = knowledge.released_statistic, knowledge.statistics(_candidates(case))
+        release = statistic.about(release_of(seen, knowledge), about)
+        error = rounding_noise(seen.release(), statistic, about, images=size)
+        error = (error.square() + precision_of_candidates(moments, about, images=size).square()).sqrt()
+        records = statistic.about(statistic.records(moments), about)
+        return list_equations(records, release, self.population, noise=error, images=size)
+
+    def independent(self, case: Case, rng: torch.Generator) -> Case:
+        """The same question about a mean of candidates drawn with replacement, whoever the members are."""
+        statistic = self.knowledge.released_statistic
+        records = statistic.records(self.knowledge.statistics(_candidates(case)))
+        drawn = records[torch.randint(len(records), (size_of(case),), generator=rng)]
+        sent = statistic.artifact(drawn.mean(0, keepdim=True), like=case.release(), images=len(drawn))
+        return replace(case, views=(upload(sent, sender=case.victim),))
 
 
-def release_of_candidates(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
-    """The same question about a mean of candidates drawn with replacement, whoever the members are."""
-    assert case.candidates is not None
-    statistic = knowledge.released_statistic
-    records = statistic.records(knowledge.statistics(case.candidates))
-    drawn = records[torch.randint(len(records), (size_of(case),), generator=rng)]
-    sent = statistic.artifact(drawn.mean(0, keepdim=True), like=case.release(), images=len(drawn))
-    return replace(case, views=(upload(sent, sender=case.victim),))
+def given_reader(cases: Sequence[Case], knowledge: Knowledge) -> GivenReader:
+    """The reader of given vectors: their population is that of the candidates of all `cases`."""
+    population = population_of_candidates([_candidates(case) for case in cases], knowledge)
+    return GivenReader(knowledge=knowledge, population=population)
+
+
+def _candidates(case: Case) -> DomainDataset:
+    assert case.candidates is not None  # `plan_of_vectors` asks only where there are some
+    return case.candidates
 
 
 def precision_of_candidates(found: Moments, about: Tensor, *, images: int) -> Tensor:

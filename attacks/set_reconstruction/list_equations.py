@@ -8,7 +8,9 @@ which m are no candidates, and errors e of rounding and of a defense,
 where c is the mean of public images. The others are unknown draws from the public images' population."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -34,13 +36,20 @@ LEAST_NOISE = 1e-9
 class ListEquations:
     """The equations of one release: `candidates` (G, D) and `release` (D,) of t, and the `noise` (D,) of the latter.
 
-    All are in units of public images' spread around their mean; `others` (D, D) is the covariance of images in them."""
+    All are about the mean of public images, and in units of each coordinate; `spread` (D,) is the standard deviation
+    of images in them, and `covariance` computes their covariance (D, D)."""
 
     candidates: Array
     release: Array
     noise: Array
-    others: Array
+    spread: Array
+    covariance: Callable[[], Array]
     images: int
+
+    @cached_property
+    def others(self) -> Array:
+        """The covariance (D, D) of images."""
+        return self.covariance()
 
     def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
         """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
@@ -69,7 +78,7 @@ class ListEquations:
 
     def _telling(self) -> bool:
         """Whether a release is precise enough that the mean over other images is not taken for it."""
-        blurred = np.sqrt(self.others.diagonal() / self.images) / self.noise
+        blurred = self.spread / math.sqrt(self.images) / self.noise
         return float(np.sqrt(np.mean(blurred**2))) > TELLING * EXPLAINED
 
     def _explained(self, found: "MemberPosterior") -> bool:
@@ -137,8 +146,9 @@ def list_equations(
     scale = whiten.scale
     varies = candidates.std(0) > 1e-6 * scale
     centered = ((candidates - whiten.center) / scale)[:, varies]
+    covariance = whiten.covariance()[varies][:, varies].numpy()
     return ListEquations(
         candidates=centered.numpy(), release=((release - whiten.center) / scale)[varies].numpy(),
         noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
-        others=whiten.covariance()[varies][:, varies].numpy(), images=images,
+        spread=np.sqrt(covariance.diagonal()), covariance=lambda: covariance, images=images,
     )  # fmt: skip

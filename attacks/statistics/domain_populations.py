@@ -41,6 +41,11 @@ def auxiliary_images(knowledge: Knowledge) -> DomainDataset:
     return knowledge.auxiliary
 
 
+def images_of(knowledge: Knowledge, domain: str) -> DomainDataset:
+    """The adversary's auxiliary images of a domain. Raises UsageError where it has none at all."""
+    return auxiliary_images(knowledge).of_domain(domain)
+
+
 def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Population]:
     """Fit one population per domain in `domains`, on t of the auxiliary images under the target's released statistic.
 
