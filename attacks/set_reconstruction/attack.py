@@ -43,21 +43,25 @@ class SetReconstruction:
 
     A gallery has `gallery` candidates for each member, or (0) all images of the domain that the adversary does not
     hold. `held` are shares of each gallery that the adversary has; less than all of them is asked of the first kind of
-    gallery only. Every release is read once more in each of `roundings` (fdgsec.attacks.statistics.release_precision:
-    "float16", "2 decimals"), as if it had been sent so."""
+    gallery only. `sums` are numbers of clients, of `summed` images each and of each domain in turn, whose sum alone is
+    seen, as by the server under secure aggregation; their galleries are of the first kind. Every release is read once
+    more in each of `roundings` (fdgsec.attacks.statistics.release_precision: "float16", "2 decimals"), as if it had
+    been sent so."""
 
     name: ClassVar[str] = "set-reconstruction"
     reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
-    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
+    accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"secure-aggregation", "k-anonymous"}  # means stay means
     sizes: tuple[int, ...] = (40, 130, 500)
     clients: int = 15
     galleries: tuple[int, ...] = (2, 0)
     held: tuple[float, ...] = (1.0, 0.9, 0.5)
+    sums: tuple[int, ...] = (3, 10)
+    summed: int = 40
     roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_at_least(2, {"sizes": self.sizes})
+        check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed})
         check_at_least(1, {"clients": self.clients})
         wrong = [gallery for gallery in self.galleries if gallery < 0 or gallery == 1]
         if wrong:
@@ -70,10 +74,16 @@ class SetReconstruction:
             raise UsageError(f"unknown rounding {unknown[0]!r}; there are {', '.join(ROUNDINGS)}.")
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
-        """Ask for re-drawn clients with every gallery. Raises UsageError where styles are not means over images."""
+        """Ask for re-drawn clients with every gallery, and for sums of them where the method works with sums.
+
+        Raises UsageError where styles are not means over images."""
         facts.check_pooled()
         if not facts.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
+        return [*([] if facts.summed else self._single()), *(self._summed() if facts.summable else [])]
+
+    def _single(self) -> Sequence[Question]:
+        """Clients by themselves, with every gallery."""
         return [
             Question(
                 kind="resampled_clients", count=self.clients, records=size,
@@ -88,6 +98,17 @@ class SetReconstruction:
         """Ask about every vector of the file. Raises UsageError without candidates' statistics, or numbers of
         images."""
         return questions_of_vectors(facts)
+
+    def _summed(self) -> Sequence[Question]:
+        """Sums over several clients."""
+        return [
+            Question(
+                kind="sums", count=self.clients, clients=clients, records=self.summed,
+                gallery=gallery * clients * self.summed if gallery else WHOLE,
+            )
+            for clients in self.sums
+            for gallery in self.galleries[:1]
+        ]  # fmt: skip
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Per client: a score for each candidate, and the list that the adversary believes in."""

@@ -65,7 +65,9 @@ class StatisticTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseReader:
-    """Reads the releases of one domain's cases; `found` is the effect of a defense on means, by their size."""
+    """Reads the releases of one domain's cases; `found` is the effect of a defense on one client's mean, by its size.
+
+    Noise of several clients averages out in their sum."""
 
     table: CandidateTable
     domain: str
@@ -77,9 +79,9 @@ class ReleaseReader:
         knowledge, about, size = self.table.knowledge, self.table.about, size_of(case)
         release = knowledge.released_statistic.about(release_of(seen, knowledge), about)
         error = rounding_noise(seen.release(), knowledge.released_statistic, about, images=size)
-        defense = self._defense_noise(size)
+        defense = self._defense_noise(max(1, size // case.clients))
         if defense is not None:
-            release, error = release - defense.shift, (error.square() + defense.variance).sqrt()
+            release, error = release - defense.shift, (error.square() + defense.variance / case.clients).sqrt()
         return self.table.equations(_candidates(case), release, noise=error, images=size)
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:

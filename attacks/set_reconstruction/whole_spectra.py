@@ -110,13 +110,15 @@ class SpectraTable:
 
         `noise` (D,) is the standard deviation of the release's error."""
         number, factor = self._span(noise)
-        span = self.spans[number]
+        span, shown = self.spans[number], len(candidates)
         rows = {row: place for place, row in enumerate(self.images.rows.tolist())}
-        placed = span.coordinates[[rows[row] for row in candidates.rows.tolist()]]
-        seen = span.projected(((release - span.center) / span.error).unsqueeze(1))[:, 0]
+        mine = [rows[row] for row in candidates.rows.tolist()] + list(range(len(self.images), len(span.vectors)))
+        basis = np.linalg.qr(span.coordinates[mine].T)[0]  # of the span of this gallery, in that of all
+        placed = span.coordinates[mine[:shown]] @ basis
+        seen = span.projected(((release - span.center) / span.error).unsqueeze(1))[:, 0] @ basis
         return ListEquations(
             candidates=placed, release=seen, noise=np.full(placed.shape[1], factor), spread=placed.std(0),
-            covariance=lambda: self._covariance(number), images=images,
+            covariance=lambda: basis.T @ self._covariance(number) @ basis, images=images,
         )  # fmt: skip
 
     def _span(self, noise: Tensor) -> tuple[int, float]:

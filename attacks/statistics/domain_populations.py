@@ -18,6 +18,9 @@ from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
 
+MIXED = "mixed"
+"""The domain of a release of images of several domains (fdgsec.threats.attack.Case)."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Population:
@@ -42,19 +45,26 @@ def auxiliary_images(knowledge: Knowledge) -> DomainDataset:
 
 
 def images_of(knowledge: Knowledge, domain: str) -> DomainDataset:
-    """The adversary's auxiliary images of a domain. Raises UsageError where it has none at all."""
-    return auxiliary_images(knowledge).of_domain(domain)
+    """The adversary's auxiliary images of a domain, or (MIXED) of all. Raises UsageError where it has none at all."""
+    images = auxiliary_images(knowledge)
+    return images if domain == MIXED else images.of_domain(domain)
 
 
 def populations_of(domains: Iterable[str], knowledge: Knowledge) -> dict[str, Population]:
     """Fit one population per domain in `domains`, on t of the auxiliary images under the target's released statistic.
 
-    Raises UsageError for a domain with fewer than two auxiliary images."""
+    That of several domains (MIXED) is fitted on all auxiliary images as they are: differences between domains are
+    some of its variation. Raises UsageError for a domain with fewer than two auxiliary images."""
     auxiliary = auxiliary_images(knowledge)
     released_statistic = knowledge.released_statistic
     records = released_statistic.records(knowledge.statistics(auxiliary))
     populations = {}
     for name in dict.fromkeys(domains):
+        if name == MIXED and len(records) > 1:
+            about = records.mean(0)
+            centered = released_statistic.about(records, about)
+            populations[name] = Population(whiten=fit_whitening(centered), about=about, reference=centered, others=())
+            continue
         victim = auxiliary.domain_index(name)
         parts = {int(domain): records[auxiliary.domains == domain] for domain in auxiliary.domains.unique()}
         if victim not in parts or parts[victim].shape[0] < 2:

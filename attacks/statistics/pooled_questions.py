@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.statistics.defense_noise import release_of_mean
-from fdgsec.attacks.statistics.domain_populations import auxiliary_images, pooled_release
+from fdgsec.attacks.statistics.domain_populations import images_of, pooled_release
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -40,7 +40,7 @@ def release_of(case: Case, knowledge: Knowledge) -> Tensor:
 
 def independent_release(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
     """The same question about a release that is independent of the candidates, of images drawn with replacement."""
-    images = auxiliary_images(knowledge).of_domain(domain_of(case))
+    images = images_of(knowledge, domain_of(case))
     drawn = torch.randint(len(images), (size_of(case),), generator=rng)
     if knowledge.defended is None:
         artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.released_statistic)

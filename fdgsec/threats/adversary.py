@@ -20,7 +20,7 @@ from fdgsec.federation.artifacts import (
     StyleStatistics,
 )
 from fdgsec.federation.released_statistics import PooledStyles, ReleasedStatistic
-from fdgsec.federation.wire import SERVER, Message, Row, Transcript
+from fdgsec.federation.wire import SERVER, Message, Row, Transcript, number_of
 from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -69,7 +69,7 @@ class View:
 
         Rows of single images come before other styles. Several uploads of one kind in the same stage are averaged
         (`_averaged`). None if neither was seen."""
-        number = int(victim.partition(":")[2])
+        number = number_of(victim)
         rows = self._detailed(victim, (ImageStyles,))
         if isinstance(rows, ImageStyles):
             return rows.mean, rows.std
@@ -96,7 +96,7 @@ class View:
                 return self._averaged(message)
         for message in self._latest_first():
             bank = message.artifact
-            if isinstance(bank, Amplitudes) and bool((mine := bank.owner == int(victim.partition(":")[2])).any()):
+            if isinstance(bank, Amplitudes) and bool((mine := bank.owner == number_of(victim)).any()):
                 return Amplitudes(values=bank.values[mine], owner=bank.owner[mine])
         return None
 

@@ -19,8 +19,8 @@ from fdgsec.threats.adversary import KNOWLEDGE, NO_IMAGES, Knowledge, View
 from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
-    "released", "as_if_released", "add_one_record", "resampled_clients", "halves", "sessions", "rounds", "mixtures",
-    "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
+    "released", "as_if_released", "add_one_record", "resampled_clients", "sums", "halves", "sessions", "rounds",
+    "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
 ]  # fmt: skip
 
 
@@ -33,6 +33,9 @@ class Question:
     add_one_record: per domain `count` pairs of runs with n and n + 1 records.
     resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates
     (`gallery` of them, all members included; 0: as many of each, at most 150), of which `held` is the share shown.
+    sums: `count` exchanges of `clients` resampled clients of `records` images each, of each domain in turn, of which
+    the server sees the sum alone (secure aggregation); candidates are as many members and others of each domain as of
+    the others, `gallery` in all.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
@@ -69,8 +72,9 @@ class Case:
     """One question: what was seen (`views`, one per run), about whom (`victim`), among which `candidates`.
 
     `records` is the number of images behind the release, and `domain` their domain ("mixed" where there are several),
-    each None where the adversary does not know it. `slice` is the population of the case, as {"domain": "photo",
-    "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may depend on it. Candidates have
+    each None where the adversary does not know it; the release is the sum of those of `clients` clients with equally
+    many images. `slice` is the population of the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and
+    report sort cases by it, and no answer may depend on it. Candidates have
     pixels, but neither labels nor domains nor informative names, and their order is random; `groups` (candidates,) is
     the number of the candidate client that each belongs to, where clients are asked about."""
 
@@ -80,6 +84,7 @@ class Case:
     slice: Mapping[str, str | int]
     records: int | None = None
     domain: str | None = None
+    clients: int = 1
     candidates: DomainDataset | None = None
     groups: Tensor | None = None
 
@@ -146,7 +151,8 @@ class TargetFacts:
     `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
     `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
     server under their senders' names, with no policy in between; `candidate_statistics` is whether the statistics of
-    candidate images are given in place of images."""
+    candidate images are given in place of images. `summable` is whether the method works where its
+    server sees sums over clients alone, and `summed` whether it does."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -159,6 +165,8 @@ class TargetFacts:
     public_images: int = 1
     named: bool = True
     candidate_statistics: bool = False
+    summable: bool = False
+    summed: bool = False
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""

@@ -10,6 +10,7 @@ from fdgsec.experiments.setup.run_federation import FederationRun
 from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, sums_uploads
 from fdgsec.federation.defense import DefenseStack
 from fdgsec.federation.method import Client, Clock, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION, LITE
@@ -111,7 +112,7 @@ def attack_context_of(
         classes=len(world.dataset.class_names), profile=config.profile, knows=frozenset(knows),
         pooled=attacked.shares_means, rounds=config.rounds,
         public_images=len(auxiliary) if "auxiliary" in knows else len(clients[0].data),
-        named=not defense_stack.policies,
+        named=not defense_stack.policies, summable=sums_suffice(method), summed=sums_uploads(defense_stack),
     )  # fmt: skip
     clock = Clock(round=0, rounds=config.rounds, participants=tuple(client.name for client in clients))
     for client in clients if plug_in else clients[:1]:

@@ -14,6 +14,7 @@ from fdgsec.experiments.simulated_runs.resampled_client_cases import (
 )
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator
 from fdgsec.experiments.simulated_runs.single_step_cases import single_step
+from fdgsec.experiments.simulated_runs.summed_client_cases import sums
 from fdgsec.experiments.simulated_runs.trained_model_cases import trained
 from fdgsec.threats.attack import Question, QuestionKind
 
@@ -22,6 +23,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "as_if_released": as_if_released,
     "add_one_record": add_one_record,
     "resampled_clients": resampled_clients,
+    "sums": sums,
     "halves": halves,
     "sessions": halves,
     "rounds": rounds,

@@ -66,10 +66,17 @@ class Simulator:
         return stream(self.seed, "world", "laboratory", *names)
 
     def exchange(
-        self, data: Sequence[DomainDataset], *, name: str, method: Method | None = None, turn: int = 0
+        self,
+        data: Sequence[DomainDataset],
+        *,
+        name: str,
+        method: Method | None = None,
+        turn: int = 0,
+        defense_stack: DefenseStack | None = None,
     ) -> FederationRun:
         """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
-        takes part as "client:0" with its own images. Another `turn` is another round: new randomness, same clients."""
+        takes part as "client:0" with its own images. Another `turn` is another round: new randomness, same clients.
+        The defenses are the run's unless others are given."""
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
@@ -81,7 +88,7 @@ class Simulator:
                 self.foreign.update(self.check(fitting, member, clock))
         return observe(
             fitting, members, seed=seed, name=name, model=self.model,
-            defense_stack=self.defense_stack, guards=self.guards,
+            defense_stack=defense_stack or self.defense_stack, guards=self.guards,
         )  # fmt: skip
 
     def simulated(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = 0) -> View:

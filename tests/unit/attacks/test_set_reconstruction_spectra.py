@@ -154,7 +154,7 @@ def test_the_span_of_candidates_has_the_same_least_squares_problem():
 
     np.testing.assert_allclose(in_the_span, all_equations, atol=1e-8)
     np.testing.assert_allclose(found.candidates @ found.candidates.T, matrix.T @ matrix, rtol=1e-9)
-    assert found.candidates.shape[1] == 90 + AUXILIARY - 1  # the adversary's images are taken about their mean
+    assert found.candidates.shape[1] == 40 + AUXILIARY  # of 90 candidates 40 are asked about
 
 
 def test_the_covariance_in_the_span_is_the_projected_one():
@@ -162,7 +162,7 @@ def test_the_covariance_in_the_span_is_the_projected_one():
     found = made.equations(made.images, release, noise=noise, images=15)
 
     rows = in_units(made, noise)
-    basis = np.linalg.svd(rows, full_matrices=False)[2][: len(rows) - 1].T  # another one of the same span
+    basis = np.linalg.svd(rows, full_matrices=False)[2][: len(rows) - 1].T  # the adversary's are about their mean
     whiten = populations_of(["planted"], made.knowledge)["planted"].whiten
     stretch = (whiten.scale / noise).numpy()
     covariance = basis.T @ (stretch[:, None] * whiten.covariance().numpy() * stretch) @ basis
