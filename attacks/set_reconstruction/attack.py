@@ -44,7 +44,9 @@ class SetReconstruction:
     A gallery has `gallery` candidates for each member, or (0) all images of the domain that the adversary does not
     hold. `held` are shares of each gallery that the adversary has; less than all of them is asked of the first kind of
     gallery only. `sums` are numbers of clients, of `summed` images each and of each domain in turn, whose sum alone is
-    seen, as by the server under secure aggregation; their galleries are of the first kind. Every release is read once
+    seen, as by the server under secure aggregation; their galleries are of the first kind. Where
+    styles come from the model of a round (StableFDG), `model_rounds` are numbers of rounds that a client takes part in
+    with the same images, all of whose releases are read together. Every release is read once
     more in each of `roundings` (fdgsec.attacks.statistics.release_precision: "float16", "2 decimals"), as if it had
     been sent so."""
 
@@ -58,11 +60,12 @@ class SetReconstruction:
     held: tuple[float, ...] = (1.0, 0.9, 0.5)
     sums: tuple[int, ...] = (3, 10)
     summed: int = 40
+    model_rounds: tuple[int, ...] = (1, 5, 20)
     roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed})
-        check_at_least(1, {"clients": self.clients})
+        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds})
         wrong = [gallery for gallery in self.galleries if gallery < 0 or gallery == 1]
         if wrong:
             raise UsageError(f"galleries must be 0 (all images) or at least 2 candidates a member; got {wrong[0]}.")
@@ -80,7 +83,8 @@ class SetReconstruction:
         facts.check_pooled()
         if not facts.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
-        return [*([] if facts.summed else self._single()), *(self._summed() if facts.summable else [])]
+        single = [] if facts.summed else [*self._single(), *self._several(facts)]
+        return [*single, *(self._summed() if facts.summable else [])]
 
     def _single(self) -> Sequence[Question]:
         """Clients by themselves, with every gallery."""
@@ -98,6 +102,20 @@ class SetReconstruction:
         """Ask about every vector of the file. Raises UsageError without candidates' statistics, or numbers of
         images."""
         return questions_of_vectors(facts)
+
+    def _several(self, facts: TargetFacts) -> Sequence[Question]:
+        """Clients in several rounds, where styles come from the model of each and so many rounds train."""
+        if "StyleDistribution" not in facts.artifact_kinds:
+            return []
+        return [
+            Question(
+                kind="model_rounds", count=self.clients, records=size, rounds=rounds,
+                gallery=gallery * size if gallery else WHOLE,
+            )
+            for rounds in self.model_rounds if rounds <= facts.rounds
+            for size in self.sizes
+            for gallery in self.galleries
+        ]  # fmt: skip
 
     def _summed(self) -> Sequence[Question]:
         """Sums over several clients."""
@@ -162,10 +180,12 @@ def _answers(
 
 
 def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
-    """The numbers of the cases of each domain, and of those of given vectors."""
-    found: dict[str | None, list[int]] = {}
+    """The numbers of the cases of each domain, or of given vectors, whose releases are read in the same way."""
+    found: dict[tuple[str | None, str, int], list[int]] = {}
     for number, case in enumerate(cases):
-        found.setdefault(None if case.question == "given" else domain_of(case), []).append(number)
+        kind = case.question if case.question == "model_rounds" else ""
+        domain = None if case.question == "given" else domain_of(case)
+        found.setdefault((domain, kind, len(case.views)), []).append(number)
     yield from found.values()
 
 
@@ -189,8 +209,8 @@ def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]
 
 
 def _rounded(case: Case, rounding: str) -> Case:
-    sent = rounded(case.release(), rounding)
-    return replace(case, views=(upload(sent, sender=case.victim),))
+    sent = [rounded(case.release(run), rounding) for run in range(len(case.views))]
+    return replace(case, views=tuple(upload(artifact, sender=case.victim) for artifact in sent))
 
 
 def _best_prior(known: ListEquations, rng: torch.Generator) -> float:

@@ -14,7 +14,9 @@ from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_
 from fdgsec.attacks.statistics.domain_populations import Population, distinct_images, images_of, populations_of
 from fdgsec.attacks.statistics.pooled_questions import domain_of, independent_release, release_of, size_of
 from fdgsec.attacks.statistics.release_precision import rounding_noise
+from fdgsec.attacks.statistics.tracing import fit_whitening
 from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import ModelState
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -22,16 +24,11 @@ from fdgsec.threats.attack import Case
 
 
 class CandidateTable(Protocol):
-    """What an adversary knows of one domain's candidates: t of each under its `knowledge`."""
+    """What an adversary knows of one domain's candidates: t of each, for every release of a case together."""
 
     @property
-    def knowledge(self) -> Knowledge:
-        """Give the knowledge whose released statistic reads all numbers of these releases."""
-        ...
-
-    @property
-    def about(self) -> Tensor:
-        """Give the center about which squares in t are taken."""
+    def readings(self) -> Sequence[tuple[Knowledge, Tensor]]:
+        """Give for each release the knowledge that reads it, and the center about which squares in t are taken."""
         ...
 
     def equations(self, candidates: DomainDataset, release: Tensor, *, noise: Tensor, images: int) -> ListEquations:
@@ -41,71 +38,122 @@ class CandidateTable(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StatisticTable:
-    """Candidates under the target's released statistic."""
+    """Candidates under the target's released statistic, once for each knowledge: that of each round's model."""
 
-    knowledge: Knowledge
+    knowledges: Sequence[Knowledge]
     domain: str
 
     @cached_property
+    def populations(self) -> Sequence[Population]:
+        """The domain's population in each release."""
+        return [populations_of([self.domain], knowledge)[self.domain] for knowledge in self.knowledges]
+
+    @cached_property
     def population(self) -> Population:
-        """The domain's population."""
-        return populations_of([self.domain], self.knowledge)[self.domain]
+        """The domain's population in all releases together."""
+        return self.populations[0] if len(self.populations) == 1 else stacked(self.populations)
 
     @property
-    def about(self) -> Tensor:
-        """The mean of the adversary's images of the domain."""
-        return self.population.about
+    def readings(self) -> Sequence[tuple[Knowledge, Tensor]]:
+        """Each knowledge, and the mean of the adversary's images of the domain."""
+        return [(known, one.about) for known, one in zip(self.knowledges, self.populations, strict=True)]
 
     def equations(self, candidates: DomainDataset, release: Tensor, *, noise: Tensor, images: int) -> ListEquations:
         """Give the equations of a release (D,) whose error has the standard deviations `noise` (D,)."""
-        statistic = self.knowledge.released_statistic
-        records = statistic.about(statistic.records(self.knowledge.statistics(candidates)), self.about)
-        return list_equations(records, release, self.population, noise=noise, images=images)
+        records = [
+            known.released_statistic.about(known.released_statistic.records(known.statistics(candidates)), about)
+            for known, about in self.readings
+        ]
+        return list_equations(torch.cat(records, dim=1), release, self.population, noise=noise, images=images)
+
+
+def stacked(populations: Sequence[Population]) -> Population:
+    """One population in the numbers of several releases of the same images."""
+    reference = torch.cat([one.reference for one in populations], dim=1)
+    others = [torch.cat(parts, dim=1) for parts in zip(*(one.others for one in populations), strict=True)]
+    return Population(
+        whiten=fit_whitening(reference, others=others), about=torch.cat([one.about for one in populations]),
+        reference=reference, others=others,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReleaseReader:
-    """Reads the releases of one domain's cases; `found` is the effect of a defense on one client's mean, by its size.
+    """Reads the releases of one domain's cases, those of the `runs` of each, as one set of equations.
 
-    Noise of several clients averages out in their sum."""
+    `found` is the effect of a defense on one client's mean, by the run and its size. Noise of several clients averages
+    out in their sum, and each release has its own."""
 
     table: CandidateTable
     domain: str
     rng: torch.Generator
-    found: dict[int, DefenseNoise | None] = field(default_factory=dict)
+    runs: Sequence[int] = (0,)
+    found: dict[tuple[int, int], DefenseNoise | None] = field(default_factory=dict)
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
-        """The equations of the release in `seen` for the candidates of `case`."""
-        knowledge, about, size = self.table.knowledge, self.table.about, size_of(case)
+        """The equations of the releases in `seen` for the candidates of `case`."""
+        read = [self._release(case, seen, number) for number in range(len(self.runs))]
+        release, error = (torch.cat(parts) for parts in zip(*read, strict=True))
+        return self.table.equations(_candidates(case), release, noise=error, images=size_of(case))
+
+    def _release(self, case: Case, seen: Case, number: int) -> tuple[Tensor, Tensor]:
+        """One release (D,) of t, without the shift of a defense, and the standard deviation (D,) of its error."""
+        (knowledge, about), size = self.table.readings[number], size_of(case)
+        seen = replace(seen, views=(seen.views[self.runs[number]],))
         release = knowledge.released_statistic.about(release_of(seen, knowledge), about)
         error = rounding_noise(seen.release(), knowledge.released_statistic, about, images=size)
-        defense = self._defense_noise(max(1, size // case.clients))
-        if defense is not None:
-            release, error = release - defense.shift, (error.square() + defense.variance / case.clients).sqrt()
-        return self.table.equations(_candidates(case), release, noise=error, images=size)
+        defense = self._defense_noise(number, max(1, size // case.clients))
+        if defense is None:
+            return release, error
+        return release - defense.shift, (error.square() + defense.variance / case.clients).sqrt()
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
-        """The same question about a release of auxiliary images, which no candidate is behind."""
-        return independent_release(case, self.table.knowledge, rng)
+        """The same question about releases of auxiliary images, which no candidate is behind."""
+        made = [independent_release(case, knowledge, child(rng, "images")) for knowledge, _ in self.table.readings]
+        views = {run: one.views[0] for run, one in zip(self.runs, made, strict=True)}
+        return replace(case, views=tuple(views.get(run, view) for run, view in enumerate(case.views)))
 
-    def _defense_noise(self, size: int) -> DefenseNoise | None:
+    def _defense_noise(self, number: int, size: int) -> DefenseNoise | None:
         """The effect of a defense on means of so many images, estimated when it is first needed; None without one."""
-        if size not in self.found:
-            knowledge, rng = self.table.knowledge, child(self.rng, self.domain, size)
+        if (number, size) not in self.found:
+            (knowledge, about), rng = self.table.readings[number], child(self.rng, self.domain, size, number)
             images = images_of(knowledge, self.domain)
-            self.found[size] = defense_noise_of_mean(knowledge, images, records=size, about=self.table.about, rng=rng)
-        return self.found[size]
+            self.found[number, size] = defense_noise_of_mean(knowledge, images, records=size, about=about, rng=rng)
+        return self.found[number, size]
 
 
 def reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> ReleaseReader:
-    """The reader of the releases of `cases`, which are of one domain. Raises UsageError for one without candidates."""
+    """The reader of the releases of `cases`, which are of one domain and one number of views.
+
+    Raises UsageError for one without candidates."""
     images, _ = distinct_images([_candidates(case) for case in cases])
     domain, spectra = domain_of(cases[0]), whole_spectra(cases[0], knowledge)
-    if spectra is None:
-        return ReleaseReader(table=StatisticTable(knowledge=knowledge, domain=domain), domain=domain, rng=rng)
-    everything = replace(knowledge, statistics=spectra, released_statistic=spectra.released_statistic)
-    table = SpectraTable(knowledge=everything, domain=domain, images=images, spectra=spectra)
-    return ReleaseReader(table=table, domain=domain, rng=rng)
+    if spectra is not None:
+        everything = replace(knowledge, statistics=spectra, released_statistic=spectra.released_statistic)
+        table = SpectraTable(knowledge=everything, domain=domain, images=images, spectra=spectra)
+        return ReleaseReader(table=table, domain=domain, rng=rng)
+    runs = _different_runs(cases) if cases[0].question == "model_rounds" else [0]
+    known = [_under_model(cases[0], run, knowledge) for run in runs]
+    return ReleaseReader(table=StatisticTable(knowledges=known, domain=domain), domain=domain, rng=rng, runs=runs)
+
+
+def _different_runs(cases: Sequence[Case]) -> Sequence[int]:
+    """The views whose releases are no copies of an earlier one's: equal ones are the same equations."""
+    first = {
+        tuple(value.numpy().tobytes() for case in cases for value in case.release(run).tensors().values()): run
+        for run in reversed(range(len(cases[0].views)))
+    }
+    return sorted(first.values())
+
+
+def _under_model(case: Case, run: int, knowledge: Knowledge) -> Knowledge:
+    """The knowledge of statistics under the model that a view shows, where styles come from one."""
+    if case.question != "model_rounds" or knowledge.statistics_under is None:
+        return knowledge
+    state = case.views[run].latest(ModelState)
+    if state is None:
+        raise UsageError(f"set-reconstruction needs the model of each round; none was sent to {case.victim}.")
+    return replace(knowledge, statistics=knowledge.statistics_under(state))
 
 
 def _candidates(case: Case) -> DomainDataset:

@@ -8,7 +8,7 @@ gallery, their sum is one more error, whose covariance is that of public images:
 adversary's images of the domain as well, and what correlates with directions outside of it is left unused."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -95,10 +95,10 @@ class SpectraTable:
     spans: list["Span"] = field(default_factory=list)
     covariances: dict[int, Array] = field(default_factory=dict)
 
-    @cached_property
-    def about(self) -> Tensor:
-        """The center about which squares are taken: there are none in a spectrum."""
-        return torch.zeros(0, dtype=torch.float64)
+    @property
+    def readings(self) -> Sequence[tuple[Knowledge, Tensor]]:
+        """The knowledge that reads the one release of a case; there are no squares in a spectrum."""
+        return [(self.knowledge, torch.zeros(0, dtype=torch.float64))]
 
     @cached_property
     def reference(self) -> Tensor:

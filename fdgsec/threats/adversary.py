@@ -215,10 +215,12 @@ class Knowledge:
     `network` builds the target's public architecture with a given state, once there is a model. `released_statistic` is
     the per-image statistic of which the target's releases are means; it is public. `simulate` runs the target's public
     method among clients "client:1", "client:2", ... that hold the adversary's own images, and gives what a server would
-    see. `plan` is the public training plan of the target's clients, None where no single plan describes it;
-    `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's defenses, whose
-    options are public, with fresh randomness, and `shared` makes their input; None where no defense acts on styles.
-    `vectors_alone` says that clients' vectors are given, and nothing else: no images, no method (ReadsVectors)."""
+    see. `statistics_under` gives the statistics of the layers of a model from which clients' styles come, None where
+    these come from no model. `plan` is the public training plan of the target's clients, None where no single plan
+    describes it; `keeps_moments` is whether their optimizers keep state between rounds. `defended` applies the run's
+    defenses, whose options are public, with fresh randomness, and `shared` makes their input; None where no defense
+    acts on styles. `vectors_alone` says that clients' vectors are given, and nothing else: no images, no method
+    (ReadsVectors)."""
 
     statistics: Statistics
     encoder: str
@@ -229,6 +231,7 @@ class Knowledge:
     own: DomainDataset | None
     released_statistic: ReleasedStatistic = field(default_factory=PooledStyles)
     simulate: Simulate | None = None
+    statistics_under: Callable[[ModelState], Statistics] | None = None
     network: Callable[[Mapping[str, Tensor]], Classifier] | None = None
     plan: TrainingPlan | None = None
     keeps_moments: bool = False

@@ -19,8 +19,8 @@ from fdgsec.threats.adversary import KNOWLEDGE, NO_IMAGES, Knowledge, View
 from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
-    "released", "as_if_released", "add_one_record", "resampled_clients", "sums", "halves", "sessions", "rounds",
-    "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
+    "released", "as_if_released", "add_one_record", "resampled_clients", "sums", "model_rounds", "halves",
+    "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
 ]  # fmt: skip
 
 
@@ -36,6 +36,8 @@ class Question:
     sums: `count` exchanges of `clients` resampled clients of `records` images each, of each domain in turn, of which
     the server sees the sum alone (secure aggregation); candidates are as many members and others of each domain as of
     the others, `gallery` in all.
+    model_rounds: per domain `count` resampled clients, as resampled_clients, each seen in the run's first `rounds`
+    rounds, one view for each, in which the run's model of that round comes first: what they share is computed by it.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.
@@ -219,6 +221,16 @@ class ReadsModels(Protocol):
     """An attack that reads the payloads of models, which a transcript keeps only on request."""
 
     keeps: ClassVar[Literal["models=last", "models=all"]]
+
+
+@runtime_checkable
+class ReadsModelRounds(Protocol):
+    """An attack that reads, for each number of rounds in `model_rounds`, what clients share under the models of all."""
+
+    @property
+    def model_rounds(self) -> tuple[int, ...]:
+        """Give the numbers of rounds."""
+        ...
 
 
 @runtime_checkable

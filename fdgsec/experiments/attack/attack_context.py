@@ -1,6 +1,6 @@
 """The attack context: the adversary, its knowledge, and the challenger that all attacks of a report share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fdgsec.data.roles import Roles
@@ -11,14 +11,16 @@ from fdgsec.experiments.setup.run_inputs import World, attacked_method, model_of
 from fdgsec.experiments.setup.style_view import StyleView
 from fdgsec.experiments.simulated_runs.challenger import Challenger
 from fdgsec.experiments.simulated_runs.summed_client_cases import sums_suffice, sums_uploads
+from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import Client, Clock, GlobalModel, Method
 from fdgsec.metrics.feature_extractors import INCEPTION, LITE
 from fdgsec.metrics.image_similarity import PerceptualEncoder
-from fdgsec.nn.styles.image_styles import encoder_named, statistics
+from fdgsec.nn.styles.image_styles import encoder_named, register_encoder, statistics
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import is_bundled
-from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge
+from fdgsec.threats.adversary import ADVERSARIES, Adversary, Knowledge, Statistics
 from fdgsec.threats.attack import TargetFacts
 from fdgsec.threats.judging.judge import Judge
 
@@ -99,6 +101,7 @@ def attack_context_of(
         own=clients[0].data if "own data" in knows else None,
         released_statistic=style_view.released_statistic,
         simulate=challenger.simulated,
+        statistics_under=_statistics_under(method, model),
         defended=challenger.defended if defense_stack.defenses and method.shares != "never" else None,
         shared=challenger.shared if defense_stack.defenses and method.shares != "never" else None,
         network=None if model is None else lambda state: model.with_state({**model.state.state, **state}).module(),
@@ -123,3 +126,17 @@ def attack_context_of(
         exchanges=observed.transcript.different_exchanges(adversary.reads),
         judge=judge_of(config.profile),
     )  # fmt: skip
+
+
+def _statistics_under(method: Method, model: GlobalModel | None) -> Callable[[ModelState], Statistics] | None:
+    """The statistics of the layers of a model from which clients' styles come; None where these come from no model."""
+    shared = method.shared_mean
+    if model is None or shared is None or shared.layers is None:
+        return None
+    start, stage = model, shared.layers
+
+    def statistics_under(state: ModelState) -> Statistics:
+        encoder = register_encoder(ModelEncoder(start.with_state(state.tensors()), stage=stage))
+        return lambda dataset: statistics(encoder, dataset)
+
+    return statistics_under

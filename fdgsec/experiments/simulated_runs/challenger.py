@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, hostile
+from fdgsec.experiments.simulated_runs.model_round_cases import model_rounds
 from fdgsec.experiments.simulated_runs.released_style_cases import add_one_record, as_if_released, released
 from fdgsec.experiments.simulated_runs.resampled_client_cases import (
     cohorts,
@@ -24,6 +25,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "add_one_record": add_one_record,
     "resampled_clients": resampled_clients,
     "sums": sums,
+    "model_rounds": model_rounds,
     "halves": halves,
     "sessions": halves,
     "rounds": rounds,

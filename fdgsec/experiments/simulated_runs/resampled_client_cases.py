@@ -45,7 +45,7 @@ def resampled_clients(simulator: Simulator, question: Question) -> Cases:
         for number, data in enumerate(drawn):
             rng = simulator.rng("resampled", domain, question.records, number)
             order = torch.randperm(len(pool), generator=rng)
-            candidates, members, slices = _candidates(order, question, rng)
+            candidates, members, slices = candidates_of(order, question, rng)
             case = Case(
                 question="resampled_clients", views=(view,), victim=f"client:{number + 1}", records=len(data),
                 domain=where, slice={"domain": where, "n_per_client": question.records, **slices},
@@ -60,7 +60,7 @@ def resampled_clients(simulator: Simulator, question: Question) -> Cases:
     return result
 
 
-def _candidates(
+def candidates_of(
     order: Tensor, question: Question, rng: torch.Generator
 ) -> tuple[Tensor, Tensor, Mapping[str, str | int]]:
     """The candidates of a client that holds the first images of `order`, in random order, and which are members.

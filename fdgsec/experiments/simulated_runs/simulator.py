@@ -73,10 +73,11 @@ class Simulator:
         method: Method | None = None,
         turn: int = 0,
         defense_stack: DefenseStack | None = None,
+        model: GlobalModel | None = None,
     ) -> FederationRun:
         """Run the exchange among clients "client:1", "client:2", ... that hold `data`; an adversary that is a client
         takes part as "client:0" with its own images. Another `turn` is another round: new randomness, same clients.
-        The defenses are the run's unless others are given."""
+        The defenses and the model are the run's unless others are given."""
         members = [Client(name=f"client:{number}", data=images) for number, images in enumerate(data, 1)]
         if "client:0" in self.adversary.parties:
             members.insert(0, Client(name="client:0", data=self.clients[0].data))
@@ -87,7 +88,7 @@ class Simulator:
             for member in members:
                 self.foreign.update(self.check(fitting, member, clock))
         return observe(
-            fitting, members, seed=seed, name=name, model=self.model,
+            fitting, members, seed=seed, name=name, model=model or self.model,
             defense_stack=defense_stack or self.defense_stack, guards=self.guards,
         )  # fmt: skip
 
