@@ -104,7 +104,7 @@ class SetReconstruction:
         return questions_of_vectors(facts)
 
     def _several(self, facts: TargetFacts) -> Sequence[Question]:
-        """Clients in several rounds, where styles come from the model of each and so many rounds train."""
+        """Clients in several rounds, where styles come from the model of each and so many models are kept."""
         if "StyleDistribution" not in facts.artifact_kinds:
             return []
         return [
@@ -112,7 +112,7 @@ class SetReconstruction:
                 kind="model_rounds", count=self.clients, records=size, rounds=rounds,
                 gallery=gallery * size if gallery else WHOLE,
             )
-            for rounds in self.model_rounds if rounds <= facts.rounds
+            for rounds in self.model_rounds if rounds <= facts.kept_rounds
             for size in self.sizes
             for gallery in self.galleries
         ]  # fmt: skip
@@ -224,4 +224,6 @@ def _best_prior(known: ListEquations, rng: torch.Generator) -> float:
     for prior in PRIORS:
         scores = rehearsed.solved(prior, absent=0.0).scores()
         areas[prior] = auc(scores[members], scores[~members])
+        if areas[prior] == 1.0:  # no other weight finds it better
+            return prior
     return max(PRIORS, key=lambda prior: areas[prior])

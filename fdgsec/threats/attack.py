@@ -153,8 +153,9 @@ class TargetFacts:
     `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
     `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
     server under their senders' names, with no policy in between; `candidate_statistics` is whether the statistics of
-    candidate images are given in place of images. `summable` is whether the method works where its
-    server sees sums over clients alone, and `summed` whether it does."""
+    candidate images are given in place of images. `summable` is whether the method works where its server sees sums
+    over clients alone, and `summed` whether it does. `kept_rounds` is the number of rounds, from the first one on,
+    whose models the run keeps."""
 
     artifact_kinds: frozenset[str]
     clients: int
@@ -169,6 +170,7 @@ class TargetFacts:
     candidate_statistics: bool = False
     summable: bool = False
     summed: bool = False
+    kept_rounds: int = 0
 
     def check_pooled(self) -> None:
         """Raise UsageError where a client's style is no mean over its images (FISC's is a mean over clusters)."""
@@ -221,16 +223,6 @@ class ReadsModels(Protocol):
     """An attack that reads the payloads of models, which a transcript keeps only on request."""
 
     keeps: ClassVar[Literal["models=last", "models=all"]]
-
-
-@runtime_checkable
-class ReadsModelRounds(Protocol):
-    """An attack that reads, for each number of rounds in `model_rounds`, what clients share under the models of all."""
-
-    @property
-    def model_rounds(self) -> tuple[int, ...]:
-        """Give the numbers of rounds."""
-        ...
 
 
 @runtime_checkable

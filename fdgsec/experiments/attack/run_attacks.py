@@ -68,7 +68,7 @@ from fdgsec.runtime.errors import FdgsecError, UsageError
 from fdgsec.runtime.progress import Progressive
 from fdgsec.runtime.registry import is_bundled
 from fdgsec.threats.adversary import ADVERSARIES
-from fdgsec.threats.attack import Attack, ReadsModelRounds, ReadsModels
+from fdgsec.threats.attack import Attack, ReadsModels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +146,9 @@ def target_controlled(
 ) -> Sequence[AttackResult]:
     """The results with their controls through the target, where the target's method or the attack is a plug-in's.
 
-    Swatches have the run's `image_size`: what a method shares may depend on it. Those of fdgsec's own methods and
-    attacks stand in docs/attacks.md."""
+    Swatches have the run's `image_size`: what a method shares may depend on it.
+
+    Those of fdgsec's own methods and attacks stand in docs/attacks.md."""
     own = is_bundled(attacked_method(config))
     named = [
         result.name
@@ -298,8 +299,7 @@ def _kept(config: RunConfig, attacks: Sequence[Attack]) -> Keep:
     releases = attacked_method(config).released_kinds if config.rounds else frozenset[str]()
     able = [attack.keeps for attack in attacks if isinstance(attack, ReadsModels) and attack.reads & releases]
     if config.rounds and follows_model(attacked_method(config)):
-        all_rounds = any(isinstance(attack, ReadsModelRounds) for attack in attacks)  # styles are of a model's layers
-        able.append("models=all" if all_rounds else "models=last")
+        able.append("models=last")  # the styles are those of this model's layers
     return max({config.keep, *able}, key=get_args(Keep).index)
 
 

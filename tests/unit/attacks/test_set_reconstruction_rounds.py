@@ -193,11 +193,11 @@ def test_the_null_is_of_the_same_images_in_every_round():
         assert not torch.equal(again.release(run).tensors()["mean"], case.release(run).tensors()["mean"])
 
 
-def test_rounds_are_asked_about_where_styles_are_of_a_models_layers_and_enough_are_trained():
+def test_rounds_are_asked_about_where_styles_are_of_a_models_layers_and_enough_are_kept():
     attack = SetReconstruction(sizes=(40,), model_rounds=(1, 5, 20))
     facts = TargetFacts(
         artifact_kinds=frozenset({"StyleDistribution"}), clients=3, images_per_client=100, classes=7, profile="quick",
-        rounds=5,
+        rounds=20, kept_rounds=5,
     )  # fmt: skip
     asked_for = [question.rounds for question in attack.plan(facts) if question.kind == "model_rounds"]
     assert sorted(set(asked_for)) == [1, 5]
