@@ -44,7 +44,9 @@ class SetReconstruction:
     A gallery has `gallery` candidates for each member, or (0) all images of the domain that the adversary does not
     hold. `held` are shares of each gallery that the adversary has; less than all of them is asked of the first kind of
     gallery only. `sums` are numbers of clients, of `summed` images each and of each domain in turn, whose sum alone is
-    seen, as by the server under secure aggregation; their galleries are of the first kind. Where
+    seen, as by the server under secure aggregation; their galleries are of the first kind. Clients
+    of `grown` images release a second time, with each number of `added` ones more, which are looked for among all
+    images of the domain that the adversary does not hold. Where
     styles come from the model of a round (StableFDG), `model_rounds` are numbers of rounds that a client takes part in
     with the same images, all of whose releases are read together. Every release is read once
     more in each of `roundings` (fdgsec.attacks.statistics.release_precision: "float16", "2 decimals"), as if it had
@@ -60,12 +62,14 @@ class SetReconstruction:
     held: tuple[float, ...] = (1.0, 0.9, 0.5)
     sums: tuple[int, ...] = (3, 10)
     summed: int = 40
+    grown: int = 130
+    added: tuple[int, ...] = (10, 40)
     model_rounds: tuple[int, ...] = (1, 5, 20)
     roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed})
-        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds})
+        check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed, "grown": self.grown})
+        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds, "added": self.added})
         wrong = [gallery for gallery in self.galleries if gallery < 0 or gallery == 1]
         if wrong:
             raise UsageError(f"galleries must be 0 (all images) or at least 2 candidates a member; got {wrong[0]}.")
@@ -83,7 +87,7 @@ class SetReconstruction:
         facts.check_pooled()
         if not facts.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
-        single = [] if facts.summed else [*self._single(), *self._several(facts)]
+        single = [] if facts.summed else [*self._single(), *self._grown(facts), *self._several(facts)]
         return [*single, *(self._summed() if facts.summable else [])]
 
     def _single(self) -> Sequence[Question]:
@@ -102,6 +106,15 @@ class SetReconstruction:
         """Ask about every vector of the file. Raises UsageError without candidates' statistics, or numbers of
         images."""
         return questions_of_vectors(facts)
+
+    def _grown(self, facts: TargetFacts) -> Sequence[Question]:
+        """Clients with more images the second time, where the styles of both are of one encoder."""
+        if "StyleDistribution" in facts.artifact_kinds:
+            return []
+        return [
+            Question(kind="added_images", count=self.clients, records=self.grown, added=added, gallery=WHOLE)
+            for added in self.added
+        ]
 
     def _several(self, facts: TargetFacts) -> Sequence[Question]:
         """Clients in several rounds, where styles come from the model of each and so many models are kept."""
@@ -183,7 +196,7 @@ def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
     """The numbers of the cases of each domain, or of given vectors, whose releases are read in the same way."""
     found: dict[tuple[str | None, str, int], list[int]] = {}
     for number, case in enumerate(cases):
-        kind = case.question if case.question == "model_rounds" else ""
+        kind = case.question if case.question in ("model_rounds", "added_images") else ""
         domain = None if case.question == "given" else domain_of(case)
         found.setdefault((domain, kind, len(case.views)), []).append(number)
     yield from found.values()
@@ -202,8 +215,9 @@ def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]
     for number in numbers:
         case = cases[number]
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
-        sent = tuple(value.numpy().tobytes() for value in case.release().tensors().values())
-        alike = found.setdefault((size_of(case), len(candidates)), {})
+        runs = range(len(case.views))
+        sent = tuple(value.numpy().tobytes() for run in runs for value in case.release(run).tensors().values())
+        alike = found.setdefault((size_of(case), case.added, len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
 

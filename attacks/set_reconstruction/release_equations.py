@@ -92,14 +92,27 @@ class ReleaseReader:
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the releases in `seen` for the candidates of `case`."""
-        read = [self._release(case, seen, number) for number in range(len(self.runs))]
+        if case.added:
+            release, error = self._difference(case, seen)
+            return self.table.equations(_candidates(case), release, noise=error, images=case.added)
+        read = [self._release(case, seen, number, run) for number, run in enumerate(self.runs)]
         release, error = (torch.cat(parts) for parts in zip(*read, strict=True))
         return self.table.equations(_candidates(case), release, noise=error, images=size_of(case))
 
-    def _release(self, case: Case, seen: Case, number: int) -> tuple[Tensor, Tensor]:
-        """One release (D,) of t, without the shift of a defense, and the standard deviation (D,) of its error."""
+    def _difference(self, case: Case, seen: Case) -> tuple[Tensor, Tensor]:
+        """The mean of t over the images that the second release has more than the first, and its error, (D,) each."""
+        after, before = size_of(case), size_of(case) - case.added
+        last, first = (
+            self._release(replace(case, records=size), replace(seen, records=size), 0, run)
+            for run, size in ((1, after), (0, before))
+        )
+        error = ((after * last[1]).square() + (before * first[1]).square()).sqrt()
+        return (after * last[0] - before * first[0]) / case.added, error / case.added
+
+    def _release(self, case: Case, seen: Case, number: int, run: int) -> tuple[Tensor, Tensor]:
+        """The release (D,) of t in one run, without the shift of a defense, and the standard deviation of its error."""
         (knowledge, about), size = self.table.readings[number], size_of(case)
-        seen = replace(seen, views=(seen.views[self.runs[number]],))
+        seen = replace(seen, views=(seen.views[run],))
         release = knowledge.released_statistic.about(release_of(seen, knowledge), about)
         error = rounding_noise(seen.release(), knowledge.released_statistic, about, images=size)
         defense = self._defense_noise(number, max(1, size // case.clients))
@@ -109,6 +122,10 @@ class ReleaseReader:
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about releases of auxiliary images, which no candidate is behind."""
+        if case.added:  # draws with replacement begin alike
+            sizes, (knowledge, _) = (size_of(case) - case.added, size_of(case)), self.table.readings[0]
+            two = [independent_release(replace(case, records=size), knowledge, child(rng, "images")) for size in sizes]
+            return replace(case, views=tuple(one.views[0] for one in two))
         made = [independent_release(case, knowledge, child(rng, "images")) for knowledge, _ in self.table.readings]
         views = {run: one.views[0] for run, one in zip(self.runs, made, strict=True)}
         return replace(case, views=tuple(views.get(run, view) for run, view in enumerate(case.views)))

@@ -19,7 +19,8 @@ from fdgsec.threats.adversary import KNOWLEDGE, NO_IMAGES, Knowledge, View
 from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
-    "released", "as_if_released", "add_one_record", "resampled_clients", "sums", "model_rounds", "halves",
+    "released", "as_if_released", "add_one_record", "resampled_clients", "added_images", "sums",
+    "model_rounds", "halves",
     "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
 ]  # fmt: skip
 
@@ -33,6 +34,8 @@ class Question:
     add_one_record: per domain `count` pairs of runs with n and n + 1 records.
     resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates
     (`gallery` of them, all members included; 0: as many of each, at most 150), of which `held` is the share shown.
+    added_images: per domain `count` resampled clients of `records` images, seen once with these and once with `added`
+    more of their domain; candidates are `gallery` images, all new ones among them and old ones like any others.
     sums: `count` exchanges of `clients` resampled clients of `records` images each, of each domain in turn, of which
     the server sees the sum alone (secure aggregation); candidates are as many members and others of each domain as of
     the others, `gallery` in all.
@@ -63,6 +66,7 @@ class Question:
     per_class: int = 0
     clients: int = 0
     rounds: int = 0
+    added: int = 0
     held: float = 1.0
     scheme: str = ""
     malicious_clients: tuple[MaliciousClient, ...] = ()
@@ -75,10 +79,11 @@ class Case:
 
     `records` is the number of images behind the release, and `domain` their domain ("mixed" where there are several),
     each None where the adversary does not know it; the release is the sum of those of `clients` clients with equally
-    many images. `slice` is the population of the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and
-    report sort cases by it, and no answer may depend on it. Candidates have
-    pixels, but neither labels nor domains nor informative names, and their order is random; `groups` (candidates,) is
-    the number of the candidate client that each belongs to, where clients are asked about."""
+    many images, and `added` of the images behind the last view are not behind the first. `slice` is the population of
+    the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may
+    depend on it. Candidates have pixels, but neither labels nor domains nor informative names, and their order is
+    random; `groups` (candidates,) is the number of the candidate client that each belongs to, where clients are asked
+    about."""
 
     question: QuestionKind
     views: tuple[View, ...]
@@ -87,6 +92,7 @@ class Case:
     records: int | None = None
     domain: str | None = None
     clients: int = 1
+    added: int = 0
     candidates: DomainDataset | None = None
     groups: Tensor | None = None
 

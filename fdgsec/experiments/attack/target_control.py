@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
         "sizes": (4,), "clients": 24, "simulated_sizes": (4,), "simulated_clients": 20, "shadows": 60, "row_size": 40,
         "cropped_clients": 1, "cropped_size": 8, "crops": 2,
     },
-    "set-reconstruction": {"sizes": (8,), "clients": 20, "galleries": (2,), "held": (1.0,), "sums": ()},
+    "set-reconstruction": {"sizes": (8,), "clients": 20, "galleries": (2,), "held": (1.0,), "sums": (), "added": ()},
     "differencing": {"clients": 20, "size": 8},
     "linkage": {"clients": 40, "noise": (0.02,), "noise_in_sds": ()},
     "domain-inference": {"clients": 20, "records": 20},

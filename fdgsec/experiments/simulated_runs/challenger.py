@@ -7,6 +7,7 @@ from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, 
 from fdgsec.experiments.simulated_runs.model_round_cases import model_rounds
 from fdgsec.experiments.simulated_runs.released_style_cases import add_one_record, as_if_released, released
 from fdgsec.experiments.simulated_runs.resampled_client_cases import (
+    added_images,
     cohorts,
     halves,
     mixtures,
@@ -24,6 +25,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "as_if_released": as_if_released,
     "add_one_record": add_one_record,
     "resampled_clients": resampled_clients,
+    "added_images": added_images,
     "sums": sums,
     "model_rounds": model_rounds,
     "halves": halves,

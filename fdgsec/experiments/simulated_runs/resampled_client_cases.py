@@ -80,6 +80,40 @@ def candidates_of(
     return both[mixed], mixed < inside, slices
 
 
+def added_images(simulator: Simulator, question: Question) -> Cases:
+    """Clients that release a pooled style twice, the second time with `added` more images; `count` per domain.
+
+    An old image is no member of the list that is looked for, and may be a candidate."""
+    result: Cases = []
+    for domain in simulator.sources:
+        where, pool = simulator.domain_name(domain), simulator.others(domain)
+        size, after = question.records, question.records + question.added
+        if len(pool) < after + LEAST_OUTSIDE:
+            continue
+        orders = [
+            torch.randperm(len(pool), generator=simulator.rng("added images", domain, size, question.added, number))
+            for number in range(question.count)
+        ]
+        name = f"added images:{domain}:{size}:{question.added}"
+        views = [
+            simulator.view(simulator.exchange([pool.subset(order[:held]) for order in orders], name=name, turn=turn))
+            for turn, held in enumerate((size, after))
+        ]
+        for number, order in enumerate(orders):
+            rng = simulator.rng("added images gallery", domain, size, question.added, number)
+            rest = torch.cat([order[:size], order[after:]])
+            rest = rest[torch.randperm(len(rest), generator=rng)][: max(0, question.gallery - question.added)]
+            mixed = torch.randperm(question.added + len(rest), generator=rng)
+            case = Case(
+                question="added_images", views=tuple(views), victim=f"client:{number + 1}", records=after, domain=where,
+                added=question.added,
+                slice={"domain": where, "n_per_client": size, "added": question.added, "gallery": len(mixed)},
+                candidates=blinded(pool.subset(torch.cat([order[size:after], rest])[mixed])),
+            )  # fmt: skip
+            result.append((case, Truth(members=mixed < question.added)))
+    return result
+
+
 def halves(simulator: Simulator, question: Question) -> Cases:
     """Two releases of each of `count` clients: of disjoint halves, or (sessions) of all its images both times."""
     groups = [[domain] for domain in simulator.sources] if question.scheme != "domain" else [list(simulator.sources)]
