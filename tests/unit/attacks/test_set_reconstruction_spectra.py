@@ -181,8 +181,8 @@ def test_one_span_serves_errors_that_differ_by_a_factor_and_no_others():
 
 
 def test_candidates_that_are_alike_are_no_new_dimension():
-    images = pictures(20)
-    store = torch.cat([images.store, images.store[:4]])
+    pixels = pictures(20).pixels()
+    store = torch.cat([pixels, pixels[:4]])
     nothing = torch.zeros(24, dtype=torch.int64)
     blank = planted_images(nothing, nothing, class_names=("any",), domain_names=("planted",))
     rows = WholeSpectra(height=SIDE, columns=SIDE // 2 + 1).rows(replace(blank, store=store))
