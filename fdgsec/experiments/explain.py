@@ -29,7 +29,7 @@ SETS = (
     "frechet_mini", "kernel_mini", "frechet_efficientnet_lite0", "kernel_efficientnet_lite0", "fid", "kid",
     "inception_score", "log_inception_score",
 )  # fmt: skip
-RATES = ("auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr")
+RATES = ("auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "exposed_auc", "exposed_tpr_at_1pct_fpr")
 LOOKED_UP = ("top1", "top5", "median_rank")
 CLASSES = ("balanced_accuracy", "accuracy")
 MEASUREMENTS: Mapping[str, tuple[str, ...]] = {

@@ -7,9 +7,9 @@ Margin = float | Literal["twice", "tenth"]
 
 HIT_RATES = (
     "top1", "top5", "gallery_top1", "gallery_top5", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr", "exposed_fraction",
-    "exact_list",
+    "exposed_tpr_at_1pct_fpr", "exact_list",
 )  # fmt: skip
-ACCURACIES = ("auc", "balanced_accuracy", "accuracy", "honest_accuracy_drop", "precision")
+ACCURACIES = ("auc", "exposed_auc", "balanced_accuracy", "accuracy", "honest_accuracy_drop", "precision")
 ERRORS = ("relative_error", "mae", "palette_emd", "median_rank")
 BEST: Mapping[str, float] = {
     **dict.fromkeys((*HIT_RATES, *ACCURACIES, "median_rank", "ssim"), 1.0),

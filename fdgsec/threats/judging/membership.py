@@ -1,4 +1,4 @@
-"""Judge membership: the AUC over clients, the TPR at low FPR, and the AUC by the size of a member's cluster."""
+"""Judge membership: the AUC over clients, the TPR at low FPR, the most exposed images, and the AUC by cluster size."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,7 @@ from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.metrics.roc import auc, placements, tpr_at_fpr
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.answers import Membership
+from fdgsec.threats.judging.exposed_records import measure_exposed
 from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
 from fdgsec.threats.judging.permutation_tests import ELEMENTS, NullRow, pvalue_of
 
@@ -47,6 +48,7 @@ def measure_membership(group: Group, rng: torch.Generator, *, repeats: int) -> l
     interval = _auc_interval(positive, negative, child(rng, "auc"), repeats)
     rows = [row("auc", group.slice, area, interval, n, Scale(chance=0.5))]
     rows += _low_rates(group, positive, negative, child(rng, "roc"), repeats)
+    rows += measure_exposed(group, child(rng, "exposed"), repeats=repeats)
     return rows + _cluster_sizes(group, child(rng, "clusters"), repeats)
 
 

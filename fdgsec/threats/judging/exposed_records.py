@@ -1,0 +1,127 @@
+"""Membership of the records that are most exposed, where averages over records hide them.
+
+Clients that are drawn from one pool share images: an image is a member of some and not of others. Half of the clients
+choose the images that are told apart best, the other half measures them, so that the choice cannot flatter them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fdgsec.metrics.interval import union
+from fdgsec.metrics.intervals import cluster_auc_bootstrap
+from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.proportion_intervals import clustered_proportion
+from fdgsec.metrics.roc import auc, placements
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.answers import Membership
+from fdgsec.threats.judging.groups import Group, Scale, row, unavailable
+
+NAMES = ("exposed_auc", "exposed_tpr_at_1pct_fpr")
+SHARE = 0.1
+"""The share of the images, by how well half of the clients tells them apart, that counts as most exposed."""
+LEAST_IMAGES, LEAST_CLIENTS = 50, 8
+LOW_RATE = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """All questions about images, (N,) each: the number of the image, of the client, its place, and the truth.
+
+    A place is the share of the client's non-members that the image's score beats, itself counted half."""
+
+    images: Tensor
+    clients: Tensor
+    places: Tensor
+    members: Tensor
+
+    def among(self, chosen: Tensor) -> "_Asked":
+        """Those that `chosen` (N,) marks."""
+        return _Asked(
+            images=self.images[chosen], clients=self.clients[chosen], places=self.places[chosen],
+            members=self.members[chosen],
+        )  # fmt: skip
+
+    def counts(self, size: int) -> tuple[Tensor, Tensor]:
+        """How often each of `size` images is a member, and how often not."""
+        return (
+            torch.bincount(self.images[self.members], minlength=size),
+            torch.bincount(self.images[~self.members], minlength=size),
+        )
+
+    def gaps(self, size: int) -> Tensor:
+        """Each image's mean place as a member less that as another, (size,); NaN where it is never one of them."""
+        inside, outside = (
+            torch.zeros(size, dtype=torch.float64).index_add_(0, self.images[mine], self.places[mine])
+            for mine in (self.members, ~self.members)
+        )
+        first, second = self.counts(size)
+        return inside / first - outside / second
+
+
+def measure_exposed(group: Group, rng: torch.Generator, *, repeats: int) -> list[Measurement]:
+    """Give AUC and TPR at 1% FPR of the tenth of the images that is told apart best, on clients that did not choose it.
+
+    The threshold of the TPR is each client's own. No rows where images are not asked about repeatedly; unavailable ones
+    where fewer than 50 are members and non-members of clients in both halves, or clients are fewer than 8."""
+    entries = group.of(Membership)
+    candidates = [entry.case.candidates for entry in entries]
+    truths = [entry.truth.members for entry in entries]
+    ids = [tuple(known.ids) for known in candidates if known is not None]
+    members = [flags.cpu() for flags in truths if flags is not None]
+    if len(ids) < len(entries) or len(members) < len(entries) or not _repeated(ids):
+        return []
+    if len(entries) < LEAST_CLIENTS:
+        reason = f"{len(entries)} clients are too few to choose by half of them and measure by the other"
+        return unavailable(NAMES, group.slice, reason, n=len(entries))
+    asked, size = _asked(ids, members, [entry.answer.scores.detach().cpu() for entry in entries])
+    choosing, measuring = asked.among(asked.clients % 2 == 0), asked.among(asked.clients % 2 == 1)
+    often = [count > 0 for half in (choosing, measuring) for count in half.counts(size)]
+    eligible = torch.stack(often).all(0)
+    if int(eligible.sum()) < LEAST_IMAGES:
+        reason = f"{int(eligible.sum())} images are members and non-members in both halves; {LEAST_IMAGES} are needed"
+        return unavailable(NAMES, group.slice, reason, n=int(eligible.sum()))
+    gaps = torch.where(eligible, choosing.gaps(size), -math.inf)
+    most = torch.zeros(size, dtype=torch.bool)
+    most[gaps.topk(math.ceil(SHARE * int(eligible.sum()))).indices] = True
+    return _rows(group, measuring.among(most[measuring.images]), rng, repeats)
+
+
+def _repeated(ids: Sequence[Sequence[str]]) -> bool:
+    """Whether an image is asked about twice or more on average."""
+    return sum(map(len, ids)) >= 2 * len(set().union(*ids))
+
+
+def _asked(ids: Sequence[Sequence[str]], members: Sequence[Tensor], scores: Sequence[Tensor]) -> tuple[_Asked, int]:
+    numbers: dict[str, int] = {}
+    images = [torch.tensor([numbers.setdefault(name, len(numbers)) for name in part]) for part in ids]
+    places = [placements(part, part[~mine]) for part, mine in zip(scores, members, strict=True)]
+    owners = torch.arange(len(ids)).repeat_interleave(torch.tensor([len(part) for part in ids]))
+    asked = _Asked(images=torch.cat(images), clients=owners, places=torch.cat(places), members=torch.cat(list(members)))
+    return asked, len(numbers)
+
+
+def _rows(group: Group, asked: _Asked, rng: torch.Generator, repeats: int) -> list[Measurement]:
+    """Measure the chosen images; intervals resample images, and clients, and contain both."""
+    own, others = asked.among(asked.members), asked.among(~asked.members)
+    by_image, by_client = (
+        cluster_auc_bootstrap(
+            own.places, others.places, pos_clusters=getattr(own, of), neg_clusters=getattr(others, of),
+            rng=child(rng, of), repeats=repeats, within=False,
+        )
+        for of in ("images", "clients")
+    )  # fmt: skip
+    chosen: Tensor
+    column: Tensor
+    chosen, column = torch.unique(own.images, return_inverse=True)
+    hits = torch.bincount(column, weights=(own.places > 1 - LOW_RATE).to(torch.float64))
+    rate = float(hits.sum()) / len(own.places)
+    area = auc(own.places, others.places)
+    interval = union(by_image, by_client, by_image.method)
+    found = clustered_proportion(hits, torch.bincount(column).to(torch.float64))
+    return [
+        row(NAMES[0], group.slice, area, interval, len(chosen), Scale(chance=0.5)),
+        row(NAMES[1], group.slice, rate, found, len(chosen), Scale(chance=LOW_RATE)),
+    ]
