@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast
 
 from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Claim, Probe, ledger
-from fdgsec.experiments.claims.tables import criterion_text
+from fdgsec.experiments.claims.tables import PARTIES, criterion_text
 from fdgsec.experiments.run_config import target_method
 from fdgsec.federation.defense import Defense, HasPolicy, Inspects, PartlyUndone, TrainsPrivately
 from fdgsec.federation.method import Method
@@ -204,9 +204,8 @@ def _claim(claim: Claim) -> Explanation:
 
 
 def _probe(probe: Probe) -> str:
-    who = "the server" if probe.adversary == "server" else f"a {probe.adversary}"
     also = [f"{key} {value}" for key, value in probe.run.items()] + list(probe.settings)
-    return f"{probe.attack} by {who} on {probe.target}" + (f" ({', '.join(also)})" if also else "")
+    return f"{probe.attack} by {PARTIES[probe.adversary]} on {probe.target}" + (f" ({', '.join(also)})" if also else "")
 
 
 def _encoders(claim: Claim) -> str:

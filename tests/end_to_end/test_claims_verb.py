@@ -1,6 +1,7 @@
 """`fdgsec claims` on shapes: mechanics only."""
 
 import json
+import shlex
 from html import unescape
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 
 from fdgsec.cli.app import main
 from fdgsec.experiments.claims.catalogue import ledger
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest
+from fdgsec.experiments.claims.run_claims import chosen_claims, reproducing_command
 
 SMALL = ["--dataset", "shapes", "--per-domain", "60", "--image-size", "32"]
+LARGE = "ccst-dataset"  # asks for clients of 1,000 images
 ASKED = ["--claim", "ccst-content", "--claim", "fedalign-summaries", "--seeds", "0,1"]
 
 
@@ -37,6 +41,21 @@ def test_a_claim_has_a_verdict_with_the_rows_behind_it_and_the_command(folder: P
     assert content["command"].startswith("fdgsec attack --target ccst-single --dataset shapes --attack inter-client")
     assert (summaries["verdict"], "columns" in summaries) == ("not a testable claim", False)
     assert [len(note["rows"]) for note in summaries["beyond"]] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "name", [claim.id for claim in ledger() if claim.measured and claim.encoder != "network" and claim.id != LARGE]
+)
+def test_the_command_of_a_row_is_one_that_runs_its_attack(name: str, capsys: pytest.CaptureFixture[str]):
+    request = ClaimsRequest(dataset="shapes", given={"per_domain": 240, "image_size": 16})
+    (claim,) = chosen_claims([name])
+
+    fdgsec, *words = shlex.split(reproducing_command(claim, request))
+
+    assert fdgsec == "fdgsec"
+    assert main([*words, "--dry-run"]) == 0
+    assert claim.measured is not None
+    assert claim.measured.attack in capsys.readouterr().out
 
 
 def test_what_an_encoder_alone_would_have_decided_is_told(folder: Path):

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Beyond, Claim, ledger
+from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Beyond, Claim, ledger, ledger_run
 from fdgsec.experiments.claims.columns import EncoderColumn, Sources, columns_of, single_verdicts
-from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns, measure, probe_config
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns, measure
 from fdgsec.experiments.claims.registration import Registration, commit_of, read_registration
 from fdgsec.experiments.claims.tables import criterion_text, markdown
 from fdgsec.experiments.claims.verdicts import Column, Verdict, agreeing, finding, ledger_p_values, verdicts
 from fdgsec.experiments.claims.web_page import page
+from fdgsec.experiments.run_config import plain
 from fdgsec.federation.run_folder import code_sha256
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import UsageError, unknown_name
@@ -168,7 +169,7 @@ def _described(claim: Claim, request: ClaimsRequest) -> dict[str, Any]:
         "attack": None if claim.measured is None else claim.measured.attack,
         "target": None if claim.measured is None else claim.measured.target,
         "adversary": None if claim.measured is None else claim.measured.adversary,
-        "command": None if claim.measured is None else _command(claim, request),
+        "command": None if claim.measured is None else reproducing_command(claim, request),
     }  # fmt: skip
 
 
@@ -190,23 +191,18 @@ def _noted(claim: Claim, note: Beyond, sources: Sources) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _command(claim: Claim, request: ClaimsRequest) -> str:
+def reproducing_command(claim: Claim, request: ClaimsRequest) -> str:
     """The command that reproduces the rows of the first encoder and seed."""
     assert claim.measured is not None
     probe = claim.measured
     encoder, seed = request.encoders[0], request.seeds[0]
-    config = probe_config(claim, probe, request, encoder=encoder, seed=seed)
     words = ["fdgsec", "attack", "--target", probe.target, "--dataset", request.dataset, "--attack", probe.attack]
     words += ["--profile", request.profile, "--seed", str(seed)]
     if probe.adversary != "server":
         words += ["--adversary", probe.adversary]
     if claim.per_encoder:
         words += ["--encoder", encoder]
-    given = {**probe.run, **request.settings, "per_domain": config.per_domain}
-    for key, value in given.items():
-        if key == "defenses":
-            words += [f"--defense {each}" for each in value]
-            continue
-        flag = f"--{key.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
+    given = {**ledger_run(), **probe.run, **request.settings}
+    words += [f"--defense {each}" for each in given.pop("defenses", ())]
+    words += [f"--set run.{key}={plain(value)}" for key, value in given.items()]
     return " ".join([*words, *(f"--set '{item}'" for item in probe.settings)])

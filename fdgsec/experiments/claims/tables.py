@@ -10,6 +10,7 @@ OVERVIEW = ("Claim", "The paper's words", "Verdict", "Decided by", "Measured, me
 SEEDS = ("Encoder", "Seed", "Measured", "Chance", "n", "p", "Where", "Alone")
 OTHERWISE = ("Claim", "Verdict", "Would have decided otherwise")
 BEYOND = ("Encoder", "Seed", "Measured", "Chance", "n", "Where")
+PARTIES = {"server": "the server", "client": "a client", "outsider": "an outsider"}
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
@@ -122,8 +123,7 @@ def facts(claim: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, about in (claim["scope"] or {}).items():
         yield {"sharing": "Shared", "clients": "Clients", "attacker": "Attacker"}[key], f"{about}."
     if claim["criteria"]:
-        who = "" if claim["adversary"] == "server" else f" by a {claim['adversary']}"
-        yield "Attack", f"{claim['attack']}{who} on {claim['target']}."
+        yield "Attack", f"{claim['attack']} by {PARTIES[claim['adversary']]} on {claim['target']}."
         yield "Speaks against it", "all of: " + "; ".join(claim["criteria"]) + "."
     if claim["compared"]:
         yield "Compared with", f"{claim['compared']}."

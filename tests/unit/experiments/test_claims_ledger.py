@@ -109,7 +109,7 @@ def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
     per_seed = [config for config in runs.values() if config.seed == 0]
     assert len(per_seed) * 2 == len(runs)
     assert sum(config.target == "feddag" for config in per_seed) == 1
-    assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 3
+    assert sum(config.target == "fisc" and config.encoder == "mini" for config in per_seed) == 4
     attacked = [config for config in per_seed if config.target == "ccst-single" and config.encoder == "mini"]
     assert [config.attacks for config in attacked] == [("inter-client", "style-inversion")]
 
