@@ -103,15 +103,31 @@ def _asked(ids: Sequence[Sequence[str]], members: Sequence[Tensor], scores: Sequ
     return asked, len(numbers)
 
 
+def _both(owners: Tensor, members: Tensor) -> Tensor:
+    """Which questions, (N,), are those of owners (clients or images) with members and others."""
+    size = int(owners.max()) + 1 if len(owners) else 0
+    kinds = [torch.bincount(owners[mine], minlength=size) > 0 for mine in (members, ~members)]
+    return (kinds[0] & kinds[1])[owners]
+
+
 def _rows(group: Group, asked: _Asked, rng: torch.Generator, repeats: int) -> list[Measurement]:
-    """Measure the chosen images; intervals resample images, and clients, and contain both."""
+    """Measure the chosen images; intervals resample images, and clients, and contain both.
+
+    Clients that were asked about members or others alone among the chosen images are left out, and images likewise:
+    one such cannot be resampled among its like."""
+    while not bool((kept := _both(asked.clients, asked.members) & _both(asked.images, asked.members)).all()):
+        asked = asked.among(kept)
     own, others = asked.among(asked.members), asked.among(~asked.members)
-    by_image, by_client = (
-        cluster_auc_bootstrap(
-            own.places, others.places, pos_clusters=getattr(own, of), neg_clusters=getattr(others, of),
-            rng=child(rng, of), repeats=repeats, within=False,
-        )
-        for of in ("images", "clients")
+    if len(own.clients.unique()) < LEAST_CLIENTS // 2:
+        reason = "too few clients have members and others among the most exposed images"
+        return unavailable(NAMES, group.slice, reason, n=len(own.clients.unique()))
+    by_image = cluster_auc_bootstrap(
+        own.places, others.places, pos_clusters=own.images, neg_clusters=others.images, rng=child(rng, "images"),
+        repeats=repeats, within=False,
+    )  # fmt: skip
+    by_client = cluster_auc_bootstrap(
+        own.places, others.places, pos_clusters=own.clients, neg_clusters=others.clients, rng=child(rng, "clients"),
+        repeats=repeats, within=False,
     )  # fmt: skip
     chosen: Tensor
     column: Tensor

@@ -81,3 +81,14 @@ def test_few_clients_and_few_images_give_the_reason() -> None:
 
     assert few.unavailable == "4 clients are too few to choose by half of them and measure by the other"
     assert str(constant.unavailable).startswith("0 images are members and non-members in both halves")
+
+
+@pytest.mark.parametrize("count", [8, 9, 10, 12])
+def test_few_clients_with_few_images_each_are_measured_or_give_a_reason(count: int) -> None:
+    for seed in range(6):
+        answers, cases, truths = clients(count, seed)
+        members = torch.zeros(ASKED, dtype=torch.bool)
+        members[:10] = True
+        found = rows((answers, cases, [replace(truth, members=members) for truth in truths]), repeats=50)["exposed_auc"]
+
+        assert (found.value is None) == bool(found.unavailable)
