@@ -78,7 +78,9 @@ def cluster_bootstrap(
 ) -> Interval:
     """Bound the mean over all `values` (n,), resampling whole `clusters` (n,) to keep the dependence within each.
 
-    A drawn cluster contributes all its values; n counts clusters. `bounds` as for `bootstrap`."""
+    A drawn cluster contributes all its values; n counts clusters. `bounds` as for `bootstrap`. In union with Student's
+    interval of the jackknife over clusters, widened by sqrt(n / (n - 1)): at three clusters, whose means need not be
+    normal, the rest alone excluded 0 on one side in 2.8% of 10,000 SSIM gains without information (nominal 2.5%)."""
     vector, owner = as_vector(values, "values"), labels(clusters, "clusters")
     if len(owner) != len(vector):
         raise ValueError(f"every value needs a cluster; got {len(vector)} values and {len(owner)} clusters.")
@@ -93,7 +95,20 @@ def cluster_bootstrap(
     if constant(resampled):
         return unseen_interval(estimate, len(names), bounds, method="cluster-bootstrap")
     without_one = (sums.sum() - sums) / (counts.sum() - counts)
-    return _interval(estimate, resampled, without_one, bounds=bounds, method="cluster-bootstrap")
+    found = _interval(estimate, resampled, without_one, bounds=bounds, method="cluster-bootstrap")
+    return union(found, _jackknifed(estimate, without_one, bounds), found.method)
+
+
+def _jackknifed(estimate: float, without_one: Tensor, bounds: Bounds | None) -> Interval:
+    """Student's interval with the jackknife's error, times sqrt(n / (n - 1))."""
+    n, error = len(without_one), float((without_one - without_one.mean()).square().sum().sqrt())
+    least, most = (-math.inf, math.inf) if bounds is None else bounds
+
+    def ends(tail: float) -> tuple[float, float]:
+        reach = -float(special.stdtrit(n - 1, tail)) * error
+        return max(estimate - reach, least), min(estimate + reach, most)
+
+    return Interval.of(ends, "jackknife")
 
 
 def delong(positive: Numbers, negative: Numbers) -> Interval:

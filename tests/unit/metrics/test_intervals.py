@@ -394,3 +394,13 @@ def test_accuracies_have_intervals_that_cover_near_one_where_wilsons_do_not(n: i
 
     assert covered(clopper_pearson) >= 0.95
     assert n == 1000 or covered(wilson) < 0.95
+
+
+def test_the_mean_of_three_clusters_is_bounded_more_widely_than_by_student() -> None:
+    values = torch.tensor([0.2, 0.3, 0.4], dtype=DOUBLE).repeat_interleave(10)
+
+    interval = cluster_bootstrap(values, torch.arange(3).repeat_interleave(10), rng=stream(0, "attack"))
+
+    student = 4.302653 * 0.1 / math.sqrt(3)  # the .975 quantile at two degrees of freedom
+    assert interval.high - 0.3 == pytest.approx(0.3 - interval.low, rel=0.02)
+    assert interval.high - 0.3 == pytest.approx(student * math.sqrt(3 / 2), rel=0.02)
