@@ -18,6 +18,10 @@ CASE = Case(question="released", views=(), victim="client:1", slice={"domain": "
         Design(measurement="top1", clients=12, size=20, correlation=0.3, truth=0.1),
         Design(measurement="top1", clients=40, size=20, correlation=0.3, truth=0.99),
         Design(measurement="relative_error", clients=12, size=20, correlation=0.3, truth=0.9),
+        Design(measurement="gain", clients=3, size=10, correlation=0.3, truth=0.0),
+        Design(measurement="skewed_gain", clients=12, size=10, correlation=0.3, truth=0.0),
+        Design(measurement="balanced_accuracy", clients=1, size=50, correlation=0.0, truth=0.5),
+        Design(measurement="accuracy", clients=1, size=100, correlation=0.0, truth=0.99),
     ],
 )
 def test_intervals_cover_where_answers_of_a_client_depend_on_each_other(design: Design):
