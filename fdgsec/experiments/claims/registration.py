@@ -86,15 +86,17 @@ def commit_of(path: Path) -> str:
     git = shutil.which("git")
     if git is None:
         return NO_CHECKOUT
-    where = [git, "-C", str(path.resolve().parent)]
-    found = _said([*where, "log", "-1", "--format=%H", "--", path.name])
+    file = path.resolve()
+    where = [git, "--literal-pathspecs", "-C", str(file.parent)]
+    found = _said([*where, "log", "-1", "--format=%H", "--", file.name])
     if found is None:
         return NO_CHECKOUT
-    changed = _said([*where, "status", "--porcelain", "--", path.name])
-    return found if found and not changed else NOT_COMMITTED
+    commit = found.decode().strip()
+    held = _said([*where, "show", f"{commit}:./{file.name}"]) if commit else None
+    return commit if held == file.read_bytes() else NOT_COMMITTED
 
 
-def _said(command: list[str]) -> str | None:
+def _said(command: list[str]) -> bytes | None:
     """What a command prints; None where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else None
+    done = subprocess.run(command, capture_output=True, check=False)
+    return done.stdout if done.returncode == 0 else None

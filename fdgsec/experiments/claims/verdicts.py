@@ -13,8 +13,9 @@ number that is four fifths of K or more: of five seeds, four must agree. Where s
 p-value counts. Holm's adjustment is over all testable claims that were asked for.
 
 *contradicted*: the adjusted p-value is at most .05. *supported*: in at least as many seeds, in every population, the
-upper end of some criterion's interval lies below its threshold, in a row that is evidence of protection. In both cases
-a run counts only if all positive and negative controls of its attack passed. *undecided*: anything else."""
+upper end of some criterion's interval lies below its threshold, in a row that is evidence of protection; a population
+without evidence leaves it open. In both cases a run counts only if all positive and negative controls of its attack
+passed. *undecided*: anything else."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -116,10 +117,13 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A claim's evidence in one run, by population; `controlled` says that all controls of the attack passed."""
+    """A claim's evidence in one run, by population; `controlled` says that all controls of the attack passed.
+
+    `incomplete` populations have rows that fit a criterion, and lack evidence for one."""
 
     populations: Sequence[Sequence[Evidence]]
     controlled: bool
+    incomplete: int = 0
 
     @property
     def p_value(self) -> float:
@@ -131,7 +135,7 @@ class Finding:
     def quiet(self) -> bool:
         """Whether in every population some criterion is below its threshold, by its upper bound."""
         below = all(any(e.under for e in population) for population in self.populations)
-        return self.controlled and bool(self.populations) and below
+        return self.controlled and bool(self.populations) and not self.incomplete and below
 
     @property
     def decisive(self) -> Evidence | None:
@@ -154,19 +158,20 @@ def finding(
     """Group rows into populations by the slice keys that no criterion uses, and evaluate the criteria.
 
     `compared` is the value that the same question has without the protection, or the rows of a run without it; then
-    the criteria are about the gap. Populations without evidence for every criterion are left out."""
+    the criteria are about the gap. Populations without evidence for every criterion are counted as incomplete."""
     found: dict[Population, dict[int, Evidence]] = {}
     for number, criterion in enumerate(criteria):
         unprotected = _by_population(compared, criteria, criterion) if isinstance(compared, Sequence) else {}
         for where, row in _by_population(rows, criteria, criterion).items():
+            found.setdefault(where, {})
             other = unprotected.get(where) if isinstance(compared, Sequence) else compared
             if compared is not None and other is None:
                 continue
             evidence = evidence_of(row, criterion) if other is None else compared_evidence(row, other, criterion)
             if evidence is not None:
-                found.setdefault(where, {})[number] = evidence
+                found[where][number] = evidence
     complete = [list(population.values()) for population in found.values() if len(population) == len(criteria)]
-    return Finding(populations=complete, controlled=controlled)
+    return Finding(populations=complete, controlled=controlled, incomplete=len(found) - len(complete))
 
 
 def _by_population(
@@ -197,12 +202,13 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
 
     The gap's interval is made of those of the two (method of variance estimates recovery, Zou & Donner 2008), as if
     they were independent; rows of the same clients and images agree more, so that it is too wide rather than too
-    narrow. The claim says that the gap is at least the margin. The p-value is the row's own: behind the protection, the
-    attack is still better than chance. None where a row is no evidence, or is not of values that are higher where more
-    leaks."""
+    narrow. The claim says that the gap is at least the margin; where the unprotected value does not exceed chance by
+    the margin itself, no protection could show it, and nothing speaks against the claim. The p-value is the row's own:
+    behind the protection, the attack is still better than chance. None where a row is no evidence, or is not of values
+    that are higher where more leaks."""
     if not _judged(row) or row["higher_is"] != "leak":
         return None
-    if isinstance(other, float):
+    if isinstance(other, int | float):
         other = {"value": other, "low": other, "high": other}
     elif not _judged(other):
         return None
@@ -213,8 +219,13 @@ def compared_evidence(row: Row, other: float | Row, criterion: Criterion) -> Evi
         high=difference + math.hypot(other["high"] - other["value"], row["value"] - row["low"]),
     )
     least = criterion.least_gap()
+    reachable = other["low"] > row["chance"] + least
     return Evidence(
-        row=row, against=gap.high < least, under=gap.low > least and not reservation, reservation=reservation, gap=gap
+        row=row,
+        against=gap.high < least and reachable,
+        under=gap.low > least and not reservation,
+        reservation=reservation,
+        gap=gap,
     )
 
 

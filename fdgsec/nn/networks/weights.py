@@ -264,18 +264,29 @@ def _read_torch(file: Path) -> dict[str, Tensor]:
 
 
 def _read_hdf5(file: Path) -> dict[str, Tensor]:
-    """Read all datasets of an HDF5 file, such as Keras writes, by their paths. Raises UsageError."""
+    """Read all datasets of an HDF5 file, such as Keras writes, by their paths.
+
+    Raises UsageError, also for datasets that lie in other files, and for more numbers than the file has bytes for."""
     found: dict[str, Tensor] = {}
+    size = file.stat().st_size
 
     def keep(path: str, item: object) -> None:
-        if isinstance(item, h5py.Dataset):
-            found[path] = torch.from_numpy(np.asarray(item))
+        if not isinstance(item, h5py.Dataset):
+            return
+        if item.external or item.is_virtual:
+            raise UsageError(f"{file} is refused: its dataset {path} reads other files.")
+        if item.nbytes > size:
+            raise UsageError(f"{file} is refused: its dataset {path} claims {item.nbytes} bytes of the file's {size}.")
+        found[path] = torch.from_numpy(np.asarray(item))
 
     try:
         with h5py.File(file, "r") as content:
             content.visititems(keep)
-    except (OSError, TypeError, ValueError) as error:
-        raise UsageError(f"{file} is damaged or not HDF5: {error}. Get it again.") from error
+    except UsageError:
+        raise
+    except Exception as error:  # h5py answers damage with RuntimeError, KeyError and others
+        said = " ".join(str(error).split())
+        raise UsageError(f"{file} is damaged or not HDF5: {said}. Get it again.") from error
     return found
 
 

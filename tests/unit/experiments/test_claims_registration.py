@@ -91,3 +91,27 @@ def test_the_commit_is_the_one_that_holds_the_file_as_it_is(registered: Path):
 
     registered.write_text(registered.read_text() + "\n")
     assert commit_of(registered) == NOT_COMMITTED
+
+
+def test_what_a_link_or_a_pattern_leads_to_is_not_committed(registered: Path, tmp_path: Path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    (folder / "registration.json").write_bytes(registered.read_bytes())
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "register")
+    head = git(folder, "rev-parse", "HEAD")
+    (folder / "other").mkdir()
+    (folder / "other" / "evil.json").write_text("{}")
+    (folder / "registration.json").rename(folder / "kept")
+    (folder / "registration.json").symlink_to("other/evil.json")
+    (folder / "*.json").write_text("{}")
+
+    assert commit_of(folder / "registration.json") == NOT_COMMITTED
+    assert commit_of(folder / "*.json") == NOT_COMMITTED
+    (folder / "registration.json").unlink()
+    (folder / "kept").rename(folder / "registration.json")
+    assert commit_of(folder / "registration.json") == head
+    git(folder, "update-index", "--assume-unchanged", "registration.json")
+    (folder / "registration.json").write_text("{}")
+    assert commit_of(folder / "registration.json") == NOT_COMMITTED

@@ -265,3 +265,20 @@ def test_true_claims_are_contradicted_in_at_most_one_ledger_of_twenty():
         alarms += "contradicted" in verdicts(columns).values()
 
     assert alarms <= 30  # Binomial(400, .05) exceeds 30 with probability .012
+
+
+def test_a_population_without_evidence_supports_nothing() -> None:
+    quiet, unknown = row(0.50, 0.02, domain="a"), row(0.90, 0.05, domain="b", n=9)
+    unavailable = {**unknown, "n": 0, "value": None, "low": None, "high": None}
+
+    assert decided(of([quiet])) == "supported"
+    assert decided(of([quiet, unknown])) == "undecided"
+    assert decided(of([quiet, unavailable])) == "undecided"
+
+
+def test_a_protection_of_what_hardly_leaks_is_not_contradicted() -> None:
+    unprotected, protected = row(0.54, 0.007), row(0.512, 0.007, p_value=1e-4)
+
+    found = finding([protected], (AUC,), controlled=True, compared=[unprotected])
+
+    assert decided(*[found] * 5) == "undecided"

