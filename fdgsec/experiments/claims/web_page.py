@@ -20,7 +20,7 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; color: #1b1f24; padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; margin: .6rem 0 1.2rem; }
 th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; }
-td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: break-word; }
 .overview td:nth-child(2) { width: 38%; overflow-wrap: normal; }
 .overview td:nth-child(1) { width: 12rem; }
 h2 { margin-top: 2.2rem; } h3 { margin: 1.8rem 0 .3rem; }
