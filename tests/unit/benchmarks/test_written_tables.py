@@ -22,7 +22,12 @@ def test_a_table_replaces_what_stood_between_its_marks(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("page", "name"),
-    [("audit.md", "planted faults"), ("defenses.md", "defense stacks"), ("attacks.md", "attack matrix")],
+    [
+        ("audit.md", "planted faults"),
+        ("defenses.md", "defense stacks"),
+        ("attacks.md", "attack matrix"),
+        ("metrics.md", "false alarms"),
+    ],
 )
 def test_the_pages_have_their_marks(page: str, name: str):
     text = (written_tables.DOCS / page).read_text()

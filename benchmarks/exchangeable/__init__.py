@@ -1,0 +1,1 @@
+"""Answers that are independent of the truth, for `benchmarks.false_alarms`."""

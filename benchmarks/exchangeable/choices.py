@@ -1,0 +1,190 @@
+"""Nulls of answers that choose: candidates, partners, labels, members."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmarks.exchangeable.design import DOUBLE, Design, Draw, cases, normal, order
+from fdgsec.threats.answers import Answer, Labels, MemberList, Membership, Ranking
+from fdgsec.threats.attack import Case, Truth
+
+
+def designs() -> list[Design]:
+    """All designs of such answers."""
+    return [*_rankings(), *_linkages(), *_labelings(), *_memberships(), *_lists()]
+
+
+def _rankings() -> list[Design]:
+    def draw(clients: int, rows: int, gallery: int, guess: str) -> Draw:
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            answers = list[Answer]()
+            for number in range(clients):
+                distances = torch.rand(rows, gallery, generator=rng)
+                if guess == "one order":
+                    distances = distances[:1].expand(rows, -1)
+                elif guess == "five levels":
+                    distances = (5 * distances).floor()
+                elif guess == "one to one":
+                    distances = distances + 1
+                    distances[torch.arange(rows), order(gallery, rng)[:rows]] = 0.0
+                answers.append(Ranking(case=number, distances=distances))
+            return answers, cases(clients), [Truth(rows=order(gallery, rng)[:rows]) for _ in range(clients)]
+
+        return drawn
+
+    asked = [
+        (1, 105, 105, "each row"), (30, 1, 105, "each row"), (30, 1, 30, "each row"), (6, 1, 20, "each row"),
+        (3, 20, 40, "each row"), (6, 20, 40, "each row"), (12, 20, 40, "each row"), (12, 2, 40, "each row"),
+        (12, 20, 40, "one order"), (12, 20, 40, "five levels"), (1, 10, 10, "one to one"), (1, 4, 4, "one to one"),
+        (1, 40, 40, "one to one"), (12, 4, 4, "one to one"), (12, 20, 40, "one to one"),
+    ]  # fmt: skip
+    return [
+        Design(
+            kind="ranking", draw=draw(clients, rows, gallery, guess),
+            name=f"{clients} clients x {rows} rows, {gallery} candidates, {guess}",
+        )
+        for clients, rows, gallery, guess in asked
+    ]  # fmt: skip
+
+
+def _linkages() -> list[Design]:
+    def draw(clients: int, levels: int) -> Draw:
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            distances = torch.rand(clients, clients, generator=rng)
+            if levels:
+                distances = (levels * distances).floor()
+            answers: list[Answer] = [
+                Ranking(case=number, distances=distances[number : number + 1], of="partner")
+                for number in range(clients)
+            ]
+            return answers, cases(clients), [Truth(partner=partner) for partner in order(clients, rng).tolist()]
+
+        return drawn
+
+    return [
+        Design(
+            kind="linkage",
+            name=f"{clients} clients{f', {levels} levels' if levels else ''}",
+            draw=draw(clients, levels),
+        )
+        for clients, levels in ((3, 0), (4, 0), (5, 0), (6, 0), (10, 0), (10, 4), (12, 0), (30, 0))
+    ]
+
+
+def _labelings() -> list[Design]:
+    def draw(clients: int, rows: int, shares: Sequence[float], guess: str) -> Draw:
+        prior = torch.tensor(shares, dtype=DOUBLE)
+
+        def labels(rng: torch.Generator, count: int = rows) -> Tensor:
+            return torch.multinomial(prior, count, replacement=True, generator=rng)
+
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            said = [labels(rng) for _ in range(clients)]
+            if guess == "one per client":
+                said = [labels(rng, 1).expand(rows) for _ in range(clients)]
+            elif guess == "the majority":
+                said = [torch.full((rows,), int(prior.argmax())) for _ in range(clients)]
+            answers: list[Answer] = [
+                Labels(case=number, predicted=predicted, of="labels", classes=len(shares))
+                for number, predicted in enumerate(said)
+            ]
+            return answers, cases(clients), [Truth(labels=labels(rng)) for _ in range(clients)]
+
+        return drawn
+
+    even, skewed, two = [1 / 7] * 7, [0.5, 0.2, 0.1, 0.08, 0.06, 0.04, 0.02], [0.9, 0.1]
+    asked = [
+        (1, 40, even, "each row"), (1, 40, skewed, "each row"), (1, 200, skewed, "each row"), (1, 200, two, "each row"),
+        (3, 40, skewed, "each row"), (6, 40, skewed, "each row"), (12, 20, skewed, "each row"),
+        (12, 20, skewed, "one per client"), (3, 40, skewed, "one per client"), (1, 200, skewed, "the majority"),
+    ]  # fmt: skip
+    named = {7: "7 classes", 2: "2 classes"}
+    return [
+        *(
+            Design(
+                kind="labels", draw=draw(clients, rows, shares, guess),
+                name=f"{clients} clients x {rows} rows, {named[len(shares)]} up to {max(shares):.0%}, guessed {guess}",
+            )
+            for clients, rows, shares, guess in asked
+        ),
+        *_domain_guesses(),
+    ]  # fmt: skip
+
+
+def _domain_guesses() -> list[Design]:
+    def draw(clients: int, rows: int) -> Draw:
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            domains = (torch.arange(clients) % 3)[order(clients, rng)]
+            said = [torch.randint(3, (rows,), generator=rng) for _ in range(clients)]
+            answers: list[Answer] = [
+                Labels(case=number, predicted=predicted, of="domains", classes=3)
+                for number, predicted in enumerate(said)
+            ]
+            return answers, cases(clients), [Truth(domains=domain.expand(rows)) for domain in domains]
+
+        return drawn
+
+    return [
+        Design(kind="domains", name=f"{clients} clients of 3 domains x {rows} rows", draw=draw(clients, rows))
+        for clients, rows in ((3, 40), (6, 1), (10, 1), (30, 1), (12, 20))
+    ]
+
+
+def _memberships() -> list[Design]:
+    def draw(clients: int, members: int, others: int, *, shared: float, levels: int = 0) -> Draw:
+        """Images of one pool, shown to all clients; `shared` of a score's variance belongs to the image."""
+
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            count = members + others
+            easy = normal(count, rng=rng) * shared**0.5
+            answers, truths = list[Answer](), list[Truth]()
+            for number in range(clients):
+                scores = easy + normal(count, rng=rng) * (1 - shared) ** 0.5
+                answers.append(Membership(case=number, scores=(scores * levels).round() if levels else scores))
+                truths.append(Truth(members=order(count, rng) < members))
+            return answers, cases(clients), truths
+
+        return drawn
+
+    asked = [(clients, 20, 20, 0.5) for clients in (1, 2, 3, 5, 6, 10, 12, 50)] + [(6, 3, 40, 0.5), (12, 4, 4, 0.5)]
+    found = [
+        Design(
+            kind="membership", name=f"{clients} clients, {members} members of {members + others}",
+            draw=draw(clients, members, others, shared=shared),
+        )
+        for clients, members, others, shared in asked
+    ]  # fmt: skip
+    found.append(
+        Design(kind="membership", name="6 clients, 20 of 40, three levels", draw=draw(6, 20, 20, shared=0.5, levels=1))
+    )
+    low = [(1, 150, 1000), (3, 150, 400), (7, 150, 150), (12, 150, 150), (30, 40, 40)]
+    return found + [
+        Design(
+            kind="membership", name=f"{clients} clients, {members} members of {members + others}", repeats=300,
+            draw=draw(clients, members, others, shared=0.5),
+        )
+        for clients, members, others in low
+    ]  # fmt: skip
+
+
+def _lists() -> list[Design]:
+    def draw(clients: int, members: int, size: int, *, any_number: bool) -> Draw:
+        def drawn(rng: torch.Generator) -> tuple[list[Answer], list[Case], list[Truth]]:
+            answers, truths = list[Answer](), list[Truth]()
+            for number in range(clients):
+                count = int(torch.randint(1, size, (1,), generator=rng)) if any_number else members
+                answers.append(MemberList(case=number, believed=order(size, rng) < count))
+                truths.append(Truth(members=order(size, rng) < members))
+            return answers, cases(clients), truths
+
+        return drawn
+
+    asked = [(3, 2, 4, False), (6, 1, 4, False), (15, 2, 4, False), (15, 20, 40, False), (6, 20, 40, True)]
+    return [
+        Design(
+            kind="member list", draw=draw(clients, members, size, any_number=free),
+            name=f"{clients} clients, {members} members of {size}{', lists of any length' if free else ''}",
+        )
+        for clients, members, size, free in asked
+    ]  # fmt: skip
