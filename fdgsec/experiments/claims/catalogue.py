@@ -16,9 +16,13 @@ ENCODER_KINDS: Mapping[EncoderKind, str] = {
     "network": "the method's own network",
     "pixels": "pixel colors",
 }
-DECIDED_BY = ("claims.toml", "catalogue.py", "verdicts.py")
-"""The files whose hash a registration holds: the ledger, how it is read, and the rules."""
-PACKAGE = "fdgsec.experiments.claims"
+DECIDED_BY = (
+    "experiments/claims/claims.toml", "experiments/claims/catalogue.py", "experiments/claims/columns.py",
+    "experiments/claims/fixed_inputs.py", "experiments/claims/measured_runs.py", "experiments/claims/run_claims.py",
+    "experiments/claims/verdicts.py", "metrics/effect_sizes.py", "metrics/significance.py",
+)  # fmt: skip
+"""The files whose hash a registration holds: the ledger, how it is read and measured, who decides, and the rules."""
+LEDGER = DECIDED_BY[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +116,18 @@ def _beyond(claim: Claim, row: dict[str, Any]) -> Beyond:
 
 
 def _source(name: str) -> str:
-    return resources.files(PACKAGE).joinpath(name).read_text()
+    return resources.files("fdgsec").joinpath(name).read_text()
 
 
 def ledger() -> list[Claim]:
     """Read the claims, in the order of the ledger; each run also has the settings of the ledger's own [run]."""
-    document = tomllib.loads(_source("claims.toml"))
+    document = tomllib.loads(_source(LEDGER))
     return [build(Claim, row, where=f"claim {row.get('id')}") for row in document["claims"]]
 
 
 def ledger_run() -> Mapping[str, Any]:
     """The settings of all runs, which a claim's own and the user's override."""
-    found: Mapping[str, Any] = tomllib.loads(_source("claims.toml"))["run"]
+    found: Mapping[str, Any] = tomllib.loads(_source(LEDGER))["run"]
     return found
 
 

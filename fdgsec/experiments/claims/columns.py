@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Claim, Probe
+from fdgsec.experiments.claims.fixed_inputs import VGG_FAMILY, published
 from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns
 from fdgsec.experiments.claims.verdicts import VOID, Column, Finding, Row, Verdict, finding, verdicts
 from fdgsec.nn.styles.image_styles import encoder_named
@@ -129,10 +130,11 @@ def _finding(claim: Claim, shown: Shown, sources: Sources, *, encoder: str, seed
 
 
 def decides(claim: Claim, encoder: str) -> bool:
-    """Whether an encoder decides a claim: it is of the claim's kind, and has a decoder where one is needed."""
+    """Whether an encoder decides a claim: it is of the claim's kind with its published weights, and has a decoder where
+    one is needed."""
     if not claim.per_encoder:
         return True
-    return encoder.startswith("vgg") and (not claim.needs_decoder or _has_decoder(encoder))
+    return encoder in VGG_FAMILY and published(encoder) and (not claim.needs_decoder or _has_decoder(encoder))
 
 
 @cache

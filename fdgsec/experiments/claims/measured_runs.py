@@ -9,9 +9,10 @@ from typing import Any
 
 from fdgsec.experiments.attack.run_attacks import attack
 from fdgsec.experiments.claims.catalogue import Claim, Probe, ledger_run
+from fdgsec.experiments.claims.fixed_inputs import inputs_of
 from fdgsec.experiments.run_config import RunConfig, attack_settings, merged
 from fdgsec.experiments.setup.run_inputs import load_world
-from fdgsec.federation.run_folder import code_sha256, run_key
+from fdgsec.federation.run_folder import run_key
 from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, UsageError
@@ -106,14 +107,18 @@ def measure(
     fresh: bool,
     workers: int,
     progress: Progressive,
+    registered: str = "",
 ) -> MeasuredRuns:
-    """Make all runs that are not stored under `out`/runs, `workers` at once."""
+    """Make all runs that are not stored under `out`/runs, `workers` at once.
+
+    Stored reports are used again if settings, images, weights and code are the same, and `registered`: the registration
+    that they were made under, so that no report from before it counts."""
     runs = planned_runs(claims, request)
     if workers > 1 and not fresh:
         asked = [config for config in runs.values() if config.encoder in request.encoders and not config.rounds]
         _prepare(asked, data_root=data_root, progress=progress)
     shown: Progressive = progress if workers == 1 else NoProgress()
-    work = partial(_report, data_root, out, fresh, shown)
+    work = partial(_report, data_root, out, fresh, registered, shown)
     reports = dict[str, Report]()
     progress.update("runs", 0, len(runs))
     for done, ((key, _), report) in enumerate(computed(work, list(runs.items()), workers=workers), 1):
@@ -141,13 +146,17 @@ def _prepare(runs: Sequence[RunConfig], *, data_root: Path | None, progress: Pro
 
 
 def _report(
-    data_root: Path | None, out: Path, fresh: bool, progress: Progressive, run: tuple[str, RunConfig]
+    data_root: Path | None, out: Path, fresh: bool, registered: str, progress: Progressive, run: tuple[str, RunConfig]
 ) -> Report:
     """The report of one run, stored or new; or the reason why it is missing."""
     _, config = run
     name = f"{config.target}-{config.adversary}-{config.encoder}-seed{config.seed}-{config.sha256[:8]}"
     folder, stamp = out / "runs" / name, out / "runs" / f"{name}.key"
-    key = run_key(config.sha256, str(data_root), code_sha256())
+    try:
+        inputs = inputs_of(config, data_root=data_root)
+    except MissingResourceError as error:
+        return str(error)
+    key = run_key(config.sha256, json.dumps(inputs, sort_keys=True), registered)
     if not fresh and stamp.exists() and stamp.read_text() == key and (folder / "report.json").exists():
         found: Mapping[str, Any] = json.loads((folder / "report.json").read_text())
         return found

@@ -20,12 +20,13 @@ from fdgsec.runtime.errors import UsageError
 
 NO_CHECKOUT = "not in a checkout"
 NOT_COMMITTED = "not committed"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What is fixed: `ledger_sha256` is the hash of the files in DECIDED_BY, `settings` override the claims' own.
+    """What is fixed: `ledger_sha256` is the hash of the files in DECIDED_BY, `inputs` are those of images and weights
+    (of the first seed's runs), `settings` override the claims' own.
 
     `code_sha256` is that of all of fdgsec when it was registered; it may change, and the result says whether it did."""
 
@@ -36,6 +37,7 @@ class Registration:
     encoders: tuple[str, ...]
     seeds: tuple[int, ...]
     claims: tuple[str, ...]
+    inputs: Mapping[str, str]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -46,12 +48,14 @@ class Registration:
         profile: str,
         encoders: tuple[str, ...],
         seeds: tuple[int, ...],
+        inputs: Mapping[str, str],
         settings: Mapping[str, Any],
     ) -> "Registration":
         """The registration of all claims of the present ledger."""
         return cls(
             ledger_sha256=ledger_sha256(), code_sha256=code_sha256(), dataset=dataset, profile=profile,
-            encoders=encoders, seeds=seeds, claims=tuple(claim.id for claim in ledger()), settings=settings,
+            encoders=encoders, seeds=seeds, claims=tuple(claim.id for claim in ledger()), inputs=inputs,
+            settings=settings,
         )  # fmt: skip
 
 

@@ -6,14 +6,17 @@ decided by encoders of that family alone, one about a reconstruction by those th
 would have decided stands beside it. Reports are stored beside the table and reused if settings, data and code are the
 same."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fdgsec.experiments.claims.catalogue import ENCODER_KINDS, Beyond, Claim, ledger, ledger_run
 from fdgsec.experiments.claims.columns import EncoderColumn, Sources, columns_of, single_verdicts
-from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns, measure
+from fdgsec.experiments.claims.fixed_inputs import registered_inputs
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, MeasuredRuns, measure, planned_runs
 from fdgsec.experiments.claims.registration import Registration, commit_of, read_registration
 from fdgsec.experiments.claims.tables import criterion_text, markdown
 from fdgsec.experiments.claims.verdicts import Column, Verdict, agreeing, finding, ledger_p_values, verdicts
@@ -42,9 +45,10 @@ def claims(
     Claims whose runs lack a resource are "not run". With a `registration` the request must be what it says. Raises
     UsageError for an unknown claim or dataset, and for a request or a ledger that is not the registered one."""
     chosen = chosen_claims(request.only)
-    registered = None if registration is None else _registered(registration, request)
+    registered = None if registration is None else _registered(registration, request, data_root=data_root)
     runs = measure(
-        chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress
+        chosen, request, data_root=data_root, out=out, fresh=fresh, workers=workers, progress=progress,
+        registered="" if registered is None else f"{registered['sha256']} {registered['commit']}",
     )  # fmt: skip
     document = {
         "schema": SCHEMA, "dataset": request.dataset, "profile": request.profile, "encoders": list(request.encoders),
@@ -74,27 +78,39 @@ def registered_request(path: Path) -> ClaimsRequest:
     )
 
 
-def _registered(path: Path, request: ClaimsRequest) -> Mapping[str, Any]:
+def _registered(path: Path, request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, Any]:
     """How the result cites the registration. Raises UsageError for a request that it does not cover."""
-    found, asked = read_registration(path), registration_of(request)
-    differing = [
-        name
-        for name in ("dataset", "profile", "encoders", "seeds", "claims", "settings")
-        if getattr(found, name) != getattr(asked, name)
-    ]
-    if differing or request.only:
-        raise UsageError(f"{path} registered other {', '.join(differing) or 'claims'}; run what is registered.")
+    found = read_registration(path)
+    fixed = {
+        "dataset": request.dataset, "profile": request.profile, "encoders": tuple(request.encoders),
+        "seeds": tuple(request.seeds), "settings": dict(request.settings),
+        "claims": tuple(claim.id for claim in chosen_claims(request.only)),
+    }  # fmt: skip
+    differing = [name for name, value in fixed.items() if getattr(found, name) != value]
+    if differing:
+        raise UsageError(f"{path} registered other {', '.join(differing)}; run what is registered.")
+    here = _inputs(request, data_root=data_root)
+    other = [name for name in {**found.inputs, **here} if found.inputs.get(name) != here.get(name)]
+    if other:
+        raise UsageError(f"{', '.join(other)}: not what {path} registered; get what it names, or register anew.")
     return {
-        "file": path.name, "ledger_sha256": found.ledger_sha256, "commit": commit_of(path),
+        "file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "inputs": found.inputs,
+        "ledger_sha256": found.ledger_sha256, "commit": commit_of(path),
         "same_code": found.code_sha256 == code_sha256(),
     }  # fmt: skip
 
 
-def registration_of(request: ClaimsRequest) -> Registration:
+def _inputs(request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, str]:
+    """The hashes of what the first seed's runs of all claims read."""
+    first = replace(request, seeds=request.seeds[:1])
+    return registered_inputs(planned_runs(ledger(), first).values(), data_root=data_root)
+
+
+def registration_of(request: ClaimsRequest, *, data_root: Path | None) -> Registration:
     """What would be registered for a request about all claims."""
     return Registration.now(
         dataset=request.dataset, profile=request.profile, encoders=tuple(request.encoders),
-        seeds=tuple(request.seeds), settings=dict(request.settings),
+        seeds=tuple(request.seeds), inputs=_inputs(request, data_root=data_root), settings=dict(request.settings),
     )  # fmt: skip
 
 
@@ -137,7 +153,8 @@ def _verdict(claim: Claim, columns: Sequence[EncoderColumn], decided: Verdict) -
 
 
 def _who_decides(claim: Claim) -> str:
-    return ENCODER_KINDS[claim.encoder] + (" that have a decoder" if claim.needs_decoder else "")
+    published = " with their published weights" if claim.per_encoder else ""
+    return ENCODER_KINDS[claim.encoder] + published + (" that have a decoder" if claim.needs_decoder else "")
 
 
 def _otherwise(

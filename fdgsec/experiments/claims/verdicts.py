@@ -179,11 +179,15 @@ def _by_population(
 ) -> Mapping[Population, Row]:
     """The rows that meet `criterion`, by the keys of their slice that none of `criteria` names."""
     named = {key for each in criteria for key in each.where}
-    return {
-        tuple(sorted((key, value) for key, value in row["slice"].items() if key not in named)): row
-        for row in rows
-        if criterion.fits(row)
-    }
+    found: dict[Population, Row] = {}
+    for row in filter(criterion.fits, rows):
+        where = tuple(sorted((key, value) for key, value in row["slice"].items() if key not in named))
+        if where in found:
+            raise ValueError(
+                f"two rows of {row['name']} have the slice {row['slice']}; a criterion must tell them apart."
+            )
+        found[where] = row
+    return found
 
 
 def evidence_of(row: Row, criterion: Criterion) -> Evidence | None:

@@ -32,7 +32,16 @@ from fdgsec.nn.styles.channel_statistics import Moments, concatenated, moments
 from fdgsec.runtime.errors import UsageError, unknown_name
 from fdgsec.runtime.registry import plugins, resolve
 
-ENCODERS: tuple[str, ...] = ("mini", "vgg19", "vgg19-pre-relu", "vgg16-hed", "squeezenet", "pixels")
+ENCODER_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "mini": (),
+    "vgg19": ("adain_vgg", "adain_decoder"),
+    "vgg19-pre-relu": ("adain_vgg", "adain_decoder"),
+    "vgg16-hed": ("vgg16_hed",),
+    "squeezenet": ("squeezenet1_0",),
+    "pixels": (),
+}
+"""The published weights that an encoder needs."""
+ENCODERS: tuple[str, ...] = tuple(ENCODER_WEIGHTS)
 SMALLEST_SIDE = 16  # pixels; below it the feature maps of a stride-8 network are too small for reflection padding
 BLOCK = 16  # images in one pass of the network
 

@@ -122,12 +122,28 @@ def test_claims_share_runs_and_those_about_a_network_have_one_per_seed():
         ("fisc-reconstruction", "mini", False), ("fedalign-reconstruction", "pixel colors", True),
     ],
 )  # fmt: skip
-def test_only_encoders_of_a_claims_kind_decide_it(name: str, encoder: str, expected: bool):
+def test_only_encoders_of_a_claims_kind_decide_it(
+    name: str, encoder: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _: True)
     assert decides(CLAIMS[name], encoder) is expected
+
+
+def test_weights_that_nobody_published_decide_nothing(monkeypatch: pytest.MonkeyPatch):
+    for found in (True, False):
+        monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _, found=found: found)
+        assert decides(CLAIMS["ccst-dataset"], "vgg16-hed") is found
+        assert decides(CLAIMS["feddag-generators"], "the method's own network")
+
+
+def test_an_encoder_of_another_family_decides_nothing_whatever_its_name(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _: True)
+    assert not decides(CLAIMS["ccst-dataset"], "vgg-like")
 
 
 def test_an_encoder_without_a_decoder_decides_no_reconstruction(monkeypatch: pytest.MonkeyPatch):
     claim: Claim = CLAIMS["ccst-client-reconstruction"]
+    monkeypatch.setattr("fdgsec.experiments.claims.columns.published", lambda _: True)
     for found, expected in ((False, False), (True, True)):
         monkeypatch.setattr("fdgsec.experiments.claims.columns._has_decoder", lambda _, found=found: found)
         assert decides(claim, "vgg16-hed") is expected

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fdgsec.experiments.claims.measured_runs import ClaimsRequest
+from fdgsec.experiments.claims.measured_runs import ClaimsRequest, measure
 from fdgsec.experiments.claims.registration import (
     NO_CHECKOUT,
     NOT_COMMITTED,
@@ -15,17 +15,17 @@ from fdgsec.experiments.claims.registration import (
     read_registration,
     write_registration,
 )
-from fdgsec.experiments.claims.run_claims import claims, registered_request, registration_of
+from fdgsec.experiments.claims.run_claims import chosen_claims, claims, registered_request, registration_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 
-REQUEST = ClaimsRequest(dataset="shapes", encoders=("mini", "vgg19"), seeds=(10, 11), given={"per_domain": 20})
+REQUEST = ClaimsRequest(dataset="shapes", encoders=("mini", "pixels"), seeds=(10, 11), given={"per_domain": 20})
 
 
 @pytest.fixture
 def registered(tmp_path: Path) -> Path:
     path = tmp_path / "registration.json"
-    write_registration(registration_of(REQUEST), path)
+    write_registration(registration_of(REQUEST, data_root=None), path)
     return path
 
 
@@ -37,7 +37,11 @@ def git(folder: Path, *words: str) -> str:
 
 
 def test_a_registration_gives_the_same_request_back(registered: Path):
-    assert registration_of(registered_request(registered)) == registration_of(REQUEST) == read_registration(registered)
+    found = read_registration(registered)
+
+    assert registration_of(registered_request(registered), data_root=None) == found
+    assert found == registration_of(REQUEST, data_root=None)
+    assert {"images of shapes, 20 per domain", "encoder mini", "encoder pixels"} <= set(found.inputs)
 
 
 def test_a_ledger_that_has_changed_since_is_refused(registered: Path):
@@ -60,9 +64,39 @@ def test_a_request_that_was_not_registered_is_refused(registered: Path, tmp_path
         claims(other, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=registered)
 
 
+@pytest.mark.parametrize("name", ["images of shapes, 20 per domain", "encoder mini"])
+def test_other_images_or_weights_than_the_registered_ones_are_refused(registered: Path, tmp_path: Path, name: str):
+    document = json.loads(registered.read_text())
+    document["inputs"][name] = "0" * 64
+    registered.write_text(json.dumps(document))
+
+    with pytest.raises(UsageError, match=f"{name}: not what"):
+        claims(
+            REQUEST, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=registered
+        )
+
+
+def test_a_report_counts_again_only_under_the_registration_it_was_made_for(tmp_path: Path):
+    asked = replace(REQUEST, encoders=("mini",), seeds=(10,))
+    chosen = chosen_claims(["fedalign-summaries"])
+
+    def made(registered: str) -> set[int]:
+        measure(
+            chosen, asked, data_root=None, out=tmp_path, fresh=False, workers=1, progress=NoProgress(),
+            registered=registered,
+        )  # fmt: skip
+        return {path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/report.json")}
+
+    before = made("")
+    under = made("registration, commit")
+
+    assert before != under
+    assert made("registration, commit") == under
+
+
 def test_a_registration_is_not_overwritten(registered: Path):
     with pytest.raises(UsageError, match="is a registration already"):
-        write_registration(registration_of(REQUEST), registered)
+        write_registration(registration_of(REQUEST, data_root=None), registered)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"seeds": "ten"}'])

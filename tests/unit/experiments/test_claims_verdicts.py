@@ -114,6 +114,15 @@ def test_all_criteria_must_hold_in_the_same_population():
     assert decided(of([beats, lost], [gain, top1])) == "supported"
 
 
+def test_two_rows_that_no_criterion_tells_apart_are_refused():
+    rows = [row(0.9, 0.01, domain="photo", rows="one"), row(0.5, 0.01, domain="photo", rows="two")]
+    alike = [{**each, "slice": {"domain": "photo"}} for each in rows]
+
+    assert len(of(rows).populations) == 2
+    with pytest.raises(ValueError, match="tell them apart"):
+        of(alike)
+
+
 def test_a_key_that_must_be_missing_leaves_out_the_rows_that_have_it():
     whole = Criterion(measurement="auc", where={"cluster_size": ""})
 
