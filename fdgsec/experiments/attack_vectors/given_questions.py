@@ -1,5 +1,6 @@
 """Questions about clients' vectors as they are given: without a run, and without images."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import torch
 from fdgsec.experiments.attack_vectors.read_candidates import CandidateTable
 from fdgsec.experiments.attack_vectors.read_vectors import Sent
 from fdgsec.experiments.simulated_runs.simulator import Cases, blinded
+from fdgsec.federation.artifacts import Artifact
 from fdgsec.federation.wire import SERVER, Message
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import stream
@@ -113,7 +115,19 @@ def second_releases(sent: Mapping[str, Sent], again: Mapping[str, Sent] | None) 
                 f"--again has {2 * theirs} numbers per client, the first release {2 * ours}; both must be of one "
                 "encoder."
             )
+    if _reordered([one.artifact for one in sent.values()], [one.artifact for one in second]):
+        raise UsageError(
+            "--again holds the vectors of the first release in another order; list the clients in one order."
+        )
     return second
+
+
+def _reordered(first: Sequence[Artifact], second: Sequence[Artifact]) -> bool:
+    """Whether the second artifacts are the first ones, and not each in its own place."""
+    ours, theirs = (
+        [tuple(torch.cat(list(one.tensors().values())).tolist()) for one in side] for side in (first, second)
+    )
+    return ours != theirs and Counter(ours) == Counter(theirs)
 
 
 def sizes_of(given: Sequence[int], table: CandidateTable | None, vectors: int) -> Sequence[int]:

@@ -28,6 +28,7 @@ OWN = "artifacts"
 """The name of target and method in reports on the user's vectors."""
 READABLE = (ImageStyles.kind, StyleStatistics.kind, StyleBank.kind, Amplitudes.kind)
 Rows = Literal["images", "clients"]
+LARGEST = 1e100
 """What a row of a table is of: one image of a single client, or all images of a client of its own."""
 COLUMNS = ("image", "label", "domain", "member")
 
@@ -148,7 +149,9 @@ def sent_of_table(values: Tensor, *, rows: Rows, where: str) -> dict[str, Sent]:
 
 
 def styles_of_table(values: Tensor, where: str) -> tuple[Tensor, Tensor]:
-    """Split rows (R, 2C) into means and stds (R, C). Raises DataError, with `where` they are from."""
+    """Split rows (R, 2C) into means and stds (R, C). Raises DataError, with `where` they are from.
+
+    Numbers above LARGEST are refused: the squares that distances are made of would be infinite."""
     if values.ndim != 2 or not len(values) or values.shape[1] % 2 or not values.shape[1]:
         raise DataError(f"{where} must have rows of 2 C numbers, means then stds; got {tuple(values.shape)}.")
     mean, std = (part.contiguous() for part in values.chunk(2, dim=1))
@@ -156,6 +159,8 @@ def styles_of_table(values: Tensor, where: str) -> tuple[Tensor, Tensor]:
         ImageStyles(mean=mean, std=std)
     except ArtifactError as error:
         raise DataError(f"{where}: {error}") from error
+    if float(values.double().abs().max()) > LARGEST:
+        raise DataError(f"{where} has numbers above {LARGEST:g}, whose squares cannot be compared; divide all by one.")
     return mean, std
 
 

@@ -73,10 +73,12 @@ def measure_exposed(group: Group, rng: torch.Generator, *, repeats: int) -> list
     members = [flags.cpu() for flags in truths if flags is not None]
     if len(ids) < len(entries) or len(members) < len(entries) or not _repeated(ids):
         return []
-    if len(entries) < LEAST_CLIENTS:
-        reason = f"{len(entries)} clients are too few to choose by half of them and measure by the other"
-        return unavailable(NAMES, group.slice, reason, n=len(entries))
-    asked, size = _asked(ids, members, [entry.answer.scores.detach().cpu() for entry in entries])
+    victims = _numbered([entry.case.victim for entry in entries])
+    count = int(victims.max()) + 1
+    if count < LEAST_CLIENTS:
+        reason = f"{count} clients are too few to choose by half of them and measure by the other"
+        return unavailable(NAMES, group.slice, reason, n=count)
+    asked, size = _asked(ids, members, [entry.answer.scores.detach().cpu() for entry in entries], victims)
     choosing, measuring = asked.among(asked.clients % 2 == 0), asked.among(asked.clients % 2 == 1)
     often = [count > 0 for half in (choosing, measuring) for count in half.counts(size)]
     eligible = torch.stack(often).all(0)
@@ -94,13 +96,21 @@ def _repeated(ids: Sequence[Sequence[str]]) -> bool:
     return sum(map(len, ids)) >= 2 * len(set().union(*ids))
 
 
-def _asked(ids: Sequence[Sequence[str]], members: Sequence[Tensor], scores: Sequence[Tensor]) -> tuple[_Asked, int]:
+def _numbered(names: Sequence[str]) -> Tensor:
+    """The number of each name, by first occurrence."""
     numbers: dict[str, int] = {}
-    images = [torch.tensor([numbers.setdefault(name, len(numbers)) for name in part]) for part in ids]
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+
+
+def _asked(
+    ids: Sequence[Sequence[str]], members: Sequence[Tensor], scores: Sequence[Tensor], victims: Tensor
+) -> tuple[_Asked, int]:
+    """All questions as one table, and the number of different images; places are among those of one case."""
+    images = _numbered([name for part in ids for name in part])
     places = [placements(part, part[~mine]) for part, mine in zip(scores, members, strict=True)]
-    owners = torch.arange(len(ids)).repeat_interleave(torch.tensor([len(part) for part in ids]))
-    asked = _Asked(images=torch.cat(images), clients=owners, places=torch.cat(places), members=torch.cat(list(members)))
-    return asked, len(numbers)
+    owners = victims.repeat_interleave(torch.tensor([len(part) for part in ids]))
+    asked = _Asked(images=images, clients=owners, places=torch.cat(places), members=torch.cat(list(members)))
+    return asked, int(images.max()) + 1
 
 
 def _both(owners: Tensor, members: Tensor) -> Tensor:

@@ -72,6 +72,16 @@ def test_images_that_are_asked_about_once_give_no_row() -> None:
     assert "exposed_auc" not in rows((answers, cases, truths))
 
 
+def test_two_cases_of_one_client_are_not_two_clients() -> None:
+    answers, cases, truths = clients(10, 0)
+    twice = [replace(each, victim=f"client:{number // 2}") for number, each in enumerate(cases)]
+
+    row = rows((answers, twice, truths))["exposed_auc"]
+
+    assert row.value is None
+    assert str(row.unavailable).startswith("5 clients are too few")
+
+
 def test_few_clients_and_few_images_give_the_reason() -> None:
     few = rows(clients(4, 0))["exposed_auc"]
     answers, cases, truths = clients(10, 0)
