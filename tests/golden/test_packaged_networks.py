@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fdgsec.nn.networks.adain_codec import SmallVggDecoder
 from fdgsec.nn.networks.efficientnet_lite import EfficientNetLite0
 from fdgsec.nn.networks.published_weights import CATALOG
 from fdgsec.nn.styles.encoders import Vgg16Hed
@@ -42,7 +43,8 @@ def test_vgg16_hed_computes_relu4_1_of_the_published_tensors():
     images = pictures(34, 47)
     converted = CATALOG["vgg16_hed"].converted(published)
 
-    features = Vgg16Hed({key: converted[key] for key in CATALOG["vgg16_hed"].shapes()}).encode(images)
+    encoder = {key: converted[key] for key in CATALOG["vgg16_hed"].shapes()}
+    features = Vgg16Hed(encoder, SmallVggDecoder().state_dict()).encode(images)
 
     expected = hed(published, images)
     assert features.shape == (2, 512, 5, 6)

@@ -181,7 +181,7 @@ _ENTRIES = (
     ),
     WeightEntry(
         name="vgg16_hed_decoder",
-        what="a decoder of vgg16_hed, trained by yourself (encoder `vgg16-hed` then stylizes)",
+        what="a decoder of vgg16_hed that you trained, in place of the bundled one",
         sha256="-",  # no file has it: none is the published one
         build=SmallVggDecoder,
         script="python benchmarks/train_vgg_decoder.py --out DIR",

@@ -203,23 +203,21 @@ class AdaInVggBeforeReLU(AdaInVgg):
 
 
 class Vgg16Hed(StyleEncoder):
-    """VGG-16 to ReLU 4_1, after fine-tuning on edges as the trunk of HED (Xie & Tu, ICCV 2015).
+    """VGG-16 to ReLU 4_1, after fine-tuning on edges as the trunk of HED (Xie & Tu, ICCV 2015), and a decoder of ours.
 
     Not VGG-19, and not AdaIN's normalized weights. Borders are reflected as in AdaIN's encoder; its own training padded
-    them with zeros. No decoder comes with it; docs/encoders.md says how to train one."""
+    them with zeros. docs/encoders.md says how the decoder was trained, and how good it is."""
 
-    name, channels, stride = "vgg16-hed", 512, 8
+    name, channels, stride, has_decoder = "vgg16-hed", 512, 8, True
 
-    def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> None:
         """`encoder` has the names of `vgg_encoder`, `decoder` those of `SmallVggDecoder`."""
         super().__init__()
         with torch.device("meta"):
             self.encoder = vgg_encoder(VGG16_WIDTHS)
-            self.decoder = None if decoder is None else SmallVggDecoder()
+            self.decoder = SmallVggDecoder()
         self.encoder.load_state_dict(_floats(encoder), assign=True)
-        if self.decoder is not None and decoder is not None:
-            self.decoder.load_state_dict(_floats(decoder), assign=True)
-        self.has_decoder = self.decoder is not None
+        self.decoder.load_state_dict(_floats(decoder), assign=True)
         self._freeze()
 
     def _features(self, images: Tensor) -> Tensor:
@@ -227,7 +225,6 @@ class Vgg16Hed(StyleEncoder):
         return features
 
     def _images(self, features: Tensor) -> Tensor:
-        assert self.decoder is not None
         image: Tensor = self.decoder(features.contiguous(memory_format=torch.channels_last))
         return image
 
@@ -286,16 +283,24 @@ def _build(name: str) -> StyleEncoder:
             return MiniStyle(encoder, decoder)
     if name == "pixels":
         return Pixels()
-    from fdgsec.nn.networks.weights import load_state, stored
+    from fdgsec.nn.networks.weights import load_state
 
     if name == "vgg16-hed":
-        return Vgg16Hed(
-            load_state("vgg16_hed"), load_state("vgg16_hed_decoder") if stored("vgg16_hed_decoder") else None
-        )
+        return Vgg16Hed(load_state("vgg16_hed"), _vgg16_hed_decoder())
     if name.startswith("vgg19"):
         kind = AdaInVgg if name == "vgg19" else AdaInVggBeforeReLU
         return kind(load_state("adain_vgg"), load_state("adain_decoder"))
     return SqueezeStyle(load_state("squeezenet1_0"))
+
+
+def _vgg16_hed_decoder() -> Mapping[str, Tensor]:
+    """The decoder that the user stored, else the bundled one."""
+    from fdgsec.nn.networks.weights import load_state, stored
+
+    if stored("vgg16_hed_decoder"):
+        return load_state("vgg16_hed_decoder")
+    with as_file(files("fdgsec.nn.networks").joinpath("assets", "vgg16_hed_decoder.safetensors")) as bundled:
+        return load_state("vgg16_hed_decoder", path=bundled)
 
 
 def image_moments(

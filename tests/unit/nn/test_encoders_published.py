@@ -102,17 +102,16 @@ def test_squeezenet_cannot_draw() -> None:
         encoder.decode(torch.zeros(1, 256, 7, 7))
 
 
-def test_vgg16_hed_decodes_only_with_a_decoder_of_ones_own(own_cache: object, tmp_path: Path) -> None:
+def test_vgg16_hed_decodes_with_the_bundled_decoder_until_there_is_ones_own(own_cache: object, tmp_path: Path) -> None:
     weights.import_file("vgg16_hed", saved(random_state(lambda: vgg_encoder(VGG16_WIDTHS)), tmp_path / "encoder.pth"))
-    alone = load_encoder("vgg16-hed")
-    assert not alone.has_decoder
-    with pytest.raises(UsageError, match="cannot draw images"):
-        alone.decode(torch.zeros(1, 512, 4, 4))
+    bundled = load_encoder("vgg16-hed")
+    assert bundled.decode(bundled.encode(images(2, 40, 48))).shape == (2, 3, 40, 48)
     with pytest.raises(WeightsUnavailableError, match="train_vgg_decoder"):
         weights.fetch("vgg16_hed_decoder")
 
     weights.import_file("vgg16_hed_decoder", saved(random_state(SmallVggDecoder), tmp_path / "decoder.pth"))
-    both = load_encoder("vgg16-hed")
+    own = load_encoder("vgg16-hed")
 
-    assert both.decode(both.encode(images(2, 40, 48))).shape == (2, 3, 40, 48)
-    assert torch.equal(both.encode(images(2)), alone.encode(images(2)))
+    assert torch.equal(own.encode(images(2)), bundled.encode(images(2)))
+    assert not torch.allclose(own.decode(own.encode(images(2))), bundled.decode(bundled.encode(images(2))))
+    assert own.fingerprint != bundled.fingerprint
