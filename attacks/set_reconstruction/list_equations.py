@@ -51,6 +51,12 @@ class ListEquations:
         """The covariance (D, D) of images."""
         return self.covariance()
 
+    @cached_property
+    def _scatter(self) -> Array:
+        """The sum over candidates of squares about their mean, (D, D)."""
+        around = self.candidates - self.candidates.mean(0)
+        return around.T @ around
+
     def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
         """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
 
@@ -67,13 +73,11 @@ class ListEquations:
         if share >= 1:
             return MemberPosterior(weights=np.ones(len(self.candidates)), listed=len(self.candidates), absent=absent)
         rows, target = self._whitened(absent)
-        pull = math.sqrt(prior / (share * (1 - share)))
-        matrix = [rows.T, pull * np.eye(len(self.candidates))]
-        values = [target, np.full(len(self.candidates), pull * share)]
+        matrix, values = rows.T, target
         if absent == 0:
-            matrix.append(np.full((1, len(self.candidates)), 1 / COUNTED))
-            values.append(np.array([self.images / COUNTED]))
-        weights = box_least_squares(np.concatenate(matrix), np.concatenate(values))
+            matrix = np.concatenate([matrix, np.full((1, len(self.candidates)), 1 / COUNTED)])
+            values = np.append(values, self.images / COUNTED)
+        weights = box_least_squares(matrix, values, ridge=prior / (share * (1 - share)), toward=share)
         return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
 
     def _telling(self) -> bool:
@@ -108,10 +112,8 @@ class ListEquations:
         Weights are taken as Gaussian, with the mean and variance that they have."""
         listed = self.images * (1 - absent)
         share = min(listed / len(self.candidates), 1.0)
-        middle = self.candidates.mean(0)
-        around = self.candidates - middle
-        covariance = self._error(absent) + share * (1 - share) * around.T @ around
-        off = self.images * self.release - listed * middle
+        covariance = self._error(absent) + share * (1 - share) * self._scatter
+        off = self.images * self.release - listed * self.candidates.mean(0)
         factor = cho_factor(covariance + 1e-12 * np.diag(covariance.diagonal()), lower=True)
         spread = 2 * float(np.log(factor[0].diagonal()).sum())
         return -0.5 * float(off @ cho_solve(factor, off)) - 0.5 * spread

@@ -1,10 +1,12 @@
 """Least squares in a box: what scipy's slower solver finds, within bounds, where columns differ by many powers of ten."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
 
-from fdgsec.attacks.set_reconstruction.box_least_squares import box_least_squares
+from fdgsec.attacks.set_reconstruction.box_least_squares import FewRows, WholeHessian, box_least_squares
 
 
 @pytest.mark.parametrize(("rows", "unknowns"), [(30, 12), (12, 12), (20, 35), (3, 40)])
@@ -50,3 +52,32 @@ def test_a_column_of_zeros_does_not_matter():
 
     assert found[0] == pytest.approx(0.3, abs=1e-2)
     assert 0 <= found[1] <= 1
+
+
+@pytest.mark.parametrize("rows", [8, 19, 20, 40])
+def test_a_ridge_toward_a_value_is_rows_of_its_own(rows: int):
+    rng = np.random.default_rng(rows)
+    matrix, target = rng.standard_normal((rows, 30)), 3 * rng.standard_normal(rows)
+    longer = np.concatenate([matrix, math.sqrt(0.7) * np.eye(30)])
+    values = np.concatenate([target, np.full(30, math.sqrt(0.7) * 0.25)])
+
+    found = box_least_squares(matrix, target, ridge=0.7, toward=0.25, gap=1e-10)
+
+    exact = lsq_linear(longer, values, bounds=(0, 1), method="bvls", tol=1e-14).x
+    assert np.abs(found - exact).max() < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_few_rows_are_solved_as_the_whole_hessian_is(scale: float):
+    rng = np.random.default_rng(1)
+    rows, right = rng.standard_normal((20, 50)), rng.standard_normal(50)
+    diagonal = 10.0 ** rng.uniform(-6, 6, 50) / scale
+    few = FewRows(rows=rows, ridge=1e-3)
+    hessian = rows.T @ rows + 1e-3 * np.eye(50)
+
+    assert np.allclose(few.times(right), hessian @ right)
+    for curvature in (few, WholeHessian(hessian=hessian)):
+        solve = curvature.inverse(diagonal)
+        assert solve is not None
+        left = hessian @ solve(right) + diagonal * solve(right)
+        assert np.abs(left - right).max() < 1e-7
