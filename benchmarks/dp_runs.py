@@ -73,7 +73,7 @@ def run(cell: Cell, protocol: Protocol, *, data_root: Path | None) -> dict[str, 
     started = time.monotonic()
     config = config_of(cell, protocol)
     world = load_world(config, data_root=data_root, progress=NoProgress())
-    roles = roles_of(world, seed=cell.seed)
+    roles = roles_of(world, config)
     members = roles.federation.subset(roles.federation.domains != world.target)
     strangers = roles.held_out.subset(roles.held_out.domains != world.target)
     method = method_of(config)

@@ -75,7 +75,7 @@ def setting_of(config: RunConfig) -> AttackSetting:
     """Run the target once, and give what its attacks share."""
     method, progress = method_of(config), NoProgress()
     world = load_world(config, data_root=None, progress=progress)
-    roles = roles_of(world, seed=config.seed)
+    roles = roles_of(world, config)
     clients = attacked_clients(world, roles, config, method)
     model = model_of(config, method, len(world.dataset.class_names)) if method.shares == "every" else None
     stack = defense_stack_of(config, method)

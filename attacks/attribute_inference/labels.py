@@ -20,16 +20,21 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from fdgsec.attacks.attribute_inference.control import planted_classes
+from fdgsec.attacks.statistics.auxiliary_subsets import lacking, nested_subset
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, noisy_rows
 from fdgsec.data.domains import DomainDataset
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Labels
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
+from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.option_checks import check_at_least
 
 Features = Literal["std", "log std"]
 SMALLEST_STD = 1e-6  # an undefended std has an eps inside its root, 1e-3 or more; rounding may leave 0
+ASKED = ("released", "as_if_released")
 FEW_ROWS = 30  # released rows that estimate their own domain's mean and spread better than other domains' images do
 
 
@@ -123,7 +128,9 @@ def _balanced_accuracy(labels: Tensor, predicted: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelInference:
-    """Logistic regression from the style of a single image to its class, with one model per known domain."""
+    """Logistic regression from the style of a single image to its class, with one model per known domain.
+
+    The test is made once more with each number of `auxiliary` labeled images of a domain."""
 
     name: ClassVar[str] = "label-inference"
     reads: ClassVar[frozenset[str]] = frozenset({"ImageStyles", "StyleBank"})
@@ -131,6 +138,10 @@ class LabelInference:
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED
     per_class: int = 60
     folds: int = 5
+    auxiliary: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_at_least(2, {"auxiliary": self.auxiliary})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for the released rows and for more rows of the same kind; for nothing where rows are pooled over images.
@@ -144,10 +155,34 @@ class LabelInference:
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Predict the class of every row, with one model per domain that the adversary knows."""
         public = knowledge.public_images()
+        answers = self._predicted(public, cases, knowledge, rng)
+        for count in self.auxiliary:
+            asked = {n: case for n, case in enumerate(cases) if not _too_few(public, case.domain, count)}
+            few = nested_subset(public, count, child(rng, "fewer"))
+            for answer in self._predicted(few, list(asked.values()), knowledge, child(rng, "fewer", count)):
+                where = {**answer.slice, "auxiliary": count}
+                answers.append(replace(answer, case=list(asked)[answer.case], slice=where))
+        return answers
+
+    def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
+        """Report the domains of which the adversary has fewer images than a test was asked for."""
+        public, rows = knowledge.public_images(), list[Measurement]()
+        for case in cases:
+            for count in self.auxiliary if case.question in ASKED else ():
+                reason = _too_few(public, case.domain, count)
+                if reason:
+                    where = {**case.slice, "rows": case.question, "auxiliary": count}
+                    rows += unavailable(["balanced_accuracy", "accuracy"], where, reason)
+        return rows
+
+    def _predicted(
+        self, public: DomainDataset, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator
+    ) -> list[Labels]:
+        """The predictions of models of `public` images alone."""
         models: dict[str | None, tuple[_TrainingSet, Setting, LogisticRegression]] = {}
         answers = []
         for number, case in enumerate(cases):
-            if case.question not in ("released", "as_if_released"):
+            if case.question not in ASKED:
                 continue
             domain = case.domain
             if domain not in models:
@@ -169,10 +204,9 @@ class LabelInference:
         """Permute the predictions within each case. The model reads one row at a time, so this equals permuting the
         rows."""
         answers = []
-        for answer in self.run(cases, knowledge, rng):
-            if isinstance(answer, Labels):
-                order = torch.randperm(len(answer.predicted), generator=child(rng, "exchange", answer.case))
-                answers.append(replace(answer, predicted=answer.predicted[order]))
+        for answer in self._predicted(knowledge.public_images(), cases, knowledge, rng):
+            order = torch.randperm(len(answer.predicted), generator=child(rng, "exchange", answer.case))
+            answers.append(replace(answer, predicted=answer.predicted[order]))
         return answers
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
@@ -194,7 +228,8 @@ class LabelInference:
         """Choose the setting with the best cross-validated balanced accuracy in the victim's domain; ties go to the
         first."""
         own = training.own.nonzero().flatten()
-        if len(own) < 2 * self.folds or len(training.labels[own].unique()) < 2:
+        several = training.labels[own[: len(own) // training.copies]].bincount() > 1  # in more folds than one
+        if len(own) < 2 * self.folds or several.sum() < 2:
             return DEFAULT
         fold = _folds(training.labels[own[: len(own) // training.copies]], self.folds, rng).repeat(training.copies)
         standardized: Mapping[Features, Tensor] = {
@@ -231,6 +266,14 @@ def _training(public: DomainDataset, domain: str | None, knowledge: Knowledge, r
     elif domain is not None:
         domains, own = torch.zeros_like(domains), ~own
     return _TrainingSet(mean=mean, std=std, labels=labels, domains=domains, own=own, copies=copies)
+
+
+def _too_few(public: DomainDataset, domain: str | None, count: int) -> str:
+    """Why a model of `count` images of each domain cannot be made for a victim of `domain`; empty where it can."""
+    if domain in public.domain_names:
+        return lacking(public, str(domain), count)
+    most = int(public.domains.bincount().max())
+    return "" if most >= count else f"the adversary has {most} images of a domain or fewer, not {count}"
 
 
 def _standardize_released(training: _TrainingSet, released: tuple[Tensor, Tensor], kind: Features) -> Tensor:

@@ -31,12 +31,14 @@ from fdgsec.attacks.membership.pooled_styles import (
     known_populations,
     mean_answers,
     mean_predictions,
+    populations_asked,
     shadow_populations,
+    too_few_auxiliary,
 )
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import independent_release
 from fdgsec.attacks.statistics.tracing import TracingTest, likelihood_ratio, standardized_score
-from fdgsec.metrics.measurement import Measurement
+from fdgsec.metrics.measurement import Measurement, Slice
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
@@ -130,9 +132,7 @@ class Membership:
         return [
             answer
             for count in self.auxiliary
-            for answer in answers_with_fewer(
-                numbers, cases, knowledge, images=count, test=self._test(), rng=child(rng, count)
-            )
+            for answer in answers_with_fewer(numbers, cases, knowledge, images=count, test=self._test(), rng=rng)
         ]
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -173,15 +173,19 @@ class Membership:
         return planted_members(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Report the domains and sizes for which there are too few public images to draw shadow clients."""
-        rows: list[Measurement] = []
-        for name, size, mine, images in shadow_populations(CasesByRelease.of(cases).clustered, cases, knowledge):
+        """Report the domains for which there are too few public images to draw shadow clients, or for a test with so
+        many auxiliary images."""
+        asked, without = CasesByRelease.of(cases), list[tuple[Slice, str, int]]()
+        for (name, _), mine in populations_asked(asked.means, cases).items():
+            reasons = {count: too_few_auxiliary(name, knowledge, images=count) for count in self.auxiliary}
+            where = cases[mine[0]].slice
+            without += [({**where, "auxiliary": n}, reason, len(mine)) for n, reason in reasons.items() if reason]
+        for name, size, mine, images in shadow_populations(asked.clustered, cases, knowledge):
             if len(images) <= size:
                 reason = f"a shadow client of {size} images needs more public ones of {name}; there are {len(images)}"
-                rows += unavailable(
-                    ["auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr"], cases[mine[0]].slice, reason, n=len(mine)
-                )
-        return rows
+                without.append((cases[mine[0]].slice, reason, len(mine)))
+        names = ["auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr"]
+        return [row for where, reason, n in without for row in unavailable(names, where, reason, n=n)]
 
     def _test(self) -> TracingTest:
         return standardized_score if self.statistic == "standardized" else likelihood_ratio

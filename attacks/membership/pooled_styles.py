@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fdgsec.attacks.membership.gallery_whitening import gallery_whitening
 from fdgsec.attacks.membership.shadow_likelihood import ShadowSimulation
+from fdgsec.attacks.statistics.auxiliary_subsets import lacking, nested_subset
 from fdgsec.attacks.statistics.defense_noise import DefenseNoise, defense_noise_of_mean
 from fdgsec.attacks.statistics.domain_populations import (
     Population,
@@ -128,24 +129,32 @@ def answers_with_fewer(
 ) -> list[Membership | Prediction]:
     """What `mean_answers` would be with only so many auxiliary `images` of each domain; 0: candidates alone.
 
-    No answers where there are not so many, or where none are left to estimate a defense's noise on."""
-    everything = auxiliary_images(knowledge)
-    chosen = [(everything.domains == domain).nonzero().flatten()[:images] for domain in everything.domains.unique()]
-    few = replace(knowledge, auxiliary=everything.subset(torch.cat(chosen)))
-    names = list(dict.fromkeys(domain_of(cases[n]) for n in numbers))
-    if any(len(auxiliary_images(few).of_domain(name)) < images for name in names) or images == 1:
-        return []
+    With the same `rng` more images contain fewer (fdgsec.attacks.statistics.auxiliary_subsets). No answers for domains
+    that `too_few_auxiliary` names."""
+    few = replace(knowledge, auxiliary=nested_subset(auxiliary_images(knowledge), images, rng))
+    names = [
+        name
+        for name in dict.fromkeys(domain_of(cases[n]) for n in numbers)
+        if not too_few_auxiliary(name, knowledge, images=images)
+    ]
     if images:
         known = populations_of(names, few)
-    elif knowledge.defended is None:
+    else:
         known = {
             name: population_of_candidates([cases[n].candidates for n in numbers if domain_of(cases[n]) == name], few)
             for name in names
         }
-    else:
-        return []
-    found = mean_answers(numbers, cases, few, known, test=test, rng=rng)
+    found = mean_answers(numbers, cases, few, known, test=test, rng=child(rng, images))
     return [replace(answer, slice={**answer.slice, "auxiliary": images}) for answer in found]
+
+
+def too_few_auxiliary(name: str, knowledge: Knowledge, *, images: int) -> str:
+    """Why `answers_with_fewer` cannot test a domain with so many auxiliary `images`; empty where it can."""
+    if images == 1:
+        return "one auxiliary image has no spread"
+    if not images and knowledge.defended is not None:
+        return "without auxiliary images the noise of a defense cannot be estimated"
+    return lacking(auxiliary_images(knowledge), name, images)
 
 
 def _error_of_mean(case: Case, population: Population, knowledge: Knowledge, rng: torch.Generator) -> DefenseNoise:
@@ -224,14 +233,19 @@ class Effort:
     inserted: int
 
 
+def populations_asked(numbers: Sequence[int], cases: Sequence[Case]) -> dict[tuple[str, int], list[int]]:
+    """The cases of each domain and size."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for number in numbers:
+        found.setdefault((domain_of(cases[number]), size_of(cases[number])), []).append(number)
+    return found
+
+
 def shadow_populations(
     numbers: Sequence[int], cases: Sequence[Case], knowledge: Knowledge
 ) -> Iterator[tuple[str, int, list[int], DomainDataset]]:
     """For each domain and size of the victims, the cases and the public images to draw shadow clients from."""
-    found: dict[tuple[str, int], list[int]] = {}
-    for number in numbers:
-        found.setdefault((domain_of(cases[number]), size_of(cases[number])), []).append(number)
-    for (name, size), mine in found.items():
+    for (name, size), mine in populations_asked(numbers, cases).items():
         yield name, size, mine, auxiliary_images(knowledge).of_domain(name)
 
 

@@ -3,7 +3,7 @@
 The split comes before any partition, per domain and class, so that members and non-members are alike. Near-duplicates
 stay together: an image whose copy is a member is not a valid non-member."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,14 +53,19 @@ def split_roles(
     rng: torch.Generator,
     fractions: tuple[float, float, float] = FRACTIONS,
     threshold: float = THRESHOLD,
+    auxiliary: Mapping[str, int] | None = None,
 ) -> Roles:
     """Split every (domain, class) cell into federation, held-out and auxiliary images; groups stay together.
+
+    `auxiliary` are numbers of auxiliary images, by the name of the domain, in place of the fraction. They are divided
+    among the classes by size; the other two roles keep the ratio of their fractions.
 
     Groups are those of the distribution (attribute `group`: slides, sequences) where it has any, else near-duplicates.
     Lazily decoded images are not searched for near-duplicates.
 
     A cell misses its fractions by less than one image, or by less than the largest duplicate group in it. The split
-    depends on `rng` and on the images, not on their order. Raises UsageError where the fractions do not add up to 1."""
+    depends on `rng` and on the images, not on their order. Raises UsageError where the fractions do not add up to 1,
+    and for a number of auxiliary images that the domain does not have."""
     if min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6 or fractions[0] == 0:
         raise UsageError(f"role fractions must be >= 0, the first > 0, and add up to 1; got {fractions}.")
     groups = _groups(dataset, threshold)
@@ -69,7 +74,10 @@ def split_roles(
         positions = (dataset.domains == index).nonzero().flatten().tolist()
         members = torch.tensor(sorted(positions, key=dataset.ids.__getitem__), dtype=torch.int64)
         labels, copies = dataset.labels[members], groups[members]
-        role[members] = _domain_roles(labels, copies, fractions=fractions, rng=child(rng, "roles", name))
+        child_rng, asked = child(rng, "roles", name), (auxiliary or {}).get(str(name))
+        if asked is not None and not 0 <= asked <= len(members):
+            raise UsageError(f"{name} has {len(members)} images; {asked} of them cannot be auxiliary.")
+        role[members] = _domain_roles(labels, copies, fractions=fractions, auxiliary=asked, rng=child_rng)
     return Roles(
         federation=dataset.subset(role == 0),
         held_out=dataset.subset(role == 1),
@@ -87,10 +95,19 @@ def _groups(dataset: DomainDataset, threshold: float) -> Tensor:
     return duplicate_groups(dataset, threshold=threshold)
 
 
-def _domain_roles(labels: Tensor, groups: Tensor, *, fractions: Sequence[float], rng: torch.Generator) -> Tensor:
+def _domain_roles(
+    labels: Tensor, groups: Tensor, *, fractions: Sequence[float], auxiliary: int | None, rng: torch.Generator
+) -> Tensor:
     """Give each image of one domain its role: whole groups first, then single images until every share is full."""
     classes = int(labels.max()) + 1 if len(labels) else 0
-    room = torch.tensor([apportion(fractions, int(n)) for n in labels.bincount(minlength=classes)]).view(classes, 3)
+    sizes = labels.bincount(minlength=classes).tolist()
+    if auxiliary is None:
+        room = torch.tensor([apportion(fractions, n) for n in sizes]).view(classes, 3)
+    else:
+        apart = apportion(sizes, auxiliary)
+        rest = [apportion(fractions[:2], n - k) for n, k in zip(sizes, apart, strict=True)]
+        room = torch.tensor([[*two, k] for two, k in zip(rest, apart, strict=True)]).view(classes, 3)
+        fractions = room.sum(dim=0).double().tolist()  # groups go where there is most room
     role = torch.full_like(labels, -1)
     for group in _groups_by_size(groups, rng):
         need = labels[group].bincount(minlength=classes)

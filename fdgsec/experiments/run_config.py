@@ -21,7 +21,7 @@ T = TypeVar("T")
 Profile = Literal["quick", "full"]
 Keep = Literal["artifacts", "models=last", "models=all"]
 
-LATER: Mapping[str, object] = {"roles": "none"}
+LATER: Mapping[str, object] = {"roles": "none", "auxiliary": None}
 """Settings younger than stored tables, with the value under which a run is what it was without them."""
 
 
@@ -32,8 +32,9 @@ class RunConfig:
     `method` and `options` say what is run, `local` and `local_options` (`--with`) what is put on top of it, `adapt`
     whether the tested model also adapts to its test images; `per_domain` caps the images per domain, `per_class` those
     per class and domain; `splits` says whether the seed or the dataset's official splits set validation images aside,
-    `roles` whether `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `rounds` 0
-    exchanges artifacts and trains nothing."""
+    `roles` whether `train` keeps held-out and auxiliary images from its clients, as `attack` always does; `auxiliary`
+    is the number of auxiliary images of each source domain, or "all" that clients and non-members can do without, in
+    place of 15%; `rounds` 0 exchanges artifacts and trains nothing."""
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class RunConfig:
     heterogeneity: float = 0.1
     splits: Literal["own", "official"] = "own"
     roles: Literal["none", "aside"] = "none"
+    auxiliary: int | Literal["all"] | None = None
     allow_partial: bool = False
     encoder: str = "mini"
     style_size: int | None = None

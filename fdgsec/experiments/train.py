@@ -42,13 +42,16 @@ def split_sources(world: World, config: RunConfig) -> tuple[list[Client], dict[s
     Validation images are a random tenth of the client's images, or with `splits = "official"` those of the official
     splits, if any. Returns the clients, and per domain the images for accuracy on the sources: validation images, or
     official test images if there are any. With `roles = "aside"`, clients hold only images with the federation role.
-    Raises UsageError if no official split is known, or if both options are combined."""
+    Raises UsageError if no official split is known, if both options are combined, and for a number of auxiliary images
+    where none are kept aside."""
     own = config.splits == "own"
+    if config.auxiliary is not None and config.roles != "aside":
+        raise UsageError("auxiliary counts images that are kept from the clients; give --roles aside as well.")
     images = world.seen() if own else _listed(world)
     if config.roles == "aside":
         if not own:
             raise UsageError("--roles aside and --splits official exclude each other; leave one of them out.")
-        kept = set(roles_of(world, seed=config.seed).federation.ids)
+        kept = set(roles_of(world, config).federation.ids)
         images = images.subset(torch.tensor([name in kept for name in images.ids]))
     clients = [_divided(client, config) for client in clients_of(images, config)]
     held = {name for client in clients if client.validation is not None for name in client.validation.ids}
@@ -193,7 +196,7 @@ def _counts(clients: Sequence[Client], unseen: DomainDataset, target: str) -> di
 
 def _aside(world: World, config: RunConfig) -> dict[str, dict[str, int]]:
     """The numbers of images per role with `roles = "aside"`, else empty."""
-    return roles_of(world, seed=config.seed).summary() if config.roles == "aside" else {}
+    return roles_of(world, config).summary() if config.roles == "aside" else {}
 
 
 def dataset_document(dataset: DomainDataset, roles: Mapping[str, Mapping[str, int]]) -> dict[str, object]:

@@ -119,7 +119,7 @@ def _setting(config: RunConfig) -> AttackSetting:
     """A run of the target with its challenger, as inputs of the attack."""
     progress, method = NoProgress(), method_of(config)
     world = load_world(config, data_root=None, progress=progress)
-    roles = roles_of(world, seed=config.seed)
+    roles = roles_of(world, config)
     clients = attacked_clients(world, roles, config, method)
     needed = config.rounds or method.shares == "every"
     model = model_of(config, method, len(world.dataset.class_names)) if needed else None

@@ -389,7 +389,7 @@ def _inputs_of(
     config = replace(config, keep=_kept(config, attacks))
     method = method_of(config)
     world = load_world(config, data_root=data_root, progress=progress)
-    roles = roles_of(world, seed=config.seed)
+    roles = roles_of(world, config)
     clients = attacked_clients(world, roles, config, method)
     method.check(len(clients))
     needed = config.rounds or method.shares == "every"  # styles of every round are those of the current model

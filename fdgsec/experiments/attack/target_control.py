@@ -111,7 +111,7 @@ def _settings(config: RunConfig, attacks: Sequence[str], setup: Setup) -> RunCon
     known = options_of(config.method)
     common = replace(
         config, options=merged(config.options, {name: value for name, value in training.items() if name in known}),
-        dataset="swatches", per_domain=240, per_class=None, target_domain=None, validation_domain=None,
+        dataset="swatches", per_domain=240, per_class=None, auxiliary=None, target_domain=None, validation_domain=None,
         partition="domain", clients=None, allow_partial=False, backbone="tiny", pretrained=False,
         rounds=rounds, participation=1.0, profile="quick", defenses=(), attacks=tuple(attacks),
         attack_options={name: {**OPTIONS[name], **setup.options} for name in attacks if name in OPTIONS},

@@ -149,7 +149,7 @@ def reconstruct_run(record: Record, config: RunConfig, *, data_root: Path | None
         )  # defended clients report none
         _check_counts(record, {"train": {each.name: len(each.data) for each in clients if each.name in reported}})
     if set(ROLES) <= set(record.counts):
-        roles, copied = roles_of(world, seed=config.seed), frozenset[str]()
+        roles, copied = roles_of(world, config), frozenset[str]()
         _check_counts(record, roles.summary())
         if "train" not in record.counts:
             clients = attacked_clients(world, roles, config, method)

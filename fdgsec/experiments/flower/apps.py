@@ -248,7 +248,7 @@ def _local_client(purpose: Purpose, config: RunConfig, node: NodeConfig) -> tupl
         if purpose == "train":
             clients, _ = split_sources(world, config)
         else:
-            clients = attacked_clients(world, roles_of(world, seed=config.seed), config, method_of(config))
+            clients = attacked_clients(world, roles_of(world, config), config, method_of(config))
     except UsageError as error:
         raise DataError(str(error)) from error  # it may count images, which the server is not told
     known = {each.name: each for each in clients}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from fdgsec.data.catalog import dataset_entry, load_dataset
 from fdgsec.data.domain_groups import join_domains
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.partition import lodo, ltdo, partition, split_validation
-from fdgsec.data.roles import Roles, split_roles
+from fdgsec.data.roles import FRACTIONS, Roles, split_roles
 from fdgsec.experiments.run_config import RunConfig, build, merged, target_method
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.method import Blueprint, Client, GlobalModel, Method
@@ -90,9 +90,35 @@ def _cap(config: RunConfig, drawn: int) -> int | None:
     return config.per_domain if not drawn or config.per_domain is None else min(config.per_domain, drawn)
 
 
-def roles_of(world: World, *, seed: int) -> Roles:
-    """Split into federation, held-out and auxiliary images before anything is partitioned (DESIGN 3)."""
-    return split_roles(world.dataset, rng=stream(seed, "world", "roles"))
+def roles_of(world: World, config: RunConfig) -> Roles:
+    """Split into federation, held-out and auxiliary images before anything is partitioned (DESIGN 3).
+
+    Raises UsageError for more auxiliary images than a source domain can spare."""
+    asked = config.auxiliary
+    numbers = None if asked is None else {name: _auxiliary(asked, world, name) for name in _source_names(world)}
+    return split_roles(world.dataset, rng=stream(config.seed, "world", "roles"), auxiliary=numbers)
+
+
+LEFT = 200
+"""Images of a source domain that clients and non-members keep where more than 15% are auxiliary."""
+
+
+def _source_names(world: World) -> list[str]:
+    return [str(world.dataset.domain_names[domain]) for domain in world.sources]
+
+
+def _auxiliary(asked: int | Literal["all"], world: World, name: str) -> int:
+    """The number of auxiliary images of a source domain."""
+    size = int((world.dataset.domains == world.dataset.domain_index(name)).sum())
+    most = max(size - LEFT, round(FRACTIONS[2] * size))
+    if asked == "all":
+        return most
+    if not 1 <= asked <= most:
+        raise UsageError(
+            f"auxiliary={asked} is impossible: {name} has {size} images, of which clients and non-members keep {LEFT} "
+            f"(or 85%). It must be 1 to {most}, or all; --per-domain limits the images of a domain."
+        )
+    return asked
 
 
 def clients_of(

@@ -208,3 +208,65 @@ def test_one_class_alone_is_an_error():
 
     with pytest.raises(UsageError, match="at least 2 classes"):
         LabelInference().run(colored.cases, one, stream(0, "attack", "run"))
+
+
+def test_more_labeled_images_of_one_world_find_more():
+    colored = world(1, color=0.7, auxiliary=240, released=300)
+
+    answers = LabelInference(folds=3, auxiliary=(8, 40, 240)).run(
+        colored.cases, colored.knowledge, stream(0, "attack", "run")
+    )
+
+    by_count: dict[object, list[Answer]] = {}
+    for answer in answers:
+        by_count.setdefault(answer.slice.get("auxiliary"), []).append(answer)
+    found = {count: accuracy(some, colored.truths) for count, some in by_count.items()}
+    assert list(found) == [None, 8, 40, 240]
+    assert all({answer.case for answer in some} == {0, 1} for some in by_count.values())
+    assert 1 / 3 < found[8] < found[40] - 0.05
+    assert found[40] < found[240] - 0.02
+    assert found[240] == pytest.approx(found[None], abs=0.05)  # the same images, and folds of their own
+
+
+def test_too_few_labeled_images_of_a_domain_are_reported_and_the_other_domain_is_tested():
+    colored = world(2, color=2.0)
+    auxiliary = colored.knowledge.auxiliary
+    assert auxiliary is not None
+    ink = (auxiliary.domains == 0).nonzero().flatten()
+    uneven = replace(colored.knowledge, auxiliary=auxiliary.subset(torch.cat([ink[:12], torch.arange(45, 90)])))
+    attack = LabelInference(folds=3, auxiliary=(30,))
+
+    answers = attack.run(colored.cases, uneven, stream(0, "attack", "run"))
+
+    assert [(answer.case, answer.slice.get("auxiliary")) for answer in answers] == [(0, None), (1, None), (1, 30)]
+    assert {(row.slice["domain"], row.unavailable) for row in attack.missing(colored.cases, uneven)} == {
+        ("ink", "the adversary has 12 images of ink, not 30")
+    }
+
+
+def test_the_negative_control_is_of_all_images_alone():
+    colored = world(1, color=1.0)
+
+    null = LabelInference(folds=3, auxiliary=(20,)).negative_control(
+        colored.cases, colored.knowledge, stream(0, "attack", "null")
+    )
+
+    assert [answer.slice for answer in null] == [{"rows": "as_if_released"}] * 2
+
+
+def test_one_labeled_image_of_a_domain_is_refused():
+    with pytest.raises(UsageError, match="auxiliary must be"):
+        LabelInference(auxiliary=(1, 50))
+
+
+def test_a_class_with_one_image_does_not_leave_a_fold_with_one_class():
+    colored = world(6, color=2.0, auxiliary=12, domains=1)
+    auxiliary = colored.knowledge.auxiliary
+    assert auxiliary is not None
+    skewed = replace(auxiliary, labels=torch.tensor([1] + [0] * 11))
+
+    answers = LabelInference(folds=3).run(
+        colored.cases, replace(colored.knowledge, auxiliary=skewed), stream(0, "attack", "run")
+    )
+
+    assert set(joined_predictions(answers).tolist()) <= {0, 1}

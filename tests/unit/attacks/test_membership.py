@@ -229,6 +229,19 @@ def test_fewer_auxiliary_images_are_asked_for_by_number():
     assert all(len(one) == 20 and sum(one) / 20 > 0.6 for one in found.values())
 
 
+def test_numbers_of_auxiliary_images_that_there_are_not_are_reported():
+    world = scene(9, clients=3)
+
+    rows = Membership(auxiliary=(30, 61)).missing(world.cases, world.knowledge)
+
+    assert {(row.name, row.slice["domain"], row.slice["auxiliary"]) for row in rows} == {
+        (name, domain, 61) for name in ("auc", "tpr_at_1pct_fpr", "tpr_at_01pct_fpr") for domain in ("ink", "oil")
+    }
+    assert {row.unavailable for row in rows if row.slice["domain"] == "ink"} == {
+        "the adversary has 60 images of ink, not 61"
+    }
+
+
 def test_candidates_alone_say_nothing_of_a_defense():
     world = scene(10, clients=2)
     known = replace(world.knowledge, defended=lambda artifact, _images, _rng: artifact)

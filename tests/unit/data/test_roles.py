@@ -191,6 +191,44 @@ def test_a_domain_that_is_dropped_does_not_change_the_roles_of_another() -> None
     assert list(alone.held_out.ids) == list(together.held_out.of_domain("sketch").ids)
 
 
+@pytest.mark.parametrize("asked", [0, 1, 33, 59, 80])
+def test_as_many_images_are_auxiliary_as_asked_for_and_the_rest_keep_their_ratio(asked: int) -> None:
+    data = several(200)  # fifty images of either class in either domain
+
+    roles = split_roles(data, rng=stream(0, "world"), auxiliary={"photo": asked})
+
+    held = roles.auxiliary.of_domain("photo")
+    found = {role: counts["photo"] for role, counts in roles.summary().items()}
+    assert found["auxiliary"] == len(held) == asked
+    assert abs(int((held.labels == 0).sum()) - asked / 2) <= 0.5
+    assert found["federation"] == pytest.approx(0.7 / 0.85 * (100 - asked), abs=1)
+    assert sorted(name for part in parts(roles) for name in part.ids) == sorted(data.ids)
+    usual = split_roles(data, rng=stream(0, "world"))
+    assert all(
+        one.of_domain("sketch").ids == other.of_domain("sketch").ids
+        for one, other in zip(parts(roles), parts(usual), strict=True)
+    )
+
+
+def test_near_duplicates_stay_together_among_many_auxiliary_images() -> None:
+    data = with_copies(60, copies=3)
+    sizes = data.domains.bincount().tolist()
+
+    roles = split_roles(data, rng=stream(0, "world"), auxiliary={"photo": 60, "sketch": 45})
+
+    assert all(sum(not group.isdisjoint(part.ids) for part in parts(roles)) == 1 for group in slow_groups(data, 0.02))
+    found = roles.summary()["auxiliary"]
+    assert sizes == [90, 90]
+    assert abs(found["photo"] - 60) < 3  # a group of three fills or overfills
+    assert abs(found["sketch"] - 45) < 3
+
+
+@pytest.mark.parametrize("asked", [-1, 5])
+def test_more_auxiliary_images_than_a_domain_has_are_refused(asked: int) -> None:
+    with pytest.raises(UsageError, match=f"photo has 4 images; {asked} of them"):
+        split_roles(several(8), rng=stream(0, "world"), auxiliary={"photo": asked})
+
+
 @pytest.mark.parametrize("fractions", [(0.7, 0.2, 0.2), (1.2, -0.1, -0.1), (0.0, 0.5, 0.5)])
 def test_fractions_that_make_no_whole_are_refused(fractions: tuple[float, float, float]) -> None:
     with pytest.raises(UsageError, match="role fractions must be"):
