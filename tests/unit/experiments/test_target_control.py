@@ -65,13 +65,14 @@ def test_behind_a_failed_control_a_row_without_a_leak_is_no_evidence():
 
 def test_controls_leave_defenses_and_data_of_the_run_behind():
     given = {"dataset": "pacs", "defenses": ["style-noise"], "rounds": 7, "per_class": 3, "partition": "dirichlet"}
-    config = attack_settings("ccst-overall", given)
+    config = attack_settings("ccst-overall", given, assignments=["auxiliary=500"])  # swatches have not as many
     style, memory, harm = control_settings(config, ["model-membership", "membership", "poisoning"])
     assert (style.attacks, harm.attacks, memory.attacks) == (("membership",), ("poisoning",), ("model-membership",))
     assert {settings.dataset for settings in (style, harm)} == {"swatches"}
     assert memory.dataset == "swatches-random"  # labels that only a model trained on them can know
     for settings in (style, harm, memory):
         assert not settings.defenses
+        assert settings.auxiliary is None
         assert settings.method == config.method
         assert settings.adversary == config.adversary
     assert [settings.rounds for settings in control_settings(replace(config, rounds=0), ["membership"])] == [0]
