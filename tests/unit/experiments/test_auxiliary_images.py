@@ -1,6 +1,7 @@
 """The number of auxiliary images of a run: as asked for, disjoint from candidates, refused where too few are left."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from fdgsec.experiments.setup.run_inputs import LEFT, load_world, roles_of
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 
-SMALL = {"image_size": 16, "encoder": "pixels"}
+SMALL: dict[str, Any] = {"image_size": 16, "encoder": "pixels"}
 
 
 def roles(asked: str, *, per_domain: int = 280) -> Roles:
