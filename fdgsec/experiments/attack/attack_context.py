@@ -90,6 +90,7 @@ def attack_context_of(
         run=observed, model=model, released_statistic=style_view.released_statistic, defense_stack=defense_stack,
         rounds=config.rounds, unseen=world.unseen(), check=check if plug_in else None,
         initial=lambda seed: model_of(replace(config, seed=seed), method, len(world.dataset.class_names)),
+        every_round=config.keep == "models=all",
     )  # fmt: skip
     knowledge = Knowledge(
         statistics=lambda dataset: statistics(style_view.encoder, dataset, size=style_view.style_size),

@@ -200,15 +200,18 @@ def observe(
     rounds: int = 0,
     key: bytes | None = None,
     delta: float | None = None,
+    every_round: bool = False,
 ) -> FederationRun:
     """Simulate an exchange of artifacts among `members` in this process, with training only where `rounds` are given.
 
-    The transcript also keeps the models of the last round. `model` is what methods need that share under the current
-    model (StableFDG), and what training starts from. For `name`, `key` and `delta` see `RoundSettings`."""
+    The transcript also keeps the models of the last round, or of `every_round`. `model` is what methods need that share
+    under the current model (StableFDG), and what training starts from. For `name`, `key` and `delta` see
+    `RoundSettings`."""
     states = MemoryStates()
     renamed = replace(defense_stack, key=simulated_key(seed), name=name)
     engine = LocalEngine(members=members, method=method, seed=seed, states=states, defense_stack=renamed)
+    models: Keep = "models=all" if every_round else "models=last"
     settings = RoundSettings(
-        seed=seed, rounds=rounds, keep="models=last" if rounds else "artifacts", name=name, key=key, delta=delta,
+        seed=seed, rounds=rounds, keep=models if rounds else "artifacts", name=name, key=key, delta=delta,
     )  # fmt: skip
     return run_rounds(method, engine, model, settings, defense_stack=defense_stack, guards=guards, states=states.states)

@@ -40,7 +40,8 @@ class Simulator:
     `encoder` names the encoder of the styles, and `released_statistic` is the per-image statistic of which releases are
     means. The run trains `rounds` rounds; `initial` draws the initial model of another seed, and `unseen` are the
     images on which a trained model is measured. `check`, where given, compares the releases of each client of an
-    exchange with what attacks take them for, and `foreign` collects the kinds that are something else."""
+    exchange with what attacks take them for, and `foreign` collects the kinds that are something else. Where the run
+    kept the models of `every_round`, simulated training does, too."""
 
     method: Method
     roles: Roles
@@ -60,6 +61,7 @@ class Simulator:
     unseen: DomainDataset | None = None
     check: Callable[[Method, Client, Clock], Mapping[str, str]] | None = None
     foreign: dict[str, str] = field(default_factory=dict)
+    every_round: bool = False
 
     def rng(self, *names: str | int) -> torch.Generator:
         """The random stream of one draw."""
@@ -115,6 +117,7 @@ class Simulator:
             rounds=rounds,
             key=key,
             defense_stack=self.defense_stack,
+            every_round=self.every_round,
         )
         return self._undone(View(messages=tuple(observed.transcript.messages())))
 

@@ -92,6 +92,17 @@ def test_simulated_training_keeps_the_models_of_its_last_round_alone(roles: Role
     assert {message.round for message in trained} == {1}
 
 
+def test_simulated_training_keeps_the_models_of_all_rounds_where_the_run_does(roles: Roles):
+    challenger = replace(challenger_of(roles, roles.federation.of_domain(0)), every_round=True)
+
+    view = simulated(challenger, roles.auxiliary.of_domain(0))
+
+    trained = [m for m in view.messages if type(m.artifact) is ModelState and m.stage in ("model", "update")]
+    assert {(message.round, message.stage) for message in trained} == {
+        (number, stage) for number in (0, 1) for stage in ("model", "update")
+    }
+
+
 def test_a_server_simulates_from_the_generator_that_it_gave_its_clients_and_a_client_from_another(roles: Roles):
     server = challenger_of(roles, roles.federation.of_domain(0), roles.federation.of_domain(1))
     client = replace(server, adversary=ADVERSARIES["client"], memo={})
