@@ -4,11 +4,12 @@ LiRA (Carlini et al., S&P 2022, arXiv:2112.03570) and RMIA (Zarifzadeh et al., I
 online, with two baselines: the loss (Yeom et al., CSF 2018) and the calibrated loss (Watson et al., 2022); formulas in
 fdgsec.attacks.statistics.lira_rmia. The models that the adversary reads depend on its position. A server has every
 client's update. A client of FedDAG has the perturbed teachers of the others, which it evaluates under eq. (5), without
-their owners' names. Every party has the global model. Reference models are further runs of the target's public method
-(fdgsec.attacks.statistics.reference_federations)."""
+their owners' names. Every party has the global model. Where the run kept the models of all rounds, a server also reads
+a client's updates together, against those of the other clients (FedMIA: Zhu et al., CVPR 2025; round_scores). Reference
+models are further runs of the target's public method (fdgsec.attacks.statistics.reference_federations)."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
+from fdgsec.attacks.model_membership.round_scores import RoundModels, score_rounds
+from fdgsec.attacks.model_membership.seen_models import Owner, Seen, seen_models, seen_of_other_run
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED_ON_MODELS
 from fdgsec.attacks.statistics.reference_federations import (
     Pool,
@@ -23,25 +26,25 @@ from fdgsec.attacks.statistics.reference_federations import (
     auxiliary_run,
     check_sizes,
     global_model,
-    peer_models,
     pools_of,
     reference_runs,
     rounds_of,
 )
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.metrics.measurement import Measurement
+from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Membership
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
+from fdgsec.threats.option_checks import check_at_least
 
 FULL = 16
 """Default number of reference federations."""
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
-Owner = Literal["client", "peer", "global"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,8 @@ class ModelMembership:
 
     Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
     hence only the full profile uses them by default (None: 16 there). `largest` is the maximum number of training
-    images of one reference client."""
+    images of one reference client. Gradients of single images are compared with the updates of at most
+    `gradient_rounds` rounds."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -60,9 +64,11 @@ class ModelMembership:
     candidates: int = 200
     references: int | None = None
     largest: int | None = None
+    gradient_rounds: int = 5
 
     def __post_init__(self) -> None:
         check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
+        check_at_least(1, {"gradient_rounds": self.gradient_rounds})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the trained run. Raises UsageError in the quick profile without `references`."""
@@ -76,7 +82,7 @@ class ModelMembership:
 
     def run(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
         """Score every candidate of every client by every test, for every model that was seen."""
-        seen = {number: _models_of(cases[number]) for number in _trained_cases(cases)}
+        seen = {number: seen_models(cases[number]) for number in _trained_cases(cases)}
         return self._score(seen, cases, knowledge, rng, models=FULL if self.references is None else self.references)
 
     def negative_control(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Answers:
@@ -90,7 +96,7 @@ class ModelMembership:
             return []
         rounds = max(rounds_of(cases[number].views[0]) for number in asked)
         other = auxiliary_run(pools, knowledge, most=self.largest, rounds=rounds, rng=child(rng, "other"))
-        seen = {number: _models_of_other_run(cases[number], other, number) for number in asked}
+        seen = {number: seen_of_other_run(cases[number], other, number) for number in asked}
         return self._score(seen, cases, knowledge, rng, models=CONTROLS, pools=pools)
 
     def positive_control(self, knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
@@ -99,19 +105,23 @@ class ModelMembership:
         return planted_models(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Report clients of which no model was seen, not even the global one."""
+        """Report clients of which no model was seen, and updates beside which no other client's was.
+
+        Clients of one population give one row."""
         rows: list[Measurement] = []
         for number in _trained_cases(cases):
-            if not _models_of(cases[number]):
-                reason = (
-                    f"no model that {cases[number].victim} has trained was seen; a longer run, or another adversary"
-                )
-                rows += unavailable(["auc"], cases[number].slice, reason)
-        return rows
+            seen, victim, where = seen_models(cases[number]), cases[number].victim, cases[number].slice
+            if not seen.models:
+                reason = f"no model that {victim} has trained was seen; a longer run, or another adversary"
+                rows += unavailable(["auc"], where, reason)
+            elif "client" in seen.models and not seen.rounds:
+                reason = f"no update of another client was seen beside {victim}'s"
+                rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
+        return list({tuple(row.slice.items()): row for row in rows}.values())
 
     def _score(
         self,
-        seen: dict[int, dict[Owner, list[ModelState]]],
+        seen: Mapping[int, Seen],
         cases: Sequence[Case],
         knowledge: Knowledge,
         rng: torch.Generator,
@@ -119,7 +129,7 @@ class ModelMembership:
         models: int,
         pools: Sequence[Pool] = (),
     ) -> list[Membership]:
-        asked = [number for number, states in seen.items() if states]
+        asked = [number for number, found in seen.items() if found.models]
         if not asked:
             return []
         pools = pools or pools_of(asked, cases, knowledge, child(rng, "pools"))
@@ -128,39 +138,40 @@ class ModelMembership:
             pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=child(rng, "references")
         )
         panels = _reference_outputs(pools, seen, runs, knowledge)
-        answers = [
-            answer
-            for pool in pools
-            for number, places in pool.places.items()
-            for owner, states in seen.get(number, {}).items()
-            for answer in _answers(
-                number, owner, states, pool, places, panels[_reference_key(owner, number, pool)], knowledge
-            )
-        ]
+        answers: list[Membership] = []
+        for pool in pools:
+            for number, places in pool.places.items():
+                for owner, states in seen[number].models.items():
+                    panel = panels[_reference_key(owner, number, pool)]
+                    found = [membership_scores(_query(state, pool, knowledge), panel, places) for state in states]
+                    answers += self._answers(number, {"model": owner, "references": models}, _stacked(found))
+        for number in asked:
+            answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
         return sorted(answers, key=lambda answer: answer.case)
+
+    def _answers(self, number: int, where: Mapping[str, str | int], scores: Mapping[str, Tensor]) -> list[Membership]:
+        """Every test's scores (models, N), the maximum over the models."""
+        return [
+            Membership(case=number, slice={"test": test, **where}, scores=found.amax(0))
+            for test, found in scores.items()
+        ]
+
+    def _round_answers(
+        self, number: int, case: Case, rounds: Sequence[RoundModels], knowledge: Knowledge
+    ) -> list[Membership]:
+        """The scores of the tests that read the updates of all rounds; the slice says how many rounds there were."""
+        if not rounds or case.candidates is None:
+            return []
+        found = score_rounds(rounds, case.candidates, _network(knowledge), gradient_rounds=self.gradient_rounds)
+        answers: list[Membership] = []
+        for test, one in found.items():
+            where = {"model": "client", "rounds": one.rounds}
+            answers += self._answers(number, where, {test: one.scores.unsqueeze(0)})
+        return answers
 
 
 def _trained_cases(cases: Sequence[Case]) -> list[int]:
     return [number for number, case in enumerate(cases) if case.question == "trained"]
-
-
-def _models_of(case: Case) -> dict[Owner, list[ModelState]]:
-    """The models in a view that the victim has trained, or may have."""
-    view = case.views[0]
-    own, shared = view.sent(case.victim, ModelState), global_model(view)
-    peers = [] if own is not None else peer_models(view)
-    found: dict[Owner, list[ModelState]] = {
-        "client": [] if own is None else [own], "peer": peers, "global": [] if shared is None else [shared],
-    }  # fmt: skip
-    return {owner: states for owner, states in found.items() if states}
-
-
-def _models_of_other_run(case: Case, other: Reference, number: int) -> dict[Owner, list[ModelState]]:
-    """The models of another federation in place of those that were seen."""
-    seen, theirs = _models_of(case), _models_of(replace(case, views=(other.view,), victim=other.clients[number]))
-    if "peer" in seen:
-        theirs["peer"] = theirs["client"]
-    return {owner: theirs[owner] for owner in seen if owner in theirs}
 
 
 def _reference_key(owner: Owner, number: int, pool: Pool) -> tuple[str, int]:
@@ -170,7 +181,7 @@ def _reference_key(owner: Owner, number: int, pool: Pool) -> tuple[str, int]:
 
 def _reference_outputs(
     pools: Sequence[Pool],
-    seen: Mapping[int, Mapping[Owner, Sequence[ModelState]]],
+    seen: Mapping[int, Seen],
     runs: Iterable[Reference],
     knowledge: Knowledge,
 ) -> dict[tuple[str, int], ReferenceOutputs]:
@@ -179,7 +190,7 @@ def _reference_outputs(
         _reference_key(owner, number, pool): pool
         for pool in pools
         for number in pool.places
-        for owner in seen.get(number, {})
+        for owner in seen[number].models
     }
     outputs: dict[tuple[str, int], list[ModelOutputs]] = {key: [] for key in wanted}
     members: dict[tuple[str, int], list[Tensor]] = {key: [] for key in wanted}
@@ -202,27 +213,16 @@ def _reference_outputs(
     }
 
 
-def _query(state: ModelState, pool: Pool, knowledge: Knowledge) -> ModelOutputs:
+def _network(knowledge: Knowledge) -> Callable[[Mapping[str, Tensor]], Classifier]:
     if knowledge.network is None:
         raise UsageError("membership in a model needs the target's architecture; the adversary does not know it.")
-    return ModelOutputs.of(knowledge.network(state.state), pool.images, pool.aside)
+    return knowledge.network
 
 
-def _answers(
-    number: int,
-    owner: Owner,
-    states: Sequence[ModelState],
-    pool: Pool,
-    places: Tensor,
-    panel: ReferenceOutputs,
-    knowledge: Knowledge,
-) -> list[Membership]:
-    """Every test's scores; where several models may be the victim's, the maximum over them."""
-    found = [membership_scores(_query(state, pool, knowledge), panel, places) for state in states]
-    return [
-        Membership(
-            case=number, slice={"test": test, "model": owner, "references": len(panel.outputs)},
-            scores=torch.stack([scores[test] for scores in found]).amax(0),
-        )
-        for test in found[0]
-    ]  # fmt: skip
+def _query(state: ModelState, pool: Pool, knowledge: Knowledge) -> ModelOutputs:
+    return ModelOutputs.of(_network(knowledge)(state.state), pool.images, pool.aside)
+
+
+def _stacked(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The scores of every test under several models, (models, N)."""
+    return {test: torch.stack([scores[test] for scores in found]) for test in found[0]}

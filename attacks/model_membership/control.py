@@ -32,8 +32,9 @@ def fit_interpolating_classifier(images: DomainDataset) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Interpolators:
-    """A federation whose clients each send the classifier that interpolates their images; the global model is the
-    mean."""
+    """A federation whose clients each send, in every round, the classifier that interpolates their images.
+
+    The global model is zero at first, then the mean of the clients' models."""
 
     def __call__(self, data: Sequence[DomainDataset], rng: torch.Generator, *, rounds: int = ROUNDS) -> View:
         """The view of a server of "client:1", "client:2", ... that hold `data`."""
@@ -41,9 +42,12 @@ class Interpolators:
         mean = {
             key: torch.stack([state[key] for state in states.values()]).mean(0) for key in ("head.weight", "head.bias")
         }
-        last = rounds - 1
-        down = [_message(last, "model", SERVER, name, mean) for name in states]
-        return View(messages=(*down, *(_message(last, "update", name, SERVER, own) for name, own in states.items())))
+        messages = list[Message]()
+        for number in range(rounds):
+            sent = mean if number else {key: torch.zeros_like(value) for key, value in mean.items()}
+            messages += [_message(number, "model", SERVER, name, sent) for name in states]
+            messages += [_message(number, "update", name, SERVER, own) for name, own in states.items()]
+        return View(messages=tuple(messages))
 
 
 def _message(round: int, stage: str, sender: str, receiver: str, state: Mapping[str, Tensor]) -> Message:

@@ -1,0 +1,157 @@
+"""Membership tests of a client's updates of all rounds together, with the other clients' updates as the null (FedMIA).
+
+Zhu et al., CVPR 2025, arXiv:2402.06289: clients hold disjoint images, so the others' updates of the same round, which
+start from the same model, show how an update measures on a candidate that it was not trained on. In every round the
+victim's measure is tested, one-sided, against a Gaussian of theirs, and the rounds are averaged. No reference
+federation is needed. The measures are the two of the paper, how well the updated model predicts the candidate and how
+well the update agrees with the candidate's gradient. Differs from the authors' code
+(github.com/Liar-Mask/FedMIA, mia_attack_auto.py): z-scores are averaged, and not their normal distribution function,
+which rounds to 1; few clients share one variance over all candidates; and the first measure is phi in place of the
+margin between the largest two logits."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fdgsec.attacks.statistics.lira_rmia import References, Variance, lira_offline, log_confidence, scaled_logit
+from fdgsec.data.domains import DomainDataset, as_float
+from fdgsec.federation.artifacts import ModelState
+from fdgsec.federation.wire import SERVER
+from fdgsec.nn.networks.classifiers import Classifier
+from fdgsec.nn.training.training_loop import logits
+from fdgsec.threats.adversary import View
+
+MIN_CLIENTS_PER_EXAMPLE = 64
+"""Minimum number of other clients for a variance per candidate, as for reference models (Carlini et al. 2022)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundModels:
+    """One round of a client: the model that it was sent (None where unseen), its update, and the other clients'."""
+
+    sent: ModelState | None
+    own: ModelState
+    others: tuple[ModelState, ...]
+
+
+def round_models(view: View, victim: str) -> list[RoundModels]:
+    """The rounds, in order, of which the updates of `victim` and of another client are in the view."""
+    updates: dict[int, dict[str, ModelState]] = {}
+    sent: dict[int, ModelState] = {}
+    for message in view.messages:
+        if type(message.artifact) is not ModelState:
+            continue
+        if message.receiver == SERVER:
+            updates.setdefault(message.round, {}).setdefault(message.sender, message.artifact)
+        elif message.receiver == victim and message.sender == SERVER and message.stage == "model":
+            sent[message.round] = message.artifact
+    return [
+        RoundModels(
+            sent=sent.get(number), own=found[victim],
+            others=tuple(state for sender, state in found.items() if sender != victim),
+        )
+        for number, found in sorted(updates.items())
+        if victim in found and len(found) > 1
+    ]  # fmt: skip
+
+
+def evenly_spaced(rounds: Sequence[RoundModels], count: int) -> list[RoundModels]:
+    """At most `count` of the rounds, the last one among them."""
+    if len(rounds) <= count:
+        return list(rounds)
+    return [rounds[len(rounds) - 1 - step * len(rounds) // count] for step in reversed(range(count))]
+
+
+def against_other_clients(own: Tensor, others: Tensor) -> Tensor:
+    """Standardize one round's measures of the victim, (N,), by those of the other clients, (clients, N): (N,) float64.
+
+    z = (own - mean of the others) / their standard deviation, which all candidates share where the clients are fewer
+    than MIN_CLIENTS_PER_EXAMPLE. One other client has no spread: then by that of the difference over the candidates.
+    Zeros where all agree."""
+    if len(others) == 1:
+        gap = (own - others[0]).to(torch.float64)
+        spread = gap.std() if len(gap) > 1 else gap.new_zeros(())
+        return gap / spread if float(spread) > 0 else gap
+    if bool((others == others[0]).all()):
+        return (own - others[0]).to(torch.float64)
+    variance: Variance = "per-example" if len(others) >= MIN_CLIENTS_PER_EXAMPLE else "global"
+    null = References(models=len(others), values=others, members=torch.zeros(others.shape, dtype=torch.bool))
+    return lira_offline(own, null, variance=variance)
+
+
+def update_alignments(sent: Classifier, updates: Sequence[Classifier], images: DomainDataset) -> Tensor:
+    """The cosine of each image's direction of descent at the model `sent` with each update, (updates, N) float64.
+
+    Over all trained parameters; an update is the returned model less the sent one. All models are in evaluation mode,
+    so that an image's gradient depends on no other image. A zero gradient or update has cosine 0."""
+    named = {name: value for name, value in sent.named_parameters() if value.requires_grad}
+    parameters, device = list(named.values()), next(iter(named.values())).device
+    moved = torch.stack([_difference(dict(update.named_parameters()), named) for update in updates])
+    moved = functional.normalize(moved, dim=1)
+    sent.eval()
+    found = []
+    for image, label in zip(images.pixels().split(1), images.labels.split(1), strict=True):
+        loss = functional.cross_entropy(sent(as_float(image.to(device))).float(), label.to(device))
+        parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        slope = functional.normalize(torch.cat([part.flatten() for part in parts]), dim=0)
+        found.append(-(moved @ slope).cpu().to(torch.float64))
+    return torch.stack(found, dim=1)
+
+
+def _difference(updated: dict[str, torch.nn.Parameter], sent: dict[str, torch.nn.Parameter]) -> Tensor:
+    return torch.cat([(updated[name].detach() - value.detach()).flatten() for name, value in sent.items()])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundScores:
+    """Scores of candidates (N,), larger means member, and the number of rounds that they were averaged over."""
+
+    scores: Tensor
+    rounds: int
+
+
+def score_rounds(
+    rounds: Sequence[RoundModels],
+    images: DomainDataset,
+    network: Callable[[Mapping[str, Tensor]], Classifier],
+    *,
+    gradient_rounds: int,
+) -> dict[str, RoundScores]:
+    """Score labeled images by the updates of all `rounds`, by test; `network` builds a model from its state.
+
+    "fedmia loss" measures phi of the updated models. "fedmia gradient" measures `update_alignments`, in at most
+    `gradient_rounds` of those whose sent model was seen. "loss" is the mean log-confidence of the victim's models of
+    the same rounds, without a null; left out for one round, whose loss needs no mean."""
+    found: dict[str, RoundScores] = {}
+    plain, tested = list[Tensor](), list[Tensor]()
+    for models in rounds:
+        answers = [logits(network(state.state), images.pixels()) for state in (models.own, *models.others)]
+        phi = torch.stack([scaled_logit(answer, images.labels) for answer in answers])
+        plain.append(log_confidence(answers[0], images.labels))
+        tested.append(against_other_clients(phi[0], phi[1:]))
+    if tested:
+        found["fedmia loss"] = RoundScores(scores=torch.stack(tested).mean(0), rounds=len(tested))
+    aligned = [
+        _by_gradient(models, models.sent, images, network)
+        for models in evenly_spaced([models for models in rounds if models.sent is not None], gradient_rounds)
+        if models.sent is not None
+    ]
+    if aligned:
+        found["fedmia gradient"] = RoundScores(scores=torch.stack(aligned).mean(0), rounds=len(aligned))
+    if len(plain) > 1:
+        found["loss"] = RoundScores(scores=torch.stack(plain).mean(0), rounds=len(plain))
+    return found
+
+
+def _by_gradient(
+    models: RoundModels,
+    sent: ModelState,
+    images: DomainDataset,
+    network: Callable[[Mapping[str, Tensor]], Classifier],
+) -> Tensor:
+    updates = [network(state.state) for state in (models.own, *models.others)]
+    cosines = update_alignments(network(sent.state), updates, images)
+    return against_other_clients(cosines[0], cosines[1:])
