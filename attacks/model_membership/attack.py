@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.model_membership.control import planted_models
+from fdgsec.attacks.model_membership.label_only import label_only_scores
 from fdgsec.attacks.model_membership.membership_scores import ModelOutputs, ReferenceOutputs, membership_scores
 from fdgsec.attacks.model_membership.round_scores import RoundModels, score_rounds
 from fdgsec.attacks.model_membership.seen_models import Owner, Seen, seen_models, seen_of_other_run
@@ -145,6 +146,7 @@ class ModelMembership:
                     panel = panels[_reference_key(owner, number, pool)]
                     found = [membership_scores(_query(state, pool, knowledge), panel, places) for state in states]
                     answers += self._answers(number, {"model": owner, "references": models}, _stacked(found))
+                    answers += _label_only_answers(number, cases[number], owner, states, knowledge)
         for number in asked:
             answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
         return sorted(answers, key=lambda answer: answer.case)
@@ -226,3 +228,19 @@ def _query(state: ModelState, pool: Pool, knowledge: Knowledge) -> ModelOutputs:
 def _stacked(found: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The scores of every test under several models, (models, N)."""
     return {test: torch.stack([scores[test] for scores in found]) for test in found[0]}
+
+
+def _label_only_answers(
+    number: int, case: Case, owner: Owner, states: Sequence[ModelState], knowledge: Knowledge
+) -> list[Membership]:
+    """The tests that see answered classes alone; where several models may be the victim's, the maximum over them."""
+    if case.candidates is None:
+        return []
+    found = [label_only_scores(_network(knowledge)(state.state), case.candidates) for state in states]
+    return [
+        Membership(
+            case=number, slice={"test": test, "model": owner, "queries": queries},
+            scores=torch.stack([scores[test][1] for scores in found]).amax(0),
+        )
+        for test, (queries, _) in found[0].items()
+    ]  # fmt: skip

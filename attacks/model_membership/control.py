@@ -1,4 +1,6 @@
-"""Positive control of model membership: linear classifiers that interpolate random labels of noise images."""
+"""Positive control of model membership: linear classifiers that interpolate random labels of noise images.
+
+They interpolate augmented copies, too, for label-only tests to find."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fdgsec.attacks.model_membership.label_only import QUERIES, augmented_copies
 from fdgsec.attacks.statistics.noise_image_classifiers import SIDE, linear_classifier, noise_images
 from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import ModelState
@@ -14,17 +17,20 @@ from fdgsec.nn.networks.classifiers import Normalization
 from fdgsec.threats.adversary import Knowledge, View
 from fdgsec.threats.attack import Case, PositiveControl, Truth
 
-CLASSES, CLIENTS, SIZE, AUXILIARY = 4, 2, 24, 96
+CLASSES, CLIENTS, SIZE, AUXILIARY = 16, 2, 24, 96
 ROUNDS = 2
-RIDGE, SCALE = 1e-2, 8.0
+RIDGE, SCALE = 1e2, 8.0
 
 
 def fit_interpolating_classifier(images: DomainDataset) -> dict[str, Tensor]:
-    """Fit the linear classifier with output SCALE for each image's label and 0 on average: ridge regression, closed
-    form."""
-    inputs = Normalization()(as_float(images.pixels())).flatten(1).to(torch.float64)
+    """Fit the linear classifier with output SCALE for the label of each image and 0 on average: ridge regression.
+
+    Clients train on augmented copies, so that it gives their labels, too. In closed form."""
+    copies = torch.cat(list(augmented_copies(images.pixels())))
+    inputs = Normalization()(as_float(copies)).flatten(1).to(torch.float64)
     classes = len(images.class_names)
-    wanted = SCALE * (torch.nn.functional.one_hot(images.labels, classes).to(torch.float64) - 1 / classes)
+    labels = images.labels.repeat(QUERIES)
+    wanted = SCALE * (torch.nn.functional.one_hot(labels, classes).to(torch.float64) - 1 / classes)
     kernel = inputs @ inputs.T + RIDGE * torch.eye(len(inputs), dtype=torch.float64)
     weight = torch.linalg.solve(kernel, wanted).T @ inputs
     return {"head.weight": weight.float(), "head.bias": torch.zeros(classes)}
@@ -72,6 +78,10 @@ def planted_models(knowledge: Knowledge, rng: torch.Generator) -> PositiveContro
     A client adversary with images of its own alone receives the models without their owners' names."""
     images = noise_images(AUXILIARY + CLIENTS * 2 * SIZE, side=SIDE, classes=CLASSES, rng=rng)
     starts = [AUXILIARY + number * 2 * SIZE for number in range(CLIENTS)]
+    labels = images.labels.clone()
+    for start in starts:  # others are of the classes that members are of, as in the question
+        labels[start + SIZE : start + 2 * SIZE] = labels[start : start + SIZE]
+    images = replace(images, labels=labels)
     simulate = Interpolators()
     view = simulate([images.subset(torch.arange(start, start + SIZE)) for start in starts], rng)
     if knowledge.own is not None and knowledge.auxiliary is None:
