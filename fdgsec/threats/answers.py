@@ -51,6 +51,18 @@ class Membership(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetMembership(Answer):
+    """For each candidate a score under each model that may be the victim's, (models, G): to judge sets of `size`.
+
+    All images of a set are members, or none is. The score of a set is the mean over its images, under the model where
+    that is largest; larger means members."""
+
+    kind: ClassVar[str] = "set membership"
+    scores: Tensor
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class MemberList(Answer):
     """The candidates that the adversary believes to be the members, all of them and no others, (G,) bool."""
 

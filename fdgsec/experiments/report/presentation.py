@@ -29,6 +29,7 @@ from fdgsec.threats.answers import (
     Ranking,
     Reconstructions,
     Recovered,
+    SetMembership,
 )
 from fdgsec.threats.attack import Answers, Case, Truth
 
@@ -170,6 +171,7 @@ PRESENTATIONS: Mapping[type[Answer], Presentation] = {
     PublishedMedian: Presentation(tell=_told(PublishedMedian, _median_lines)),
     Reconstructions: Presentation(draw=reconstruction_grids, pictures=_reconstructed),
     Recovered: Presentation(),
+    SetMembership: Presentation(),
     GeneratedSets: Presentation(),
     Exposure: Presentation(),
     InferredSize: Presentation(),

@@ -45,7 +45,7 @@ def measure_membership(group: Group, rng: torch.Generator, *, repeats: int) -> l
         negative.append(scores[~members])
     n = sum(len(scores) for scores in (*positive, *negative))
     area = sum(auc(own, others) for own, others in zip(positive, negative, strict=True)) / len(entries)
-    interval = _auc_interval(positive, negative, child(rng, "auc"), repeats)
+    interval = auc_interval(positive, negative, child(rng, "auc"), repeats)
     rows = [row("auc", group.slice, area, interval, n, Scale(chance=0.5))]
     rows += _low_rates(group, positive, negative, child(rng, "roc"), repeats)
     rows += measure_exposed(group, child(rng, "exposed"), repeats=repeats)
@@ -56,9 +56,12 @@ def _owners(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
 
 
-def _auc_interval(
+def auc_interval(
     positive: Sequence[Tensor], negative: Sequence[Tensor], rng: torch.Generator, repeats: int
 ) -> Interval | None:
+    """Bound the AUC averaged over clients, each with scores of members and of others.
+
+    Clients are resampled where there are several, else scores; None for fewer than two scores on a side of one."""
     if len(positive) == 1:
         enough = min(len(positive[0]), len(negative[0])) > 1
         return delong(positive[0], negative[0]) if enough else None

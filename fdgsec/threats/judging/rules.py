@@ -30,6 +30,7 @@ from fdgsec.threats.answers import (
     Ranking,
     Reconstructions,
     Recovered,
+    SetMembership,
 )
 from fdgsec.threats.judging.estimates import RECOVERY_TEST, measure_predictions, measure_recovered
 from fdgsec.threats.judging.galleries import Galleries, Lineup
@@ -46,6 +47,7 @@ from fdgsec.threats.judging.published_medians import measure_medians
 from fdgsec.threats.judging.rankings import RANKING_TEST, measure_ranking
 from fdgsec.threats.judging.reconstructions import RECONSTRUCTION_TEST, measure_reconstructions
 from fdgsec.threats.judging.row_exposure import measure_exposure, measure_size
+from fdgsec.threats.judging.set_membership import measure_set_membership, set_membership_test
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,6 +101,10 @@ RULES: Mapping[type[Answer], Rule] = {
     Membership: Rule(
         measure=each(lambda group, rng, context: measure_membership(group, rng, repeats=context.repeats)),
         null=membership_test,
+    ),
+    SetMembership: Rule(
+        measure=each(lambda group, rng, context: measure_set_membership(group, rng, repeats=context.repeats)),
+        null=set_membership_test,
     ),
     MemberList: Rule(measure=each(lambda group, _rng, _context: measure_lists(group))),
     Labels: Rule(measure=each(lambda group, _rng, _context: measure_labels(group)), null=LABEL_TEST),
