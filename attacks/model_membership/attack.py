@@ -37,7 +37,7 @@ from fdgsec.nn.networks.classifiers import Classifier
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
-from fdgsec.threats.answers import Membership
+from fdgsec.threats.answers import Membership, SetMembership
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
 from fdgsec.threats.judging.groups import unavailable
 from fdgsec.threats.option_checks import check_at_least
@@ -46,6 +46,10 @@ FULL = 16
 """Default number of reference federations."""
 CONTROLS = 4
 """Reference federations of the negative control, which tests for an effect and does not measure its size."""
+SET_TESTS = ("lira", "fedmia loss")
+"""Tests whose scores are averaged over sets of images: those with a standard deviation for their unit."""
+LEAST_SETS = 2
+"""Minimum number of sets of members, and of others, of one client."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +59,7 @@ class ModelMembership:
     Each reference federation costs a training run on half of the candidates and a quarter of the auxiliary images,
     hence only the full profile uses them by default (None: 16 there). `largest` is the maximum number of training
     images of one reference client. Gradients of single images are compared with the updates of at most
-    `gradient_rounds` rounds."""
+    `gradient_rounds` rounds. `sets` are the sizes of sets of images that are asked about together."""
 
     name: ClassVar[str] = "model-membership"
     reads: ClassVar[frozenset[str]] = frozenset({"ModelState"})
@@ -66,10 +70,12 @@ class ModelMembership:
     references: int | None = None
     largest: int | None = None
     gradient_rounds: int = 5
+    sets: tuple[int, ...] = (10, 40)
 
     def __post_init__(self) -> None:
         check_sizes(references=self.references, candidates=self.candidates, largest=self.largest)
         check_at_least(1, {"gradient_rounds": self.gradient_rounds})
+        check_at_least(2, {"sets": self.sets})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask about the trained run. Raises UsageError in the quick profile without `references`."""
@@ -106,7 +112,7 @@ class ModelMembership:
         return planted_models(knowledge, rng)
 
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> Sequence[Measurement]:
-        """Report clients of which no model was seen, and updates beside which no other client's was.
+        """Report clients of which no model was seen, updates beside which no other client's was, and too large sets.
 
         Clients of one population give one row."""
         rows: list[Measurement] = []
@@ -118,7 +124,17 @@ class ModelMembership:
             elif "client" in seen.models and not seen.rounds:
                 reason = f"no update of another client was seen beside {victim}'s"
                 rows += unavailable(["auc"], {**where, "test": "fedmia loss", "model": "client"}, reason)
+            rows += self._missing_sets(cases[number])
         return list({tuple(row.slice.items()): row for row in rows}.values())
+
+    def _missing_sets(self, case: Case) -> list[Measurement]:
+        asked = 0 if case.candidates is None else len(case.candidates)
+        rows: list[Measurement] = []
+        for size in self.sets:
+            if asked < 2 * LEAST_SETS * size:
+                reason = f"{LEAST_SETS} sets of {size} members and of others need {2 * LEAST_SETS * size} candidates"
+                rows += unavailable(["auc"], {**case.slice, "set": size}, f"{reason}; {case.victim} has {asked}")
+        return rows
 
     def _score(
         self,
@@ -129,7 +145,7 @@ class ModelMembership:
         *,
         models: int,
         pools: Sequence[Pool] = (),
-    ) -> list[Membership]:
+    ) -> list[Membership | SetMembership]:
         asked = [number for number, found in seen.items() if found.models]
         if not asked:
             return []
@@ -139,7 +155,7 @@ class ModelMembership:
             pools, knowledge, models=models, most=self.largest, rounds=rounds, rng=child(rng, "references")
         )
         panels = _reference_outputs(pools, seen, runs, knowledge)
-        answers: list[Membership] = []
+        answers: list[Membership | SetMembership] = []
         for pool in pools:
             for number, places in pool.places.items():
                 for owner, states in seen[number].models.items():
@@ -151,21 +167,30 @@ class ModelMembership:
             answers += self._round_answers(number, cases[number], seen[number].rounds, knowledge)
         return sorted(answers, key=lambda answer: answer.case)
 
-    def _answers(self, number: int, where: Mapping[str, str | int], scores: Mapping[str, Tensor]) -> list[Membership]:
-        """Every test's scores (models, N), the maximum over the models."""
-        return [
+    def _answers(
+        self, number: int, where: Mapping[str, str | int], scores: Mapping[str, Tensor]
+    ) -> list[Membership | SetMembership]:
+        """Every test's scores (models, N), the maximum over the models, and those of sets by a calibrated test."""
+        images = [
             Membership(case=number, slice={"test": test, **where}, scores=found.amax(0))
             for test, found in scores.items()
         ]
+        sets = [
+            SetMembership(case=number, slice={"test": test, **where, "set": size}, scores=scores[test], size=size)
+            for test in SET_TESTS
+            for size in self.sets
+            if test in scores and scores[test].shape[1] >= 2 * LEAST_SETS * size
+        ]
+        return [*images, *sets]
 
     def _round_answers(
         self, number: int, case: Case, rounds: Sequence[RoundModels], knowledge: Knowledge
-    ) -> list[Membership]:
+    ) -> list[Membership | SetMembership]:
         """The scores of the tests that read the updates of all rounds; the slice says how many rounds there were."""
         if not rounds or case.candidates is None:
             return []
         found = score_rounds(rounds, case.candidates, _network(knowledge), gradient_rounds=self.gradient_rounds)
-        answers: list[Membership] = []
+        answers: list[Membership | SetMembership] = []
         for test, one in found.items():
             where = {"model": "client", "rounds": one.rounds}
             answers += self._answers(number, where, {test: one.scores.unsqueeze(0)})

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from fdgsec.attacks.statistics.reference_federations import assign_images, globa
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import ModelState
 from fdgsec.federation.wire import SERVER, Message
+from fdgsec.metrics.measurement import Measurement
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_loop import logits
 from fdgsec.runtime.errors import UsageError
@@ -48,9 +50,17 @@ def answered(cases: Sequence[Case], knowledge: Knowledge, seed: int = 0) -> list
 
 
 def of(answers: Sequence[Answer], test: str, model: str) -> list[Answer]:
-    """The answers of one test; of "loss", those about the last round."""
-    found = [answer for answer in answers if (answer.slice["test"], answer.slice["model"]) == (test, model)]
+    """The answers of one test about single images; of "loss", those about the last round."""
+    found = [
+        answer
+        for answer in answers
+        if (answer.slice["test"], answer.slice["model"]) == (test, model) and "set" not in answer.slice
+    ]
     return found if test in ROUND_TESTS else [answer for answer in found if "rounds" not in answer.slice]
+
+
+def of_sets(row: Measurement) -> bool:
+    return "set" in row.slice
 
 
 def by_references(answers: Sequence[Answer]) -> list[Answer]:
@@ -118,6 +128,9 @@ def test_every_test_finds_what_interpolating_models_remember(seed: int):
     assert {(c.measurement.slice["test"], c.measurement.slice["model"]) for c in controls} == {
         (test, model) for test in [*ALL_TESTS, *LABEL_TESTS] for model in ("client", "global")
     } | {(test, "client") for test in ROUND_TESTS}
+    assert {(c.measurement.slice["test"], c.measurement.slice["model"]) for c in controls if of_sets(c.measurement)} == {
+        ("lira", "client"), ("lira", "global"), ("fedmia loss", "client"),
+    }  # fmt: skip
     assert all(control.passed for control in controls), controls
 
 
@@ -182,7 +195,7 @@ def test_a_client_reads_the_models_that_it_judges_without_knowing_whose_they_are
         answered(cases, client), cases, planted_control.truths, stream(0, "attack")
     )  # fmt: skip
 
-    areas = {row.slice["test"]: row.value for row in rows if row.name == "auc"}
+    areas = {row.slice["test"]: row.value for row in rows if row.name == "auc" and not of_sets(row)}
     assert {row.slice["model"] for row in rows} == {"peer"}
     assert set(areas) >= {"lira", "rmia", "loss", "calibrated"}
     assert all(area is not None and area > 0.85 for area in areas.values()), areas
@@ -194,7 +207,7 @@ def test_one_exhibit_is_not_taken_for_a_peer():
 
     assert answered(cases, planted_control.knowledge) == []
     rows = ATTACK.missing(cases, planted_control.knowledge)
-    assert [row.unavailable is not None and "no model" in row.unavailable for row in rows] == [True]
+    assert [row.unavailable is not None and "no model" in row.unavailable for row in rows if not of_sets(row)] == [True]
 
 
 def test_the_global_model_of_a_first_round_is_nobodys():
@@ -240,9 +253,10 @@ def test_an_adversary_that_cannot_run_the_target_is_told_so():
         ({"candidates": 1}, "candidates must be 2 or more; got 1"),
         ({"largest": 0}, "largest must be 2 or more; got 0"),
         ({"gradient_rounds": 0}, "gradient_rounds must be finite and at least 1; got 0"),
+        ({"sets": (10, 1)}, "sets must be finite and at least 2; got 1"),
     ],
 )
-def test_numbers_that_no_test_can_be_made_with_are_refused_before_anything_runs(options: dict[str, int], message: str):
+def test_numbers_that_no_test_can_be_made_with_are_refused_before_anything_runs(options: dict[str, Any], message: str):
     with pytest.raises(UsageError, match=message):
         replace(ATTACK, **options)
 
@@ -312,3 +326,12 @@ def test_calibrated_and_loss_scores_are_those_of_the_formulas():
         ]  # fmt: skip
         assert float(found["loss"][row]) == pytest.approx(own, rel=1e-9)
         assert float(found["calibrated"][row]) == pytest.approx(own - sum(out) / len(out), rel=1e-9)
+
+
+def test_sets_that_are_too_large_are_named_once_for_each_population():
+    planted_control = planted()
+
+    rows = [row for row in ATTACK.missing(planted_control.cases, planted_control.knowledge) if of_sets(row)]
+
+    assert [row.slice["set"] for row in rows] == [40]
+    assert rows[0].unavailable == "2 sets of 40 members and of others need 160 candidates; client:2 has 48"

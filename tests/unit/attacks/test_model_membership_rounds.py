@@ -224,7 +224,7 @@ def test_a_client_alone_has_no_null_and_is_told_so():
     alone = View(messages=tuple(message for message in own.messages if message.sender != "client:2"))
     case = replace(planted.cases[0], views=(alone,))
 
-    (row,) = ModelMembership().missing([case], planted.knowledge)
+    (row,) = ModelMembership(sets=()).missing([case], planted.knowledge)
 
     assert row.unavailable == "no update of another client was seen beside client:1's"
     assert row.slice["test"] == "fedmia loss"
