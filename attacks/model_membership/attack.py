@@ -192,7 +192,7 @@ class ModelMembership:
         found = score_rounds(rounds, case.candidates, _network(knowledge), gradient_rounds=self.gradient_rounds)
         answers: list[Membership | SetMembership] = []
         for test, one in found.items():
-            where = {"model": "client", "rounds": one.rounds}
+            where: dict[str, str | int] = {"model": "client", "rounds": one.rounds}
             answers += self._answers(number, where, {test: one.scores.unsqueeze(0)})
         return answers
 
