@@ -2,8 +2,10 @@
 
 A malicious client replaces its replies after its own defenses, which therefore do not limit it, and before policies,
 guards and transcript, which process them like any other message. It knows what its client knows: the server's request
-in this step (the model and the inbox), and the true reply."""
+in this step (the model and the inbox), the true reply, and what the step gives on parts of its own images. The
+omniscient adversary of the literature also knows the honest replies of all others (`Peers`)."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -18,16 +20,31 @@ class ForgeryError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Peers:
+    """What a malicious client can compare its reply with, in one step.
+
+    `honest` are the replies of the honest clients in this step, which only the omniscient adversary knows. `rehearse`
+    runs the step again on parts of the client's own images, without its defenses. `malicious` is the number of
+    malicious clients in this step."""
+
+    honest: Sequence[Reply]
+    rehearse: Callable[[], Sequence[Reply]]
+    malicious: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Leaving:
     """One artifact that `sender` is about to send in reply to `step`, under a slot's name.
 
-    In slot "numbers" it is an update's weight and metrics; `metrics` then names the values after the weight."""
+    In slot "numbers" it is an update's weight and metrics; `metrics` then names the values after the weight. `peers`
+    is None where the engine runs every client by itself."""
 
     step: Step
     slot: str
     artifact: Artifact
     sender: str
     metrics: tuple[str, ...] = ()
+    peers: Peers | None = None
 
 
 class MaliciousClient(Protocol):
@@ -65,14 +82,21 @@ class Forges(Protocol):
 
 
 def forge_reply(
-    malicious_client: MaliciousClient, step: Step, seen: StepRequest, reply: Reply, *, sender: str, rng: torch.Generator
+    malicious_client: MaliciousClient,
+    step: Step,
+    seen: StepRequest,
+    reply: Reply,
+    *,
+    sender: str,
+    rng: torch.Generator,
+    peers: Peers | None = None,
 ) -> Reply:
     """Replace every part of a reply by the forgery of a malicious client, including weight and metrics.
 
     Numbers cannot be left out: where the forgery is None they stay unchanged. Raises ForgeryError where it fails."""
     artifacts = dict[str, Artifact]()
     for slot, artifact in reply.artifacts.items():
-        leaving = Leaving(step=step, slot=slot, artifact=artifact, sender=sender)
+        leaving = Leaving(step=step, slot=slot, artifact=artifact, sender=sender, peers=peers)
         instead = _instead(malicious_client, leaving, seen, rng)
         if instead is not None:
             artifacts[slot] = instead

@@ -21,7 +21,8 @@ from fdgsec.threats.answers import Answer, Harm
 QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "added_images", "sums",
     "model_rounds", "halves",
-    "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown", "given",
+    "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown",
+    "guarded_runs", "guarded_exchanges", "given",
 ]  # fmt: skip
 
 
@@ -54,6 +55,9 @@ class Question:
     hostile: for each of `count` seeds the run with honest clients, and once more for each of `malicious_clients` in
     place of the adversary's client; at most `rounds` of training on at most `records` images of each client (0: all).
     breakdown: `count` exchanges of `clients` clients of `records` images; `hostile` lists how many of them forge alike.
+    guarded_runs: behind each of `guards` and for `count` seeds, a run of `clients` clients of `records` images, and one
+    for each of `malicious_clients` in place of the first `hostile` clients; `selecting` further seeds choose the worst.
+    guarded_exchanges: the same without training.
     given: the vectors of a file, one pooled style per client, without a run (ReadsVectors). Scheme "pairs": two
     releases per client, the second ones under new names (the same vectors again where the file holds one release);
     "together": one case that shows all clients' vectors; "candidates": one case per client, with candidates whose
@@ -71,6 +75,8 @@ class Question:
     scheme: str = ""
     malicious_clients: tuple[MaliciousClient, ...] = ()
     hostile: tuple[int, ...] = ()
+    guards: tuple[str, ...] = ()
+    selecting: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

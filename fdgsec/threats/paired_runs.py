@@ -25,6 +25,7 @@ from fdgsec.runtime.errors import ArtifactError
 from fdgsec.runtime.random_streams import child
 from fdgsec.runtime.secret_streams import simulated_key, simulated_stream
 from fdgsec.threats.answers import Harm, Outcome
+from fdgsec.threats.malicious_engine import MaliciousEngine
 
 DRAWS = 10_000
 """Draws from a pool by which the share of a few rows is estimated."""
@@ -116,7 +117,14 @@ def _run(setting: Setting, *, seed: int, rounds: int, model: GlobalModel | None,
         guards=(*setting.guards, *defense_stack.guards), policies=defense_stack.policies,
         filters=defense_stack.filters, keep=_is_compared,
     )  # fmt: skip
-    engine = LocalEngine(members=setting.members, method=setting.method, seed=seed, defense_stack=defense_stack)
+    malicious_clients = defense_stack.malicious_clients
+    engine = MaliciousEngine(
+        engine=LocalEngine(
+            members=setting.members, method=setting.method, seed=seed,
+            defense_stack=replace(defense_stack, malicious_clients={}),
+        ),
+        malicious_clients=malicious_clients,
+    )  # fmt: skip
     memory: dict[str, State] = {}
 
     def note(report: RoundReport, _model: GlobalModel) -> None:

@@ -38,6 +38,8 @@ from fdgsec.threats.judging.permutation_tests import NullRow
 
 UPLOADED = frozenset({"StyleStatistics", "StyleDistribution", "ImageStyles", "Amplitudes"})
 """Artifacts that clients send before any training."""
+RUN_OR_TRAINING = ("released", "cohorts", "trained", "hostile", "breakdown", "guarded_runs", "guarded_exchanges")
+"""Questions about the run itself, about training, or about malicious clients."""
 NOTHING_ASKED = "asks nothing of this target: it releases no row per image, or has too few images for every request"
 
 
@@ -240,7 +242,7 @@ def _rehearsal(question: Question, setting: AttackSetting) -> Question | None:
     if question.kind == "hostile" and facts.artifact_kinds & UPLOADED:  # a client that a defense silences ends the run
         records = question.records or facts.images_per_client
         return Question(kind="rounds", count=1, records=min(records, facts.images_per_client), rounds=1)
-    if question.kind in ("released", "cohorts", "trained", "hostile", "breakdown"):
+    if question.kind in RUN_OR_TRAINING:
         return None
     if question.kind in ("halves", "sessions", "mixtures"):  # a client's share of the images depends on their number
         return question

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fdgsec.experiments.simulated_runs.guarded_cases import guarded
 from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, hostile
 from fdgsec.experiments.simulated_runs.model_round_cases import model_rounds
 from fdgsec.experiments.simulated_runs.released_style_cases import add_one_record, as_if_released, released
@@ -37,6 +38,8 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "single_step": single_step,
     "hostile": hostile,
     "breakdown": breakdown,
+    "guarded_runs": guarded,
+    "guarded_exchanges": guarded,
 }
 
 

@@ -24,7 +24,7 @@ def hostile(simulator: Simulator, question: Question) -> Cases:
     Seeds are the run's and those that follow; clients are the run's, each with at most `records` of its images. Without
     training (`rounds` 0) only the exchange is run. A malicious client that needs one run only (`once`) is run once. An
     adversary that is no client has no cases."""
-    forger = _forger(simulator)
+    forger = forger_of(simulator)
     result: Cases = []
     if forger is None:
         return result
@@ -33,12 +33,12 @@ def hostile(simulator: Simulator, question: Question) -> Cases:
         members=_members(simulator, question.records),
         defense_stack=simulator.defense_stack,
         guards=simulator.guards,
-        measured=_measured(simulator),
+        measured=measured_images(simulator),
     )
     rounds, settled = min(question.rounds, simulator.rounds), set[MaliciousClient]()
     for number in range(question.count):
         seed = simulator.seed + number
-        model = _initial_model(simulator, seed, rounds)
+        model = initial_model(simulator, seed, rounds)
         honest = honest_run(setting, seed=seed, rounds=rounds, model=model, forger=forger)
         for malicious_client in question.malicious_clients:
             if malicious_client in settled:
@@ -54,7 +54,8 @@ def hostile(simulator: Simulator, question: Question) -> Cases:
     return result
 
 
-def _forger(simulator: Simulator) -> str | None:
+def forger_of(simulator: Simulator) -> str | None:
+    """The client that the adversary is, or None."""
     names = {client.name for client in simulator.clients}
     return next((party for party in simulator.adversary.parties if party in names), None)
 
@@ -72,14 +73,14 @@ def _members(simulator: Simulator, most: int) -> list[Client]:
     ]
 
 
-def _measured(simulator: Simulator) -> dict[str, DomainDataset]:
+def measured_images(simulator: Simulator) -> dict[str, DomainDataset]:
     """The unseen domain, and the held-out images of the source domains, which models learn first."""
     held = simulator.roles.held_out
     seen = {"source domains": held.subset(torch.isin(held.domains, torch.tensor(simulator.sources)))}
     return seen if simulator.unseen is None else {"unseen domain": simulator.unseen, **seen}
 
 
-def _initial_model(simulator: Simulator, seed: int, rounds: int) -> GlobalModel | None:
+def initial_model(simulator: Simulator, seed: int, rounds: int) -> GlobalModel | None:
     """The initial model of a seed; the run's own where no other can be drawn."""
     if not rounds and simulator.method.shares != "every":
         return None
@@ -106,7 +107,7 @@ def breakdown(simulator: Simulator, question: Question) -> Cases:
     pools = [simulator.others(domain) for domain in simulator.sources]
     per_pool = -(-question.clients // len(pools))
     result: Cases = []
-    if _forger(simulator) is None or min(len(pool) for pool in pools) < question.records * per_pool:
+    if forger_of(simulator) is None or min(len(pool) for pool in pools) < question.records * per_pool:
         return result
     for number in range(question.count):
         orders = [

@@ -36,7 +36,7 @@ BLANK = Knowledge(
 
 
 def test_forgeries_are_of_what_a_target_sends_malformed_ones_first():
-    (pairs, breakdown) = Poisoning().plan(FACTS)
+    (pairs, guarded, breakdown) = Poisoning().plan(FACTS)
 
     assert (pairs.kind, pairs.count, pairs.rounds) == ("hostile", 5, 2)
     assert [f"{one.kind}: {one.name}" for one in pairs.malicious_clients] == [
@@ -46,12 +46,13 @@ def test_forgeries_are_of_what_a_target_sends_malformed_ones_first():
         "Scores, weight: weight 1e+12", "StyleStatistics: x10", "StyleStatistics: x100", "ModelState: update x10",
         "ModelState: update x-1", "Scores, weight: weight 1e+06",
     ]  # fmt: skip
+    assert (guarded.kind, guarded.clients, guarded.hostile) == ("guarded_exchanges", 9, (2,))
     assert (breakdown.kind, breakdown.clients, breakdown.hostile) == ("breakdown", 21, (1, 3, 5, 7, 9, 10))
 
 
 def test_a_run_without_training_has_no_model_to_forge_and_a_full_one_all_rounds():
-    untrained, _ = Poisoning().plan(replace(FACTS, rounds=0))
-    full, _ = Poisoning().plan(replace(FACTS, profile="full"))
+    untrained, *_ = Poisoning().plan(replace(FACTS, rounds=0))
+    full, *_ = Poisoning().plan(replace(FACTS, profile="full"))
 
     assert {one.kind for one in untrained.malicious_clients} == {"everything", "StyleStatistics"}
     assert full.rounds == 6

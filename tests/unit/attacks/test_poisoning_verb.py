@@ -13,6 +13,7 @@ FEW = [
     "attacks.poisoning.clients=5",
     "attacks.poisoning.records=3",
     "attacks.poisoning.hostile=[1]",
+    "attacks.poisoning.guards=[]",
 ]
 
 
@@ -64,6 +65,23 @@ def test_a_breakdown_that_cannot_be_had_says_so(tmp_path: Path):
 
     (row,) = [row for row in result["measurements"] if row["slice"]["forgery"] == "breakdown"]
     assert row["unavailable"] == "too few images for 300 clients of 3 images each"
+
+
+def test_a_report_has_the_worst_forgery_behind_each_guard_beside_each_forgery(tmp_path: Path):
+    more = ['guards=["the run\'s","norm","center=krum"]', "guarded_clients=6", "malicious=2", "selecting=1"]
+    sets = [word for option in more for word in ("--set", f"attacks.poisoning.{option}")]
+
+    result = result_of("ccst-overall", tmp_path / "run", *sets)
+
+    rows = [row for row in result["measurements"] if "guard" in row["slice"]]
+    for guard in ("the run's", "norm"):
+        of_guard = {row["slice"]["forgery"]: row for row in rows if row["slice"]["guard"] == guard}
+        worst = of_guard["worst of 10 by displacement"]
+        assert len(of_guard) == 11
+        assert of_guard[worst["slice"]["chosen"]]["value"] == worst["value"]
+        assert worst["n"] == 2
+    (misfit,) = [row for row in rows if row["slice"]["guard"] == "center=krum"]
+    assert misfit["unavailable"].startswith("does not fit")
 
 
 @pytest.mark.slow
