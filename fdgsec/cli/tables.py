@@ -179,11 +179,13 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
     terminal, defense = console(), found["defense"]
     options = ", ".join(f"{key}={value}" for key, value in defense["options"].items())
     repeats = f"median of {found['repeats']} audits, " if found["repeats"] > 1 else ""
+    curve, most = found["gaussian_bound"], found["gaussian_ceiling"]
     capped = (
         "; the ceiling is under the claim, which this audit could not have failed"
-        if found["ceiling"] <= found["claimed_epsilon"]
+        if max(found["ceiling"], most or 0.0) <= found["claimed_epsilon"]
         else ""
     )
+    whole = [] if curve is None else [f"of the Gaussian curve: epsilon {curve:.3f}, ceiling {most:.3f} (same guesses)"]
     bound, claimed = found["scale_bound"], found["scale_claim"]
     few = [] if claimed is None else [f"few records: size of the noise: epsilon {bound:.3f}, claim {claimed:.4g}"]
     for line in (
@@ -192,8 +194,9 @@ def print_audit(found: Mapping[str, Any], *, out: Path) -> None:
         f"({found['relation']}), over {', '.join(found['covers'])}{review_mark(found)}"),
         (f"lower bound: epsilon {found['lower_bound']:.3f}, ceiling {found['ceiling']:.3f} ({repeats}"
         f"{found['confidence']:.0%} confidence, {found['auditor']}, {found['runs']} runs){capped}"),
+        *whole,
         f"canary: {found['canary']}",
-        f"bounds above the claim: {found['above']} of {found['repeats']}",
+        f"bounds above the claim: {found['above'] if curve is None else found['gaussian_above']} of {found['repeats']}",
         *few,
         f"noise: {found['noise']}",
         f"FAILED: {'; '.join(found['faults'])}" if found["faults"] else "no fault found",

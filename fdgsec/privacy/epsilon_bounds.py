@@ -30,7 +30,7 @@ from fdgsec.privacy import mechanisms
 from fdgsec.privacy.accounting import Unit
 from fdgsec.runtime.errors import UsageError
 
-Auditor = Literal["gaussian", "approximate", "one-run"]
+Auditor = Literal["gaussian", "approximate", "one-run", "one-run gaussian"]
 Curve = Literal["gaussian", "approximate"]
 
 FEWEST_RUNS = 4  # of each kind: two to choose the threshold, two to evaluate it

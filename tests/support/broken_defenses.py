@@ -187,6 +187,17 @@ class DPSGDWithATenthOfTheNoise(DPSGD):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DPSGDWithTwoFifthsOfTheNoise(DPSGD):
+    """Adds two fifths of the noise that it states."""
+
+    def trainer(self, client: Client, method: Method, clock: Clock, rng: SecretStream) -> PrivateTrainer:
+        sound = super().trainer(client, method, clock, rng)
+        return Lying(
+            noise_multiplier=sound.noise_multiplier / 2.5, max_grad_norm=sound.max_grad_norm, secret=rng, noise_stated=2.5
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
 class DPSGDWithoutClip(DPSGD):
     """Clips a thousand times farther out than it states, with the noise that it states."""
 

@@ -1,5 +1,8 @@
 """The audit of private training in one run with randomly included canaries: Steinke, Nasr & Jagielski (2023).
 
+Where every step is Gaussian and takes all records, the same guesses also bound mu of the whole trade-off curve
+(Mahloujifar, Melis & Chaudhuri 2025; fdgsec.privacy.gaussian_one_run_bounds). That bound then decides.
+
 *Gradient* canaries are the strongest known (Nasr et al., USENIX Security 2023): records whose gradients are orthogonal
 and far above the clipping bound, each in its own weight (fdgsec.experiments.audit.gradient_canaries). The trainer is
 the defense's own: its sampling, clipping, noise, divisor and accounting are tested, step by step.
@@ -30,6 +33,7 @@ from fdgsec.nn.training.training_loop import logits
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.privacy.accounting import Use
 from fdgsec.privacy.epsilon_bounds import AuditResult
+from fdgsec.privacy.gaussian_one_run_bounds import gaussian_ceiling, one_run_gaussian_lower_bound
 from fdgsec.privacy.ledger import Guarantee
 from fdgsec.privacy.one_run_bounds import ceiling, one_run_lower_bound, right_guesses
 from fdgsec.runtime.errors import UsageError
@@ -61,6 +65,14 @@ class Observed:
         return torch.logaddexp(torch.log1p(-rates), drawn).sum(0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneRunBounds:
+    """The bound of one audit at (epsilon, delta), and that of the Gaussian trade-off curve where the claim is one."""
+
+    result: AuditResult
+    gaussian: AuditResult | None = None
+
+
 class Canaries(Protocol):
     """Records of which a random subset is included, and the observations of a run with that subset."""
 
@@ -85,8 +97,8 @@ def audited(
     confidence: float,
     seed: int,
     repeat: int,
-) -> AuditResult:
-    """Run with and without canaries, guess, and return the better bound. Raises UsageError if it cannot apply."""
+) -> OneRunBounds:
+    """Run with and without canaries, guess, and return the better bounds. Raises UsageError if they cannot apply."""
     if guarantee.relation == "replace-one":
         raise UsageError(
             "training audits test guarantees under zero-out or add-remove; this guarantee is under replace-one."
@@ -103,11 +115,22 @@ def audited(
     error = (1 - confidence) / 2
     right = max(_right(scores, coins, guesses, sampled=sampled) for scores in (run.scores(), run.scores(beside)))
     m, delta = len(canaries), guarantee.delta
-    return AuditResult(
+    result = AuditResult(
         lower_bound=one_run_lower_bound(m, guesses, right, delta, 1 - error),
         ceiling=ceiling(m, guesses, delta, 1 - error), confidence=confidence, repeats=1, auditor="one-run",
         claimed_epsilon=guarantee.epsilon, delta=delta, unit=guarantee.unit,
     )  # fmt: skip
+    if not smooth([use for uses in run.uses for use in uses or ()]):
+        return OneRunBounds(result=result)
+    bound = one_run_gaussian_lower_bound(m, guesses, right, delta, 1 - error)
+    most = gaussian_ceiling(m, guesses, delta, 1 - error)
+    gaussian = replace(result, lower_bound=bound, ceiling=most, auditor="one-run gaussian")
+    return OneRunBounds(result=result, gaussian=gaussian)
+
+
+def smooth(uses: Sequence[Use]) -> bool:
+    """Whether the claim is a Gaussian trade-off curve: all noise is Gaussian, and every release uses all records."""
+    return bool(uses) and all(use.mechanism == "gaussian" and use.sampling_rate == 1 for use in uses)
 
 
 def _right(scores: Tensor, coins: Tensor, guesses: int, *, sampled: bool) -> int:

@@ -10,6 +10,7 @@ from fdgsec.cli.app import main
 from fdgsec.experiments.audit.one_run import GradientCanaries, MislabelledCanaries
 from fdgsec.experiments.audit.run_audit import AuditPlan, site_of
 from fdgsec.experiments.run_config import attack_settings
+from fdgsec.privacy.gaussian_one_run_bounds import gaussian_ceiling
 from fdgsec.privacy.one_run_bounds import ceiling
 from fdgsec.runtime.progress import NoProgress
 from fdgsec.runtime.registry import DEFENSES
@@ -90,6 +91,37 @@ def test_sound_training_passes(epsilon: float, tmp_path: Path):
     assert (found["relation"], found["unit"], found["auditor"]) == ("zero-out", "record", "one-run")
     assert found["above"] == 0
     assert float(str(found["ceiling"])) == pytest.approx(ceiling(COUNT, 102, 1e-5, 0.975))
+
+
+def test_unsampled_training_is_also_bounded_by_the_whole_gaussian_curve_and_sampled_training_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    whole, sampled = tmp_path / "whole", tmp_path / "sampled"
+
+    assert audit(whole, "dp-sgd:epsilon=4", *WHOLE) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert audit(sampled, "dp-sgd:epsilon=4") == 0
+
+    found = document(whole)
+    bound, curve = float(str(found["lower_bound"])), float(str(found["gaussian_bound"]))
+    assert 0 < bound < curve <= 4
+    assert float(str(found["gaussian_ceiling"])) == pytest.approx(gaussian_ceiling(COUNT, 102, 1e-5, 0.975))
+    assert float(str(found["ceiling"])) < 4 < float(str(found["gaussian_ceiling"]))
+    assert f"of the Gaussian curve: epsilon {curve:.3f}" in printed
+    assert "could not have failed" not in printed
+    assert (document(sampled)["gaussian_bound"], document(sampled)["gaussian_bounds"]) == (None, [])
+
+
+def test_two_fifths_of_the_noise_are_found_by_the_curve_and_not_by_the_single_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(DEFENSES, "dp-sgd", "tests.support.broken_defenses:DPSGDWithTwoFifthsOfTheNoise")  # type: ignore[arg-type]
+
+    code = audit(tmp_path, "dp-sgd:epsilon=4", *WHOLE)  # at 102 guesses no bound at one epsilon exceeds 3.26
+
+    found = document(tmp_path)
+    assert code == 1
+    assert float(str(found["lower_bound"])) < 4 < float(str(found["gaussian_bound"]))
 
 
 @pytest.mark.slow
