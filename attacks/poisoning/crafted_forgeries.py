@@ -66,7 +66,7 @@ def crafted(kind: str) -> tuple[Crafted, ...]:
     """Every rule that applies to artifacts of `kind`, with either knowledge."""
     if kind not in CRAFTED:
         return ()
-    rules = [rule for rule in RULES if rule != "inner product" or kind in ORIGIN]
+    rules: list[Rule] = [rule for rule in RULES if rule != "inner product" or kind in ORIGIN]
     return tuple(Crafted(kind=kind, rule=rule, knowledge=knowledge) for knowledge in _KNOWLEDGE for rule in rules)
 
 

@@ -1,16 +1,19 @@
 """Crafted forgeries in paired runs: what they know, what they send, and the worst of them behind each guard."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
 from fdgsec.attacks.poisoning.attack import Poisoning, against_guards
 from fdgsec.attacks.poisoning.crafted_forgeries import CRAFTED, RULES, Crafted, crafted
+from fdgsec.data.domains import DomainDataset
 from fdgsec.data.roles import Roles, split_roles
 from fdgsec.data.shapes import shapes
 from fdgsec.defenses.guards import Guards
 from fdgsec.experiments.simulated_runs.challenger import Challenger
-from fdgsec.experiments.simulated_runs.guarded_cases import NormRecorder, accuracy_lost, displaced, worst_by
+from fdgsec.experiments.simulated_runs.guarded_cases import Harms, NormRecorder, accuracy_lost, displaced, worst_by
 from fdgsec.federation.artifacts import Artifact, ImageStyles, ModelState, StyleStatistics
 from fdgsec.federation.client_step import run_client_step
 from fdgsec.federation.defense import DefenseStack
@@ -22,15 +25,26 @@ from fdgsec.federation.wire import SERVER, Message
 from fdgsec.methods.ccst import CCST
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import build_classifier
+from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.nn.training.training_plan import TrainingPlan
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import ADVERSARIES
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
 from fdgsec.threats.answers import Harm, Outcome
 from fdgsec.threats.attack import Case, Question, TargetFacts, Truth
 from fdgsec.threats.malicious_engine import REHEARSALS, MaliciousEngine
 
 PLAN = TrainingPlan(batch_size=16, learning_rate=0.05, crop=None, flip=0.0)
 STYLE = "StyleStatistics"
+
+
+def nothing(dataset: DomainDataset) -> Moments:
+    raise NotImplementedError
+
+
+BLANK = Knowledge(
+    statistics=nothing, encoder="none", class_names=(), domain_names=(),
+    auxiliary=None, unseen=None, own=None,
+)  # fmt: skip
 CLOCK = Clock(round=0, rounds=1, participants=("client:0", "client:1", "client:2"))
 REQUEST = StepRequest(clock=CLOCK, model=None, inbox={})
 
@@ -62,7 +76,7 @@ def style(level: float) -> StyleStatistics:
     return StyleStatistics(mean=torch.tensor([level, 2 * level]), std=torch.tensor([1.0, level]))
 
 
-def sent(one: Crafted, own: Artifact, others: list[Artifact], *, seen: StepRequest = REQUEST) -> Artifact | None:
+def sent(one: Crafted, own: Artifact, others: Sequence[Artifact], *, seen: StepRequest = REQUEST) -> Artifact | None:
     peers = Peers(
         honest=[Reply(artifacts={"slot": other}) for other in others],
         rehearse=lambda: [Reply(artifacts={"slot": style(5.0)}), Reply(artifacts={"slot": style(7.0)})],
@@ -238,14 +252,10 @@ def test_a_guard_that_does_not_fit_has_no_cases_and_the_report_says_so(roles: Ro
 
     assert {case.slice["guard"] for case, _ in pairs} == {"the run's"}
     attack = Poisoning(guards=("the run's", "center=krum"))
-    (row,) = [one for one in attack.missing([case for case, _ in pairs], _unused()) if "guard" in one.slice]
+    (row,) = [one for one in attack.missing([case for case, _ in pairs], BLANK) if "guard" in one.slice]
     assert (row.slice["guard"], row.slice["artifact"]) == ("center=krum", STYLE)
     assert row.unavailable is not None
     assert row.unavailable.startswith("does not fit")
-
-
-def _unused():  # type: ignore[no-untyped-def]  # missing() reads the cases alone
-    return None
 
 
 def test_trained_models_behind_a_guard_lose_accuracy_or_not_in_every_run(roles: Roles):
@@ -271,7 +281,7 @@ def harm(before: float, after: float | None, *, moved: float = 0.0, finite: bool
 
 def test_the_worst_has_the_largest_mean_harm_and_a_refused_forgery_is_never_it():
     one, two, refused = Scaled(kind=STYLE, factor=2.0), Scaled(kind=STYLE, factor=3.0), Scaled(kind=STYLE, factor=4.0)
-    seeds = [
+    seeds: list[Harms] = [
         {one: [harm(0.9, 0.4, moved=0.1)], two: [harm(0.9, 0.7, moved=9.0)], refused: [harm(0.9, None)]},
         {one: [harm(0.9, 0.8, moved=0.1)], two: [harm(0.9, 0.7, moved=9.0)], refused: [harm(0.9, 0.0, moved=99.0)]},
     ]

@@ -39,6 +39,7 @@ def slow_largest_tail(m: int, guesses: int, correct: int, mu: float) -> float:
         -(counts >= correct).astype(float), A_ub=np.array(rows), b_ub=np.array(limits),
         A_eq=np.ones((1, guesses + 1)), b_eq=[1.0], bounds=(0, 1), method="highs",
     )  # fmt: skip
+    assert found.fun is not None
     return -float(found.fun)
 
 
