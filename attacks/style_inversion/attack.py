@@ -29,18 +29,21 @@ import torch
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.style_inversion.control import planted_thumbnails
 from fdgsec.attacks.style_inversion.inverter import Schedule
-from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, Effort, InverterCache, loss_named
+from fdgsec.attacks.style_inversion.inverter_cache import LOSSES, RETRIEVED, Effort, InverterCache, loss_named
 from fdgsec.attacks.style_inversion.inverter_gan import AdversarialOptions
 from fdgsec.attacks.style_inversion.recognition import PICTURE, no_recognizer
-from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows
+from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, generated, reconstruct_rows, suits
+from fdgsec.attacks.style_inversion.retrieval import RetrievalOptions
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
-from fdgsec.attacks.style_inversion.training_images import Prior, prior_images
+from fdgsec.attacks.style_inversion.training_images import LEAST_IMAGES, Prior, colorless, prior_images
+from fdgsec.metrics.image_similarity import mse
 from fdgsec.metrics.measurement import Measurement
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child, derangement
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import Answer
 from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, TargetFacts
+from fdgsec.threats.option_checks import check_at_least
 
 POOLED = frozenset({"StyleStatistics", "StyleDistribution"})
 BASELINE = "baseline"
@@ -81,6 +84,7 @@ class StyleInversion:
             effort=Effort(
                 first=Schedule(steps=120, check=15, patience=2), further=Schedule(steps=60, check=10, patience=2),
                 contest=AdversarialOptions(steps=300, decay=0.98, lessons=300), crops=0, images=300,
+                retrieval=RetrievalOptions(nearest=4, draws=2, steps=24, rows=128),
             ),
         ),
         "full": Profile(
@@ -88,13 +92,20 @@ class StyleInversion:
             effort=Effort(
                 first=Schedule(steps=4000, check=100, patience=8), further=Schedule(steps=2000, check=100, patience=5),
                 contest=AdversarialOptions(steps=4000), crops=2, images=4000,
+                retrieval=RetrievalOptions(nearest=8, draws=3, steps=60, rows=400),
             ),
         ),
     }  # fmt: skip
 
     profile: Literal["quick", "full"] = "quick"
     losses: tuple[str, ...] = ()
-    """Losses in place of the profile's: mse, perceptual_mini, lpips, mse+lpips, gan."""
+    """Losses in place of the profile's: mse, perceptual_mini, lpips, mse+lpips, gan, retrieved."""
+    auxiliary: tuple[int, ...] = ()
+    """Numbers of images with which every prior is trained once more, each on the first of the same random order."""
+    draws: int = 0
+    """Drafts of each row that `retrieved` optimizes; 0 takes the profile's number."""
+    refinement: int | None = None
+    """Steps of that optimization; 0 ranks drafts alone, None takes the profile's number."""
     priors: tuple[str, ...] = ("intra", "inter", "third-party")
     size: int = 64
     clients: int = 0
@@ -112,6 +123,8 @@ class StyleInversion:
             raise UsageError(
                 f"style-inversion has losses {', '.join(LOSSES)} and profiles quick, full; got {wrong or self.profile}."
             )
+        check_at_least(LEAST_IMAGES, {"auxiliary": self.auxiliary})
+        check_at_least(0, {"draws": self.draws, "refinement": self.refinement or 0})
 
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for rows of single images; where styles are pooled, for pairs of runs one record apart and re-drawn
@@ -154,7 +167,7 @@ class StyleInversion:
         """Answer every row with another row of its domain, by the first loss alone, because one generator is enough.
 
         The interpolation style is the same for all clients and cannot be exchanged."""
-        alone = replace(self, losses=self._losses()[:1])
+        alone = replace(self, losses=self._losses()[:1], auxiliary=())
         inverter_cache, answers = alone.inverter_cache(knowledge, rng), list[Answer]()
         for rows in populations(cases, knowledge):
             if rows.kind != "interpolation" and len(rows.features) > 1:
@@ -171,18 +184,13 @@ class StyleInversion:
     def missing(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
         """One unavailable row for everything that is not answered, with the reason.
 
-        Losses without weights, priors without data, what the profile leaves out, and single images behind pooled
-        rows."""
+        Losses without weights, priors without data or with too few images, rows that are too many for `retrieved`, what
+        the profile leaves out, and single images behind pooled rows."""
         reasons: dict[tuple[str, str], str] = {}
         for name in self._losses():
-            found = loss_named(name, self.size, device=torch.device("cpu"))
+            found = mse if name == RETRIEVED else loss_named(name, self.size, device=torch.device("cpu"))
             if isinstance(found, str):
                 reasons["loss", name] = found
-        for kind in self.priors:
-            for domain in dict.fromkeys(case.domain for case in cases):
-                images = prior_images(kind, domain, knowledge)
-                if isinstance(images, str):
-                    reasons["prior", kind if domain is None else f"{kind} of {domain}"] = images
         rows = populations(cases, knowledge)
         if cases and not rows:
             reasons["rows", "none"] = "the adversary saw no style of any victim"
@@ -191,10 +199,45 @@ class StyleInversion:
                 "no single image is behind a pooled style: judged are all pictures as a set, and each as a test of "
                 "membership"
             )
+        unused = [*self._unused_priors(cases, knowledge), *self._unretrieved(rows)]
         rest = [] if self.losses else self._left_out()
         if any(part.kind == RECOGNIZED for part in rows) and (lacking := no_recognizer(knowledge)):
             rest.append(_unavailable("balanced_accuracy", {"class_from": PICTURE, "rows": RECOGNIZED}, lacking))
-        return [*(_unavailable("psnr_gain", {key: name}, reason) for (key, name), reason in reasons.items()), *rest]
+        given = [_unavailable("psnr_gain", {key: name}, reason) for (key, name), reason in reasons.items()]
+        return [*given, *unused, *rest]
+
+    def _unused_priors(self, cases: Sequence[Case], knowledge: Knowledge) -> list[Measurement]:
+        """Priors without data, with fewer images than were asked for, and such as `retrieved` cannot begin with."""
+        found: dict[str, list[Measurement]] = {}
+        for kind in self.priors:
+            for domain in dict.fromkeys(case.domain for case in cases):
+                images = prior_images(kind, domain, knowledge)
+                where = {"prior": kind if domain is None else f"{kind} of {domain}"}
+                if isinstance(images, str):
+                    found[where["prior"]] = [_unavailable("psnr_gain", where, images)]
+                    continue
+                few = [number for number in self.auxiliary if number > len(images[1])]
+                reason = f"the prior has {len(images[1])} images"
+                found[where["prior"]] = [
+                    _unavailable("psnr_gain", {**where, "auxiliary": number}, reason) for number in few
+                ]
+                if RETRIEVED in self._losses() and colorless(images[1]):
+                    reason = "pictures begin at real images; this prior's are colorized line drawings"
+                    found[where["prior"]].append(_unavailable("psnr_gain", {**where, "loss": RETRIEVED}, reason))
+        return [row for part in found.values() for row in part]
+
+    def _unretrieved(self, rows: Sequence[Rows]) -> list[Measurement]:
+        """One row for every kind of rows of which a client released too many for `retrieved`."""
+        most, largest = self._effort().retrieval.rows, dict[str, int]()
+        for part in rows if RETRIEVED in self._losses() else ():
+            largest[part.kind] = max(*part.sizes, largest.get(part.kind, 0))
+        return [
+            _unavailable(
+                "psnr_gain", {"loss": RETRIEVED, "rows": kind},
+                f"a client released {count} rows; {RETRIEVED} draws at most {most}",
+            )
+            for kind, count in largest.items() if count > most
+        ]  # fmt: skip
 
     def _left_out(self) -> list[Measurement]:
         """What the profile leaves out, where the profile decides."""
@@ -210,35 +253,57 @@ class StyleInversion:
     def _with_baseline(self) -> bool:
         return self.PROFILES[self.profile].baseline if self.baseline is None else self.baseline
 
+    def _effort(self) -> Effort:
+        """The profile's budget, with the options that were given in its place."""
+        effort = self.PROFILES[self.profile].effort
+        retrieval = effort.retrieval
+        steps = retrieval.steps if self.refinement is None else self.refinement
+        return replace(effort, retrieval=replace(retrieval, draws=self.draws or retrieval.draws, steps=steps))
+
     def inverter_cache(self, knowledge: Knowledge, rng: torch.Generator) -> InverterCache:
         """The cache in which this attack trains its generators, on what its adversary knows."""
         device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
         return InverterCache(
-            knowledge=knowledge, effort=self.PROFILES[self.profile].effort, losses=self._losses(), size=self.size,
+            knowledge=knowledge, effort=self._effort(), losses=self._losses(), size=self.size,
             published_widths=self.published_widths, device=torch.device(device), rng=rng,
         )  # fmt: skip
 
     def _invert(self, rows: Rows, cases: Sequence[Case], inverter_cache: InverterCache, *, sets: bool) -> list[Answer]:
-        """Answer one population with every prior and loss."""
+        """Answer one population with every prior, each with all of its images and with every smaller number."""
         answers: list[Answer] = []
         for kind in self.priors:
-            prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in SINGLE_IMAGE_KINDS)
-            if prior is None:
-                continue
             named = "own" if kind == "inter" and rows.domain is None else kind
-            trained = {loss: inverter_cache.inverter(prior, loss) for loss in self._losses()}
-            inverters = {loss: inverter for loss, inverter in trained.items() if inverter is not None}
-            for number, (loss, inverter) in enumerate(inverters.items()):
-                child_rng = child(inverter_cache.rng, "controls", rows.kind, str(rows.domain), kind, loss)
-                drawn = reconstruct_rows(rows, prior, inverter, child_rng)
-                where = {"prior": named, "loss": loss, "rows": rows.kind}
-                if not rows.pooled:
-                    answers += drawn.reconstructions(where)
-                    answers += _recognized(drawn, prior, inverter_cache, where, compare=sets and number == 0)
-                elif number == 0:
-                    answers += drawn.memberships(cases, where)
-                if sets:
-                    answers += _sets(drawn, loss, {"prior": named, "rows": rows.kind}, exchanged=number == 0)
+            for images in (0, *self.auxiliary):
+                prior = inverter_cache.prior(kind, rows.domain, single=rows.kind in SINGLE_IMAGE_KINDS, images=images)
+                if prior is None:
+                    continue
+                where: dict[str, str | int] = {"prior": named, "rows": rows.kind}
+                if images:
+                    where["auxiliary"] = images
+                answers += self._with_prior(rows, cases, prior, inverter_cache, where, sets=sets)
+        return answers
+
+    def _with_prior(
+        self, rows: Rows, cases: Sequence[Case], prior: Prior, inverter_cache: InverterCache,
+        where: Mapping[str, str | int], *, sets: bool,
+    ) -> list[Answer]:  # fmt: skip
+        """Answer one population with one prior and every loss; smaller priors are not judged as sets."""
+        answers: list[Answer] = []
+        trained = {loss: inverter_cache.inverter(prior, loss) for loss in self._losses()}
+        inverters = {loss: found for loss, found in trained.items() if found is not None and suits(found, rows)}
+        for number, (loss, inverter) in enumerate(inverters.items()):
+            names = [str(where["prior"]), loss, *([where["auxiliary"]] if "auxiliary" in where else [])]
+            child_rng = child(inverter_cache.rng, "controls", rows.kind, str(rows.domain), *names)
+            drawn = reconstruct_rows(rows, prior, inverter, child_rng)
+            answers += drawn.residuals({**where, "loss": loss})
+            if not rows.pooled:
+                answers += drawn.reconstructions({**where, "loss": loss})
+                compare = sets and number == 0
+                answers += _recognized(drawn, prior, inverter_cache, {**where, "loss": loss}, compare=compare)
+            elif number == 0:
+                answers += drawn.memberships(cases, {**where, "loss": loss})
+            if sets and "auxiliary" not in where:
+                answers += _sets(drawn, loss, where, exchanged=number == 0)
         return answers
 
 

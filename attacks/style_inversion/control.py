@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.data.domains import DomainDataset, downsample
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.nn.styles.channel_statistics import Moments
-from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.nn.styles.encoders import StyleEncoder
+from fdgsec.nn.styles.image_styles import register_encoder, statistics
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.attack import Case, PositiveControl, Truth
 from fdgsec.threats.positive_control_data import upload
@@ -39,12 +41,30 @@ def planted_thumbnails(knowledge: Knowledge, rng: torch.Generator) -> PositiveCo
     )  # fmt: skip
     truth = Truth(rows=order.argsort(), images=victims.pixels(), labels=victims.labels, domains=victims.domains)
     planted = replace(
-        knowledge, statistics=_thumbnail, auxiliary=images.subset(torch.arange(public)), unseen=None, own=None,
+        knowledge, statistics=_thumbnail, encoder=register_encoder(ThumbnailMaps()),
+        auxiliary=images.subset(torch.arange(public)), unseen=None, own=None,
         domain_names=("planted",), class_names=("any",),
     )  # fmt: skip
     return PositiveControl(
         cases=[case], truths=[truth], knowledge=planted, measurement="psnr_gain", at_least=THUMBNAIL_GAIN
     )
+
+
+class ThumbnailMaps(StyleEncoder):
+    """The synthetic statistics as an encoder: 96 maps of 64 cells, half of them one deviation above the mean, half
+    below."""
+
+    name, channels, stride, has_decoder = "planted thumbnails", 96, 2, False
+    signs: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("signs", torch.tensor([1.0, -1.0]).repeat(32).view(8, 8))
+        self._freeze()
+
+    def _features(self, images: Tensor) -> Tensor:
+        mean, log_std = functional.adaptive_avg_pool2d(images, 8).flatten(1).chunk(2, dim=1)
+        return mean[..., None, None] + log_std.exp()[..., None, None] * self.signs
 
 
 def _thumbnail(dataset: DomainDataset) -> Moments:

@@ -12,6 +12,7 @@ from fdgsec.attacks.style_inversion.inverter_gan import (
     fit_baseline,
 )
 from fdgsec.attacks.style_inversion.recognition import Recognizer, recognizer_of
+from fdgsec.attacks.style_inversion.retrieval import RetrievalInverter, RetrievalOptions, retrieval_of
 from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encode_prior, mirrored, prior_images
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
@@ -23,17 +24,19 @@ from fdgsec.threats.adversary import Knowledge
 
 LPIPS_TO_MSE = 10.0  # "mse+lpips": at the start of training the two terms are then about equal
 GAN = "gan"
-LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN)
+RETRIEVED = "retrieved"
+LOSSES = ("mse", "perceptual_mini", "lpips", "mse+lpips", GAN, RETRIEVED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """Training budget: schedules of the first loss, of each further one and of an adversarial one; the images of a
-    prior."""
+    """Budget: schedules of the first loss, of each further one and of an adversarial one, and the work of a retrieval;
+    the images of a prior."""
 
     first: Schedule
     further: Schedule
     contest: AdversarialOptions
+    retrieval: RetrievalOptions
     crops: int
     images: int
 
@@ -54,28 +57,36 @@ class InverterCache:
     priors: dict[str, Prior] = field(default_factory=dict)
     measures: dict[tuple[str, int], Loss | str] = field(default_factory=dict)
     inverters: dict[tuple[str, str], TrainedInverter] = field(default_factory=dict)
+    retrievals: dict[str, RetrievalInverter] = field(default_factory=dict)
     baselines: dict[str, BaselineGenerator] = field(default_factory=dict)
     recognizers: dict[int, Recognizer | str] = field(default_factory=dict)
 
-    def prior(self, kind: str, domain: str | None, *, single: bool) -> Prior | None:
+    def prior(self, kind: str, domain: str | None, *, single: bool, images: int = 0) -> Prior | None:
         """The encoded training set of `kind` for a victim of `domain`, or None where the data are missing.
 
-        For rows of `single` images under a defense, its noise is added to the training rows."""
+        It has the first `images` of a random order, 0: all. For rows of `single` images under a defense, its noise is
+        added to the training rows."""
         found = prior_images(kind, domain, self.knowledge)
-        if isinstance(found, str):
+        if isinstance(found, str) or len(found[1]) < images:
             return None
-        name, images = found
+        name, known = found
+        if images:
+            order = torch.randperm(len(known), generator=child(self.rng, "order", name))
+            name, known = f"{name}, {images} images", known.subset(order[:images])
+        variants = child(self.rng, "variants", name)
         behind = self.knowledge if single and self.knowledge.defended is not None else None
         name = name if behind is None else f"{name}, noisy"
         if name not in self.priors:
             self.priors[name] = encode_prior(
-                name, images, self.knowledge.statistics, size=self.size, crops=self.effort.crops,
-                limit=self.effort.images, rng=child(self.rng, "variants", found[0]), behind=behind,
+                name, known, self.knowledge.statistics, size=self.size, crops=self.effort.crops,
+                limit=max(self.effort.images, images), rng=variants, behind=behind,
             )  # fmt: skip
         return self.priors[name]
 
     def inverter(self, prior: Prior, loss: str) -> TrainedInverter | None:
         """The inverter of one prior and loss, trained on first use, or None where the loss is unavailable."""
+        if loss == RETRIEVED:
+            return self._retrieval(prior)
         size = int(prior.training.images.shape[-1])
         if (loss, size) not in self.measures:
             self.measures[loss, size] = loss_named(loss, size, device=self.device)
@@ -86,6 +97,14 @@ class InverterCache:
             train = self._adversarial if loss == GAN else self._regression
             self.inverters[prior.name, loss] = train(prior, measure, child(self.rng, "train", prior.name, loss))
         return self.inverters[prior.name, loss]
+
+    def _retrieval(self, prior: Prior) -> RetrievalInverter | None:
+        """The inverter that begins at public images; None for colorized line drawings, which are no such images."""
+        if prior.painted:
+            return None
+        if prior.name not in self.retrievals:
+            self.retrievals[prior.name] = retrieval_of(prior, self.knowledge, self.effort.retrieval)
+        return self.retrievals[prior.name]
 
     def recognizer(self, side: int) -> Recognizer | str:
         """The recognizer of classes in pictures of `side` px, trained on first use, or why there is none."""

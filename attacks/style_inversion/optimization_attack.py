@@ -27,7 +27,14 @@ from fdgsec.attacks.statistics.defense_noise import ACCOUNTED, RowDefenseNoise, 
 from fdgsec.attacks.style_inversion.control import planted_colors
 from fdgsec.attacks.style_inversion.inverter import style_features
 from fdgsec.attacks.style_inversion.reconstruction_answers import ReconstructedRows, parts
-from fdgsec.attacks.style_inversion.style_matching import MatchedImages, Matching, input_side, match
+from fdgsec.attacks.style_inversion.style_matching import (
+    MatchedImages,
+    Matching,
+    input_side,
+    match,
+    mean_and_std,
+    statistic_spread,
+)
 from fdgsec.attacks.style_inversion.style_rows import SINGLE_IMAGE_KINDS, Rows, populations
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.measurement import Measurement
@@ -42,7 +49,6 @@ from fdgsec.threats.judging.groups import unavailable
 
 CONVERGED = 0.1
 """Residual below which a row counts as matched: a tenth of the spread between images."""
-FLOOR = 0.1  # share of the mean spread that is added to each, so that near-constant channels do not dominate
 NOISE_STYLES = 2  # drawn for control B4 per population, and given to its rows in turn
 CHEAP = 8  # factor on the maximum number of rows where the encoder is not a network
 
@@ -221,35 +227,34 @@ class _PublicReference:
 
     def likely(self, rows: Rows) -> Tensor:
         """The target styles (R, 2C); under a defense, the posterior mean of single images' rows before the noise."""
-        targets = _mean_and_std(rows.features)
+        targets = mean_and_std(rows.features)
         if self.defense_noise is None:
             return targets
-        known = _mean_and_std(self.features)
+        known = mean_and_std(self.features)
         return self.defense_noise.likely(targets, known.mean(0), known.var(0, correction=0))
 
     def noise(self, rng: torch.Generator) -> Tensor:
         """Styles drawn independently per statistic from the public mean and spread; no image has them."""
         drawn = torch.randn(NOISE_STYLES, self.features.shape[1], generator=rng, dtype=torch.float64)
-        return _mean_and_std(self.features.mean(0) + self.features.std(0, correction=0) * drawn)
+        return mean_and_std(self.features.mean(0) + self.features.std(0, correction=0) * drawn)
 
     def any_style(self, rng: torch.Generator) -> Tensor:
         """The style of one public image, (1, 2C)."""
-        return _mean_and_std(self.features[torch.randint(len(self.features), (1,), generator=rng)])
+        return mean_and_std(self.features[torch.randint(len(self.features), (1,), generator=rng)])
 
     def nearest(self, targets: Tensor) -> Tensor:
         """The public image whose style is nearest to each of `targets`, (R,)."""
-        return torch.cdist(targets / self.spread, _mean_and_std(self.features) / self.spread).argmin(1)
+        return torch.cdist(targets / self.spread, mean_and_std(self.features) / self.spread).argmin(1)
 
     def residual(self, chosen: Tensor, targets: Tensor) -> Tensor:
         """The distance of the styles of the images `chosen` from `targets`, as in `style_residual`, (R,)."""
-        return ((_mean_and_std(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
+        return ((mean_and_std(self.features[chosen]) - targets) / self.spread).square().mean(1).sqrt()
 
 
 def _public_reference(knowledge: Knowledge, rows: Rows, side: int) -> _PublicReference:
     domain, public, encoder = rows.domain, knowledge.public_images(), encoder_named(knowledge.encoder)
     features = style_features(*knowledge.statistics(public).style(unbiased=False))
-    deviation = _mean_and_std(features).std(0, correction=0)
-    spread = deviation + FLOOR * deviation.mean() if float(deviation.max()) > 0 else torch.ones_like(deviation)
+    spread = statistic_spread(mean_and_std(features))
     own = torch.arange(len(public))
     if domain is not None and domain in public.domain_names:
         same = (public.domains == public.domain_index(domain)).nonzero().flatten()
@@ -261,12 +266,6 @@ def _public_reference(knowledge: Knowledge, rows: Rows, side: int) -> _PublicRef
     return _PublicReference(
         encoder=encoder, spread=spread, images=images, features=features[own], defense_noise=defense_noise
     )
-
-
-def _mean_and_std(features: Tensor) -> Tensor:
-    """Convert (mu, log sigma) to (mu, sigma), (R, 2C)."""
-    mean, log_std = features.chunk(2, dim=1)
-    return torch.cat([mean, log_std.exp()], dim=1)
 
 
 def _convergence(rows: Rows, drawn: MatchedImages, residuals: Mapping[str, Tensor]) -> list[Prediction]:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from fdgsec.attacks.style_inversion.inverter import TrainedInverter
+from fdgsec.attacks.style_inversion.retrieval import NOISE_STYLES, RetrievalInverter, RetrievedPictures
 from fdgsec.attacks.style_inversion.style_rows import Rows
 from fdgsec.attacks.style_inversion.training_images import Prior
 from fdgsec.data.domains import downsample
 from fdgsec.runtime.random_streams import derangement
-from fdgsec.threats.answers import GeneratedSets, Membership, Reconstructions
+from fdgsec.threats.answers import GeneratedSets, Membership, Prediction, Reconstructions
 from fdgsec.threats.attack import Case
 
 Where = Mapping[str, str | int]
@@ -19,11 +20,14 @@ Where = Mapping[str, str | int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReconstructedRows:
-    """The reconstructions of all rows of a population, (R, 3, S, S), with the controls B0 to B4 of the same shape."""
+    """The reconstructions of all rows of a population, (R, 3, S, S), with the controls B0 to B4 of the same shape.
+
+    `retrieved` has them at full size, where they were matched to the styles."""
 
     rows: Rows
     images: Tensor
     controls: Mapping[str, Tensor]
+    retrieved: RetrievedPictures | None = None
 
     def reconstructions(self, where: Where) -> list[Reconstructions]:
         """One answer per case, with its own images."""
@@ -34,6 +38,17 @@ class ReconstructedRows:
             )
             for case, part in parts(self.rows)
         ]  # fmt: skip
+
+    def residuals(self, where: Where) -> list[Prediction]:
+        """How far the styles of retrieved pictures, and of the images they began at, are from the given ones."""
+        if self.retrieved is None:
+            return []
+        found = {"picture": self.retrieved.residual, "nearest public picture": self.retrieved.before}
+        return [
+            Prediction(case=case, slice={**where, "of": of}, name="style_residual", value=float(values[part].mean()))
+            for case, part in parts(self.rows)
+            for of, values in found.items()
+        ]
 
     def memberships(self, cases: Sequence[Case], where: Where) -> list[Membership]:
         """Score each candidate of a pooled row by its projection on the reconstruction's direction, from the mean image
@@ -52,13 +67,19 @@ class ReconstructedRows:
         return answers
 
 
+def suits(inverter: TrainedInverter, rows: Rows) -> bool:
+    """Whether no case has more rows than the inverter answers."""
+    return not isinstance(inverter, RetrievalInverter) or max(rows.sizes) <= inverter.options.rows
+
+
 def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: torch.Generator) -> ReconstructedRows:
     """Reconstruct all rows and their controls.
 
     B0 the mean image of the prior, B1 one of its images, B2 that of the nearest style, B3 the reconstruction of another
     row of the population, B4 that of noise."""
-    features = placed(rows, prior)
-    images, training = inverter(features), prior.training
+    features, training = placed(rows, prior), prior.training
+    found = inverter.retrieve(features) if isinstance(inverter, RetrievalInverter) else None
+    images = inverter(features) if found is None else found.shown
     count = len(images)
     noise = torch.randn(features.shape, generator=rng, dtype=torch.float64)
     order = derangement(count, rng)
@@ -67,14 +88,16 @@ def reconstruct_rows(rows: Rows, prior: Prior, inverter: TrainedInverter, rng: t
         chosen = torch.randint(len(training.features), (1,), generator=rng)
         others = inverter(training.features[chosen])
     near = torch.cdist(prior.linear.standardized(features), prior.linear.standardized(training.features)).argmin(1)
+    noise = noise if found is None else noise[:NOISE_STYLES]
+    fed_noise = inverter(prior.linear.center + prior.linear.spread * noise)
     controls = {
         "B0": training.images.mean(0, keepdim=True).expand_as(images),
         "B1": training.images[torch.randint(len(training.images), (count,), generator=rng)],
         "B2": training.images[near],
         "B3": others,
-        "B4": inverter(prior.linear.center + prior.linear.spread * noise),
+        "B4": fed_noise[torch.arange(count) % len(noise)],
     }
-    return ReconstructedRows(rows=rows, images=images, controls=controls)
+    return ReconstructedRows(rows=rows, images=images, controls=controls, retrieved=found)
 
 
 def placed(rows: Rows, prior: Prior) -> Tensor:

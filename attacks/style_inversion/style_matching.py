@@ -26,6 +26,7 @@ BATCH = 32  # images that are optimized at once
 FLATTEST = 1e-3  # smooths the square root at 0, for image gradients below this, in [0, 1] per pixel
 BLACKEST = 0.02  # starts are clamped away from 0 and 1, whose logits are infinite
 LEAST_RATE = 0.05  # learning rate of the last step, as a share of the first step's
+FLOOR = 0.1  # share of the mean spread that is added to each, so that near-constant channels do not dominate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,18 @@ def match(
 def style_residual(encoder: StyleEncoder, images: Tensor, targets: Tensor, spread: Tensor) -> Tensor:
     """The root mean square over statistics of (s(x) - s*) / spread, (N,): 1 where all are off by their spread."""
     return _square_gap(encoder, images, targets, spread).sqrt()
+
+
+def mean_and_std(features: Tensor) -> Tensor:
+    """Convert (mu, log sigma) to (mu, sigma), (R, 2C)."""
+    mean, log_std = features.chunk(2, dim=1)
+    return torch.cat([mean, log_std.exp()], dim=1)
+
+
+def statistic_spread(styles: Tensor) -> Tensor:
+    """The unit of every statistic, (2C,): its standard deviation over images (n, 2C), and a tenth of their mean."""
+    deviation = styles.std(0, correction=0)
+    return deviation + FLOOR * deviation.mean() if float(deviation.max()) > 0 else torch.ones_like(deviation)
 
 
 def input_side(encoder: StyleEncoder, cells: int) -> int:

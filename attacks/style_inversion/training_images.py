@@ -33,7 +33,9 @@ class Prior:
     """One encoded training set of the adversary, and its linear inverse with cross-validated predictions `unseen`.
 
     `labels` has the class of each group of the training set. `pooled` and `averaged` (2C,) are what its images would
-    release together: the style of all their pixels, and the mean of their styles."""
+    release together: the style of all their pixels, and the mean of their styles. `images` are those of the groups at
+    full size, colorized where `painted`, and `styles` (n, 2C) their features before any defense; `noisy` says that the
+    training rows have a defense's noise."""
 
     name: str
     training: TrainingSet
@@ -43,6 +45,9 @@ class Prior:
     painted: bool
     pooled: Tensor
     averaged: Tensor
+    images: DomainDataset
+    styles: Tensor
+    noisy: bool
 
     def aligned(self, features: Tensor) -> Tensor:
         """Match the mean and spread of victims' rows (R, 2C) to a colorized prior's, which differ from any real
@@ -107,6 +112,7 @@ def encode_prior(
         name=name, training=training, linear=linear, unseen=unseen, labels=variants[0].labels, painted=drawings,
         pooled=style_features(*found.pooled().style(unbiased=False))[0],
         averaged=style_features(mean.mean(0, keepdim=True), std.mean(0, keepdim=True))[0],
+        images=variants[0], styles=style_features(*styles[0].style(unbiased=False)), noisy=behind is not None,
     )  # fmt: skip
 
 

@@ -33,7 +33,9 @@ OPTIONS: Mapping[str, Mapping[str, object]] = {
     "inter-client": {"gallery": 200, "images": 100},
     "interpolation-leakage": {"clients": 4, "records": 8, "federations": 20, "simulations": 600, "kept": 150},
     "pool-exposure": {"sizes": (30, 120), "clients": 12, "gallery": 200},
-    "style-inversion": {"losses": ("mse",), "priors": ("intra",), "size": 16, "clients": 30, "holding": 4},
+    "style-inversion": {
+        "losses": ("mse",), "priors": ("intra",), "auxiliary": (), "size": 16, "clients": 30, "holding": 4,
+    },
     "optimization-inversion": {"restarts": 1, "steps": 100, "side": 32},
     "generator-leakage": {"candidates": 30, "references": 4, "largest": 40},
     "model-membership": {"candidates": 40, "references": 4},
