@@ -13,6 +13,7 @@ from fdgsec.attacks.style_inversion.inverter_gan import (
 )
 from fdgsec.attacks.style_inversion.recognition import Recognizer, recognizer_of
 from fdgsec.attacks.style_inversion.retrieval import RetrievalInverter, RetrievalOptions, retrieval_of
+from fdgsec.attacks.style_inversion.style_residuals import residuals_of
 from fdgsec.attacks.style_inversion.training_images import Prior, drawn_side, encode_prior, mirrored, prior_images
 from fdgsec.data.domains import downsample
 from fdgsec.metrics.image_similarity import LPIPS_LEAST_SIDE, LpipsDistance, PerceptualEncoder, mse
@@ -103,7 +104,9 @@ class InverterCache:
         if prior.painted:
             return None
         if prior.name not in self.retrievals:
-            self.retrievals[prior.name] = retrieval_of(prior, self.knowledge, self.effort.retrieval)
+            self.retrievals[prior.name] = retrieval_of(
+                prior, residuals_of(prior, self.knowledge), self.knowledge, self.effort.retrieval
+            )
         return self.retrievals[prior.name]
 
     def recognizer(self, side: int) -> Recognizer | str:
@@ -126,7 +129,7 @@ class InverterCache:
         return fit_adversarial(
             prior.training.on(self.device), prior.linear.on(self.device), prior.unseen.to(self.device),
             shape=self._shape(int(prior.training.images.shape[-1]), adversarial=True), perceptual=loss,
-            contest=self.effort.contest, rng=rng,
+            contest=self.effort.contest, rng=rng, ranking=residuals_of(prior, self.knowledge).of_reconstructions,
         )  # fmt: skip
 
     def baseline(self, domain: str | None) -> BaselineGenerator | None:

@@ -4,8 +4,8 @@ The conditional generator predicts G(s, z) on top of the linear part. Its loss i
 is conditioned on the style (fdgsec.nn.networks.style_discriminator), a perceptual distance to the true image, and the
 style's own distance |t(G(s, z)) - s|^2 in whitened coordinates. The public encoder is available as statistics of images
 (`Knowledge.statistics`), without gradients, at the images' own size. Therefore t is a network trained to predict styles
-from the small images of the training set. Of several z the one is kept whose image has, under t, the style nearest to
-s.
+from the small images of the training set. Of several z the one is kept whose image has the style nearest to s, under
+the public encoder itself where a `Ranking` by it is given, else under t.
 
 The baseline is FISC's (arXiv 2410.22622, appendix B.5): the same networks, unconditional, trained on real images alone.
 Both keep a moving average of the generator (Karras et al. 2018), and the discriminator receives translated images with
@@ -35,6 +35,10 @@ PRECISION: Mapping[str, Precision] = {
     "cpu": Precision(dtype="float32", channels_last=True),
     "cuda": Precision(dtype="bfloat16", channels_last=True),
 }
+
+
+Ranking = Callable[[Tensor, Tensor], Tensor]
+"""How far the styles of reconstructions (N, 3, S, S) are from those of `features` (N, D), (N,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +91,7 @@ def style_code(training: TrainingSet, linear: LinearInverse) -> StyleCode:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AdversarialInverter:
-    """The trained conditional generator, with the linear part and the predictor that selects z.
+    """The trained conditional generator, with the linear part and what selects z: `ranking`, or the predictor.
 
     Equal calls give equal images: z comes from `rng`, which is never advanced."""
 
@@ -97,6 +101,7 @@ class AdversarialInverter:
     predictor: StylePredictor
     contest: AdversarialOptions
     rng: torch.Generator
+    ranking: Ranking | None = None
 
     @torch.no_grad()
     def __call__(self, features: Tensor) -> Tensor:
@@ -111,6 +116,8 @@ class AdversarialInverter:
             for rows in torch.arange(len(given)).split(64):
                 drawn = over_linear(generator, base[rows], torch.cat([styles[rows], z[rows]], dim=1))
                 gap = (predictor(drawn) - styles[rows]).square().mean(1)
+                if self.ranking is not None:
+                    gap = self.ranking(drawn, given[rows]).to(gap)
                 nearer = gap < best[rows]
                 best[rows] = torch.where(nearer, gap, best[rows])
                 chosen[rows] = torch.where(nearer[:, None, None, None], drawn, chosen[rows])
@@ -141,6 +148,7 @@ def fit_adversarial(
     perceptual: Loss,
     contest: AdversarialOptions,
     rng: torch.Generator,
+    ranking: Ranking | None = None,
 ) -> AdversarialInverter:
     """Train the conditional generator on the device of `training`.
 
@@ -165,8 +173,9 @@ def fit_adversarial(
         generator, judge, draw, beside, images=images, styles=styles, contest=contest, rng=rng
     )
     return AdversarialInverter(
-        linear=linear, code=code, generator=average, predictor=predictor, contest=contest, rng=child(rng, "latent")
-    )
+        linear=linear, code=code, generator=average, predictor=predictor, contest=contest, rng=child(rng, "latent"),
+        ranking=ranking,
+    )  # fmt: skip
 
 
 def fit_baseline(

@@ -7,18 +7,17 @@ full size, in 8 bits, as a client's image would. Where the encoder has gradients
 gives back the style (fdgsec.attacks.style_inversion.style_matching), and compared with the drafts by the same measure.
 The picture whose style is nearest is kept. Nothing is trained but the linear inverse.
 
-Images are matched in (mu, sigma), each in units of its spread over the prior's images. Under a defense the target is
-the posterior mean of the row before the noise."""
+Styles are compared as in fdgsec.attacks.style_inversion.style_residuals."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fdgsec.attacks.statistics.defense_noise import RowDefenseNoise, defense_noise_of_styles
 from fdgsec.attacks.style_inversion.inverter import LINEAR_SIDE, LinearInverse
-from fdgsec.attacks.style_inversion.style_matching import Matching, input_side, match, mean_and_std, statistic_spread
+from fdgsec.attacks.style_inversion.style_matching import Matching, input_side, match
+from fdgsec.attacks.style_inversion.style_residuals import StyleResiduals, as_bytes
 from fdgsec.attacks.style_inversion.training_images import Prior
 from fdgsec.data.domains import DomainDataset, as_float, downsample
 from fdgsec.nn.styles.channel_statistics import style_of
@@ -26,7 +25,7 @@ from fdgsec.nn.styles.encoders import StyleEncoder
 from fdgsec.nn.styles.image_styles import encoder_named, resized
 from fdgsec.runtime.errors import UsageError, WeightsUnavailableError
 from fdgsec.runtime.random_streams import stream
-from fdgsec.threats.adversary import Knowledge, Statistics
+from fdgsec.threats.adversary import Knowledge
 
 SHARES = (0.0, 0.5, 1.0)
 """How far a draft's coarse colors are moved toward those of the linear inverse."""
@@ -64,16 +63,12 @@ class RetrievedPictures:
 class RetrievalInverter:
     """Reconstructs styles from the images of one prior, without training; equal calls give equal pictures.
 
-    `public` are the prior's images and `styles` (n, 2C) theirs, (mu, sigma), which have the units `spread` (2C,).
-    `encoder` is None where the public encoder has no gradients; then drafts are ranked and not optimized."""
+    `residuals` has the prior's images and what the public encoder says of pictures. `encoder` is None where that has no
+    gradients; then drafts are ranked and not optimized."""
 
-    public: DomainDataset
-    styles: Tensor
-    spread: Tensor
+    residuals: StyleResiduals
     linear: LinearInverse
-    statistics: Statistics
     encoder: StyleEncoder | None
-    defense_noise: RowDefenseNoise | None
     options: RetrievalOptions
     size: int
 
@@ -83,8 +78,8 @@ class RetrievalInverter:
 
     def retrieve(self, features: Tensor) -> RetrievedPictures:
         """The best picture of every row, with its residual."""
-        targets = self.targets(features)
-        distance = torch.cdist(targets / self.spread, self.styles / self.spread)
+        targets, spread = self.residuals.targets(features), self.residuals.spread
+        distance = torch.cdist(targets / spread, self.residuals.styles / spread)
         near = distance.argsort(dim=1, stable=True)[:, : self.options.nearest]
         before = distance.gather(1, near[:, :1])[:, 0] / targets.shape[1] ** 0.5
         coarse = self.linear(features)
@@ -94,65 +89,51 @@ class RetrievalInverter:
             residual=torch.cat([gaps for _, gaps in parts]), before=before,
         )  # fmt: skip
 
-    def targets(self, features: Tensor) -> Tensor:
-        """The styles (R, 2C), (mu, sigma), that the pictures shall have."""
-        given = mean_and_std(features)
-        if self.defense_noise is None:
-            return given
-        return self.defense_noise.likely(given, self.styles.mean(0), self.styles.var(0, correction=0))
-
     def _best(self, targets: Tensor, near: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor]:
         """Of each row's drafts and their optimized versions, the picture with the smallest residual, and that."""
         made = self._drafts(near, coarse)
-        gaps = self._residuals(made, targets)
+        gaps = self.residuals(made, targets)
         if self.encoder is not None and self.options.steps:
             kept = gaps.argsort(dim=1, stable=True)[:, : self.options.draws]
             starts = made[torch.arange(len(made))[:, None], kept]
             refined = self._refined(starts, targets, self.encoder)
             made = _resized(made, refined.shape[-1])
-            made, gaps = torch.cat([made, refined], 1), torch.cat([gaps, self._residuals(refined, targets)], 1)
+            made, gaps = torch.cat([made, refined], 1), torch.cat([gaps, self.residuals(refined, targets)], 1)
         best = gaps.argmin(1)
         rows = torch.arange(len(made))
         return made[rows, best], gaps[rows, best]
 
     def _drafts(self, near: Tensor, coarse: Tensor) -> Tensor:
         """Drafts (R, k shares, 3, H, W) uint8 of the images `near` (R, k), toward colors `coarse` (R, 3, 16, 16)."""
-        pictures = as_float(self.public.pixels(near.flatten()))
+        pictures = as_float(self.residuals.public.pixels(near.flatten()))
         size = (int(pictures.shape[2]), int(pictures.shape[3]))
         own = functional.interpolate(pictures, size=(LINEAR_SIDE, LINEAR_SIDE), mode="area")
         gap = coarse.repeat_interleave(near.shape[1], 0) - own
         wide = functional.interpolate(gap, size=size, mode="bilinear", align_corners=False)
         moved = torch.stack([pictures + share * wide for share in SHARES], 1)
-        return _bytes(moved).reshape(len(near), -1, *moved.shape[2:])
+        return as_bytes(moved).reshape(len(near), -1, *moved.shape[2:])
 
     def _refined(self, starts: Tensor, targets: Tensor, encoder: StyleEncoder) -> Tensor:
         """Optimize `starts` (R, d, 3, H, W) until the encoder gives back `targets`, (R, d, 3, side, side) uint8."""
-        side = input_side(encoder, int(self.statistics(self.public.subset(torch.arange(1))).count[0]))
+        known = self.residuals.statistics(self.residuals.public.subset(torch.arange(1)))
+        side = input_side(encoder, int(known.count[0]))
         flat = as_float(_resized(starts, side).flatten(0, 1))
         found = match(
-            encoder, targets.repeat_interleave(starts.shape[1], 0), self.spread, side=side, restarts=1,
+            encoder, targets.repeat_interleave(starts.shape[1], 0), self.residuals.spread, side=side, restarts=1,
             options=Matching(steps=self.options.steps, roughness=(0.0,)), rng=stream(0, "attack", "retrieval"),
             start=flat,
         )  # fmt: skip
-        return _bytes(found.images[:, 0]).unflatten(0, tuple(starts.shape[:2]))
-
-    def _residuals(self, made: Tensor, targets: Tensor) -> Tensor:
-        """What the public encoder's statistics of `made` (R, d, 3, h, w) miss of `targets` (R, 2C), (R, d)."""
-        stored = made.flatten(0, 1)
-        seen = torch.cat(self.statistics(_as_dataset(stored, self.public)).style(unbiased=False), 1)
-        gap = (seen.unflatten(0, tuple(made.shape[:2])) - targets[:, None]) / self.spread
-        return gap.square().mean(2).sqrt()
+        return as_bytes(found.images[:, 0]).reshape(*starts.shape[:2], 3, side, side)
 
 
-def retrieval_of(prior: Prior, knowledge: Knowledge, options: RetrievalOptions) -> RetrievalInverter:
+def retrieval_of(
+    prior: Prior, residuals: StyleResiduals, knowledge: Knowledge, options: RetrievalOptions
+) -> RetrievalInverter:
     """The inverter that begins at the images of `prior`, which must not be colorized line drawings."""
-    styles = mean_and_std(prior.styles)
-    spread = statistic_spread(styles)
+    sample = prior.images.subset(torch.arange(1))
     return RetrievalInverter(
-        public=prior.images, styles=styles, spread=spread, linear=prior.linear, statistics=knowledge.statistics,
-        encoder=encoder_with_gradients(knowledge, prior.images.subset(torch.arange(1)), spread),
-        defense_noise=defense_noise_of_styles(knowledge, prior.images) if prior.noisy else None,
-        options=options, size=int(prior.training.images.shape[-1]),
+        residuals=residuals, linear=prior.linear, options=options, size=int(prior.training.images.shape[-1]),
+        encoder=encoder_with_gradients(knowledge, sample, residuals.spread),
     )  # fmt: skip
 
 
@@ -176,20 +157,6 @@ def encoder_with_gradients(knowledge: Knowledge, sample: DomainDataset, spread: 
     return encoder if float(gap.abs().max()) < AGREEMENT else None
 
 
-def _as_dataset(pixels: Tensor, public: DomainDataset) -> DomainDataset:
-    """Pictures (N, 3, h, w) uint8 as a dataset like `public`."""
-    nothing = torch.zeros(len(pixels), dtype=torch.int64)
-    ids = tuple(f"drawn#{number}" for number in range(len(pixels)))
-    return replace(
-        public, store=pixels.contiguous(), rows=torch.arange(len(pixels)), labels=nothing, domains=nothing, ids=ids,
-        attributes={},
-    )  # fmt: skip
-
-
 def _resized(pictures: Tensor, side: int) -> Tensor:
     """Pictures (R, d, 3, H, W) uint8 at `side` px."""
-    return resized(pictures.flatten(0, 1), side).unflatten(0, tuple(pictures.shape[:2]))
-
-
-def _bytes(images: Tensor) -> Tensor:
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    return resized(pictures.flatten(0, 1), side).reshape(*pictures.shape[:2], 3, side, side)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fdgsec.attacks.style_inversion.attack import Profile, StyleInversion
-from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear
+from fdgsec.attacks.style_inversion.inverter import LinearInverse, TrainingSet, fit_linear, style_features
 from fdgsec.attacks.style_inversion.inverter_gan import (
     AdversarialInverter,
     AdversarialOptions,
@@ -21,17 +21,28 @@ from fdgsec.attacks.style_inversion.inverter_gan import (
     style_code,
     translated,
 )
+from fdgsec.attacks.style_inversion.style_residuals import residuals_of
+from fdgsec.attacks.style_inversion.training_images import encode_prior
 from fdgsec.data.shapes import shapes
 from fdgsec.federation.artifacts import ImageStyles
 from fdgsec.metrics.image_similarity import mse, psnr
 from fdgsec.nn.networks.style_discriminator import StyleDiscriminator
 from fdgsec.nn.networks.style_generator import GeneratorShape
+from fdgsec.nn.styles.channel_statistics import EPS
 from fdgsec.nn.styles.image_styles import statistics
 from fdgsec.threats.adversary import Knowledge
 from fdgsec.threats.answers import GeneratedSets, Reconstructions
 from fdgsec.threats.attack import Case
 from fdgsec.threats.positive_control_data import upload
-from tests.support.quadrants import SERVER, child_rng, image_rows, lacking, victims
+from tests.support.quadrants import (
+    AUXILIARY,
+    SERVER,
+    child_rng,
+    image_rows,
+    lacking,
+    quadrant_statistics,
+    victims,
+)
 
 TINY = GeneratorShape(size=8, cap=16, numerator=256, seed_channels=16)
 SHORT = AdversarialOptions(steps=6, batch=4, latent=4, lessons=4, tries=3)
@@ -143,6 +154,34 @@ def test_of_several_pictures_the_one_is_kept_whose_style_is_told_best():
 
     assert bool((gaps[1:] <= gaps[:-1] + 1e-6).all())
     assert bool((gaps[2] < gaps[0]).any())
+
+
+def test_of_several_pictures_the_one_is_kept_whose_style_is_nearest_under_the_public_encoder():
+    known, asked = replace(SERVER, statistics=quadrant_statistics), victims(0)
+    red = AUXILIARY.of_domain("red")
+    prior = encode_prior("red", red, quadrant_statistics, size=8, crops=0, limit=300, rng=child_rng())
+    features = style_features(*quadrant_statistics(asked).style(unbiased=False))
+    ranking = residuals_of(prior, known).of_reconstructions
+    trained = fit_adversarial(
+        prior.training, prior.linear, prior.unseen, shape=TINY, perceptual=mse, contest=SHORT, rng=child_rng(),
+        ranking=ranking,
+    )  # fmt: skip
+
+    drawn = [replace(trained, contest=replace(SHORT, tries=tries))(features) for tries in (1, 2, 3)]
+
+    gaps = torch.stack([ranking(images, features) for images in drawn])
+    assert bool((gaps[1:] <= gaps[:-1] + 1e-9).all())
+    assert bool((gaps[2] < gaps[0]).any())
+    enlarged = functional.interpolate(drawn[2], size=(16, 16), mode="bilinear")
+    half = [(enlarged * 255).round()[:, :, a : a + 8, b : b + 8] / 255 for a in (0, 8) for b in (0, 8)]
+    maps = torch.cat(half, dim=1).double().flatten(2)
+    mean, deviation = maps.mean(2), (maps.var(2, correction=0) + EPS).sqrt()
+    known_mean, known_std = quadrant_statistics(red).style(unbiased=False)
+    public = torch.cat([known_mean, known_std], dim=1)
+    unit = public.std(0, correction=0) + 0.1 * public.std(0, correction=0).mean()
+    given = torch.cat(quadrant_statistics(asked).style(unbiased=False), dim=1)
+    by_hand = ((torch.cat([mean, deviation], dim=1) - given) / unit).square().mean(1).sqrt()
+    assert torch.allclose(gaps[2], by_hand, rtol=1e-4)
 
 
 def color_error(drawn: Tensor, true: Tensor) -> float:

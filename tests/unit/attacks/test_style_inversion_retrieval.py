@@ -18,6 +18,7 @@ from fdgsec.attacks.style_inversion.retrieval import (
     encoder_with_gradients,
     retrieval_of,
 )
+from fdgsec.attacks.style_inversion.style_residuals import residuals_of
 from fdgsec.attacks.style_inversion.training_images import encode_prior
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.shapes import shapes
@@ -50,7 +51,7 @@ def inverter(public: DomainDataset, known: Knowledge, options: RetrievalOptions 
         "public", public, known.statistics, size=public.image_size[0], crops=0, limit=300, rng=child_rng(),
         behind=behind,
     )  # fmt: skip
-    return retrieval_of(prior, known, options)
+    return retrieval_of(prior, residuals_of(prior, known), known, options)
 
 
 def shown(encoder: str) -> Knowledge:
@@ -150,12 +151,12 @@ def test_pictures_do_not_depend_on_the_rows_beside_them():
 def test_behind_noise_the_expected_row_before_it_is_matched():
     public, asked = AUXILIARY.of_domain("red"), features(victims(0), SERVER)
     made = inverter(public, replace(SERVER, defended=Noise(scale=1.0)))
-    middle = made.styles.mean(0)
-    plain = inverter(public, SERVER).targets(asked)
+    middle = made.residuals.styles.mean(0)
+    plain = inverter(public, SERVER).residuals.targets(asked)
 
-    drawn = made.targets(asked)
+    drawn = made.residuals.targets(asked)
 
-    assert made.defense_noise is not None
+    assert made.residuals.defense_noise is not None
     assert float((drawn - middle).norm()) < 0.7 * float((plain - middle).norm())
 
 
