@@ -98,7 +98,7 @@ def main() -> None:
     victims = join([roles.federation, roles.held_out])
     victims = stratified(victims, given.per_class, stream(given.seed, "world", "rows"))
     knowledge = Knowledge(
-        statistics=lambda images: statistics(given.encoder, images), encoder=given.encoder,
+        statistics=lambda dataset: statistics(given.encoder, dataset), encoder=given.encoder,
         class_names=dataset.class_names, domain_names=dataset.domain_names, auxiliary=roles.auxiliary, unseen=None,
         own=None,
     )  # fmt: skip
