@@ -28,7 +28,7 @@ def seen_models(case: Case) -> Seen:
     found: dict[Owner, list[ModelState]] = {
         "client": [] if own is None else [own], "peer": peers, "global": [] if shared is None else [shared],
     }  # fmt: skip
-    models = {owner: states for owner, states in found.items() if states}
+    models: dict[Owner, list[ModelState]] = {owner: states for owner, states in found.items() if states}
     return Seen(models=models, rounds=round_models(view, case.victim))
 
 

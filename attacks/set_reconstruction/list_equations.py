@@ -55,7 +55,8 @@ class ListEquations:
     def _scatter(self) -> Array:
         """The sum over candidates of squares about their mean, (D, D)."""
         around = self.candidates - self.candidates.mean(0)
-        return around.T @ around
+        scatter: Array = around.T @ around
+        return scatter
 
     def solved(self, prior: float, *, absent: float | None = None) -> "MemberPosterior":
         """The weights of candidates where the share `absent` of the members is no candidate; None: the likeliest.
