@@ -7,7 +7,9 @@ sums are those of known statistics of the candidates. Memberships are relaxed to
 under Gaussian errors are found (fdgsec.attacks.set_reconstruction.box_least_squares). For random matrices without
 noise one solution is left where there are more than half as many equations as candidates (Donoho and Tanner, Discrete
 and Computational Geometry 2010, on the faces of a projected cube); with more candidates, or with noise, the weights
-still rank them. `membership` tests one candidate at a time instead."""
+still rank them. Where members have unequal weights that nobody else knows, as in FISC's means over clusters, they are
+found as the fewest that explain a release (fdgsec.attacks.set_reconstruction.unequal_weights). `membership` tests one
+candidate at a time instead."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +19,9 @@ import torch
 
 from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
+from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
@@ -83,7 +86,10 @@ class SetReconstruction:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with every gallery, and for sums of them where the method works with sums.
 
-        Raises UsageError where styles are not means over images."""
+        Of means with unknown weights, only single clients whose members are all in the gallery are asked about. Raises
+        UsageError where styles are no means over images."""
+        if facts.weighted:
+            return [question for question in self._single() if question.held == 1.0]
         facts.check_pooled()
         if not facts.pooled:
             raise UsageError("reads styles that are means over a client's images; those of this target are not")
@@ -154,13 +160,15 @@ class SetReconstruction:
     def _answers(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: "Seen") -> list[Answer]:
         """Answer from the releases that are `seen`, and from each rounding of them."""
         answers: list[Answer] = []
+        weighted = knowledge.weighted_statistic
+        knowledge = knowledge if weighted is None else replace(knowledge, released_statistic=weighted)
         for mine in _read_alike(cases):
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
-            answers += _answers(cases, shown, reader, rng)
+            answers += _answers(cases, shown, reader, rng, equal=weighted is None)
             for rounding in self.roundings:
                 coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
-                found = _answers(cases, coarse, reader, rng)
+                found = _answers(cases, coarse, reader, rng, equal=weighted is None)
                 answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
         return sorted(answers, key=lambda answer: answer.case)
 
@@ -176,16 +184,18 @@ Seen = Callable[[Reader, int], Case]
 
 
 def _answers(
-    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator
+    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator, *, equal: bool
 ) -> list[Membership | MemberList]:
-    """Answer the cases from the releases that are `seen`, which may be others, or less precise."""
+    """Answer the cases from the releases that are `seen`, which may be others, or less precise.
+
+    `equal` is whether all members have the same weight in a release."""
     answers: list[Membership | MemberList] = []
     for alike in _alike(cases, list(seen)):
         first = reader.equations(cases[alike[0]], seen[alike[0]])
-        prior = _best_prior(first, child(rng, "prior", alike[0]))
+        solved = _solver(first, child(rng, "prior", alike[0])) if equal else solved_unequal
         for number in alike:
             known = first if number == alike[0] else reader.equations(cases[number], seen[number])
-            found = known.solved(prior)
+            found = solved(known)
             answers += [
                 Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),
             ]  # fmt: skip
@@ -225,6 +235,12 @@ def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]
 def _rounded(case: Case, rounding: str) -> Case:
     sent = [rounded(case.release(run), rounding) for run in range(len(case.views))]
     return replace(case, views=tuple(upload(artifact, sender=case.victim) for artifact in sent))
+
+
+def _solver(known: ListEquations, rng: torch.Generator) -> Callable[[ListEquations], MemberPosterior]:
+    """Solves equations like `known` under the prior that is best for them."""
+    prior = _best_prior(known, rng)
+    return lambda equations: equations.solved(prior)
 
 
 def _best_prior(known: ListEquations, rng: torch.Generator) -> float:

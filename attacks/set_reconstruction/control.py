@@ -1,5 +1,6 @@
 """Positive control of set reconstruction: clients of planted images among as many others."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -7,8 +8,8 @@ import torch
 from fdgsec.attacks.set_reconstruction.whole_spectra import WholeSpectra
 from fdgsec.attacks.statistics.domain_populations import pooled_release
 from fdgsec.data.domains import DomainDataset
-from fdgsec.federation.artifacts import Amplitudes, Artifact
-from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic
+from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleStatistics
+from fdgsec.federation.released_statistics import MeanSpectra, PooledStyles, ReleasedStatistic
 from fdgsec.metrics.measurement import Goal
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.threats.adversary import Knowledge, Statistics
@@ -16,6 +17,8 @@ from fdgsec.threats.attack import Case, PositiveControl, QuestionKind, Truth
 from fdgsec.threats.positive_control_data import PlantedStatistics, planted_records, upload
 
 CLIENTS, SIZE, CHANNELS, AUXILIARY = 6, 20, 64, 60
+CLUSTERS = (4, 6, 10)
+"""Sizes of a client's clusters, where releases are means over clusters."""
 SIDE = 40
 """Of pictures, in pixels: their spectra have 2,520 numbers, of which other attacks read 1,683."""
 
@@ -23,8 +26,8 @@ SIDE = 40
 def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl:
     """Six clients of 20 of 40 candidates, whose mean has at least 64 numbers: every list is determined.
 
-    Where releases are mean spectra, the images have pixels, and their whole spectra are read. Of vectors alone, there
-    are no auxiliary images."""
+    Where releases are mean spectra, the images have pixels, and their whole spectra are read; where they are means with
+    unknown weights, the images are in clusters. Of vectors alone, there are no auxiliary images."""
     count = AUXILIARY + CLIENTS * 2 * SIZE
     statistics, images = _planted(knowledge, count, rng)
     question: QuestionKind = "given" if knowledge.vectors_alone else "resampled_clients"
@@ -32,7 +35,9 @@ def planted_lists(knowledge: Knowledge, rng: torch.Generator) -> PositiveControl
     for number in range(CLIENTS):
         first = AUXILIARY + number * 2 * SIZE
         order = torch.randperm(2 * SIZE, generator=rng)
-        sent = _released(statistics(images.subset(first + torch.arange(SIZE))), knowledge.released_statistic)
+        found = statistics(images.subset(first + torch.arange(SIZE)))
+        plain = knowledge.weighted_statistic is None
+        sent = _released(found, knowledge.released_statistic) if plain else clustered(found, CLUSTERS)
         cases.append(Case(
             question=question, views=(upload(sent),), victim="client:0", records=SIZE, domain="planted",
             slice={"domain": "planted", "n_per_client": SIZE}, candidates=images.subset(first + order),
@@ -63,3 +68,12 @@ def _released(found: Moments, statistic: ReleasedStatistic) -> Artifact:
     if not isinstance(sent, Amplitudes):
         return sent
     return replace(sent, values=sent.values.reshape(1, 3, SIDE, SIDE // 2 + 1))
+
+
+def clustered(found: Moments, sizes: Sequence[int]) -> StyleStatistics:
+    """The mean over clusters of their means of t, as a style: the first images are one cluster, and so on."""
+    means = torch.stack([part.mean(0) for part in found.linear().split(list(sizes))]).mean(0, keepdim=True)
+    channels = torch.zeros(found.channels)
+    sent = PooledStyles().artifact(means, like=StyleStatistics(mean=channels, std=channels), images=sum(sizes))
+    assert isinstance(sent, StyleStatistics)
+    return sent

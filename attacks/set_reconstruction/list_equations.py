@@ -64,7 +64,7 @@ class ListEquations:
         That is none of them where the list that follows has the release as its mean, up to its error, and other lists
         have not. `prior` weighs the prior's pull of each w toward the share of members among candidates."""
         if absent is None:
-            complete = self.solved(prior, absent=0.0) if self._telling() else None
+            complete = self.solved(prior, absent=0.0) if self.telling() else None
             if complete is not None and self._explained(complete):
                 return complete
             evidence = {share: self._evidence(share) for share in ABSENT}
@@ -81,7 +81,7 @@ class ListEquations:
         weights = box_least_squares(matrix, values, ridge=prior / (share * (1 - share)), toward=share)
         return MemberPosterior(weights=weights, listed=round(listed), absent=absent)
 
-    def _telling(self) -> bool:
+    def telling(self) -> bool:
         """Whether a release is precise enough that the mean over other images is not taken for it."""
         blurred = self.spread / math.sqrt(self.images) / self.noise
         return float(np.sqrt(np.mean(blurred**2))) > TELLING * EXPLAINED

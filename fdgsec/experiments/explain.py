@@ -150,7 +150,7 @@ def _asked(cls: type[Attack], method: Method) -> tuple[list[str], str]:
 def _facts(method: Method, adversary: Adversary, profile: Literal["quick", "full"]) -> TargetFacts:
     return TargetFacts(
         artifact_kinds=method.released_kinds, clients=3, images_per_client=500, classes=7, profile=profile,
-        knows=frozenset(adversary.knows), pooled=method.shares_means,
+        knows=frozenset(adversary.knows), pooled=method.shares_means, weighted=method.weighted_statistic is not None,
     )  # fmt: skip
 
 

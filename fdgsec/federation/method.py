@@ -15,6 +15,7 @@ from torch import Tensor
 from fdgsec.data.domains import DomainDataset
 from fdgsec.federation.artifacts import Artifact, ModelState, Scores
 from fdgsec.federation.release_declarations import TRAINED_MODEL, Release
+from fdgsec.federation.released_statistics import ReleasedStatistic
 from fdgsec.nn.networks.classifiers import Classifier, build_classifier
 from fdgsec.nn.training.training_loop import CrossEntropy, Objective, Trainer, epochs
 from fdgsec.nn.training.training_plan import TrainingPlan
@@ -179,6 +180,12 @@ class Method(ABC):
     def shared_mean(self) -> Release | None:
         """The first shared release whose statistic is known, or None."""
         return next((one for one in self.releases if one.stage == "share" and one.statistic is not None), None)
+
+    @property
+    def weighted_statistic(self) -> ReleasedStatistic | None:
+        """The statistic of which clients share a mean with unknown weights, where any do."""
+        found = (one.weighted for one in self.releases if one.stage == "share")
+        return next((statistic for statistic in found if statistic is not None), None)
 
     @property
     def server_needs(self) -> ServerNeeds:

@@ -14,13 +14,15 @@ class Release:
     """One kind of message: its stage, its slot (a pattern such as "client:*" for several), and its artifact kind.
 
     `statistic` is the per-image statistic t(x) of which the message holds the mean over a client's images, or one row
-    per image; None if it holds neither. Styles are computed by the run's encoder unless `encoder` names another one,
-    or `layers` names the stage of the received model whose feature maps they describe."""
+    per image; None if it holds neither. `weighted` is one of whose values it holds a mean with weights that only the
+    sender knows, each at least 0 and 1 in all. Styles are computed by the run's encoder unless `encoder` names another
+    one, or `layers` names the stage of the received model whose feature maps they describe."""
 
     stage: Stage
     slot: str
     kind: type[Artifact]
     statistic: ReleasedStatistic | None = None
+    weighted: ReleasedStatistic | None = None
     encoder: str | None = None
     layers: str | None = None
 

@@ -90,6 +90,40 @@ class PooledStyles:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChannelMeans:
+    """The means of a style without its stds, t = mu, C numbers: of FISC's styles, whose stds are means over clusters of
+    the clusters' stds, which no t averages to."""
+
+    def records(self, found: Moments) -> Tensor:
+        """Compute t(x), (n, C)."""
+        return found.mean
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Compute t of one style, (1, C)."""
+        del images  # the mean of t does not depend on their number
+        if not isinstance(artifact, StyleStatistics):
+            raise UsageError(f"channel means are read from StyleStatistics; got {artifact.kind}.")
+        return artifact.mean.double().unsqueeze(0)
+
+    def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged: there are no squares in t."""
+        return statistics
+
+    def from_about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged."""
+        return statistics
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Raise UsageError: the stds that t leaves out are missing."""
+        del statistics, like, images
+        raise UsageError("a style cannot be made of its means alone.")
+
+    def truth(self, found: Moments) -> Tensor:
+        """Compute (mu, sigma^2 + mu^2), (n, 2C), in which all styles are compared."""
+        return found.linear()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StyleDistributions:
     """StableFDG's center and spread of image styles (eq. 3): t = (mu, sigma, mu^2, sigma^2), 4C numbers.
 

@@ -97,7 +97,8 @@ def _config(attack: Attack, target: str | Method | None, adversary: str | None, 
         method = target_method(target_named(attacked))
         facts = TargetFacts(
             artifact_kinds=method.released_kinds, clients=3, images_per_client=per_domain // 2, classes=7,
-            profile="quick", pooled=method.shares_means, rounds=int(method.needs_training),
+            profile="quick", pooled=method.shares_means, weighted=method.weighted_statistic is not None,
+            rounds=int(method.needs_training),
         )  # fmt: skip
         for who in ADVERSARIES if adversary is None else [adversary]:
             if reason_to_skip(attack, str(attacked), method.released_kinds, ADVERSARIES[who]):

@@ -213,7 +213,8 @@ class Knowledge:
     """What the adversary has beside its view; a field is None unless `knows` names it.
 
     `network` builds the target's public architecture with a given state, once there is a model. `released_statistic` is
-    the per-image statistic of which the target's releases are means; it is public. `simulate` runs the target's public
+    the per-image statistic of which the target's releases are means; it is public, as is `weighted_statistic`, of which
+    they are means with unknown weights; None where they are none. `simulate` runs the target's public
     method among clients "client:1", "client:2", ... that hold the adversary's own images, and gives what a server would
     see. `statistics_under` gives the statistics of the layers of a model from which clients' styles come, None where
     these come from no model. `plan` is the public training plan of the target's clients, None where no single plan
@@ -230,6 +231,7 @@ class Knowledge:
     unseen: DomainDataset | None
     own: DomainDataset | None
     released_statistic: ReleasedStatistic = field(default_factory=PooledStyles)
+    weighted_statistic: ReleasedStatistic | None = None
     simulate: Simulate | None = None
     statistics_under: Callable[[ModelState], Statistics] | None = None
     network: Callable[[Mapping[str, Tensor]], Classifier] | None = None

@@ -162,7 +162,8 @@ Answers = Sequence[Answer]
 class TargetFacts:
     """What an attack may know before it runs: public settings of its target, never data, and what its adversary knows.
 
-    `pooled` is whether a client's style is a mean over its images; `rounds` is the number of training rounds;
+    `pooled` is whether a client's style is a mean over its images, and `weighted` whether it is one with weights that
+    are not known (FISC's clusters); `rounds` is the number of training rounds;
     `public_images` is the number of images that `Knowledge.public_images` gives; `named` is whether uploads reach the
     server under their senders' names, with no policy in between; `candidate_statistics` is whether the statistics of
     candidate images are given in place of images. `summable` is whether the method works where its server sees sums
@@ -176,6 +177,7 @@ class TargetFacts:
     profile: Literal["quick", "full"]
     knows: frozenset[str] = frozenset(KNOWLEDGE)
     pooled: bool = True
+    weighted: bool = False
     rounds: int = 0
     public_images: int = 1
     named: bool = True

@@ -1,0 +1,64 @@
+"""Unequal weights: a release that is a mean of t with weights nobody knows, as FISC's mean over clusters.
+
+A client of K clusters of n_k images sends sum_i w_i t_i with w_i = 1 / (K n_k) for an image of cluster k (FISC, section
+2.2), and the partition stays with it. What is known is w_i >= 0, sum_i w_i = 1, and how many w_i are not 0. A
+nonnegative solution with few positive entries is the only one if there are enough equations (Donoho and Tanner, PNAS
+2005, "Sparse nonnegative solution of underdetermined linear equations by linear programming"): nonnegative least
+squares then finds it (Lawson and Hanson 1974; scipy's `nnls`), without a bound or a prior."""
+
+import math
+
+import numpy as np
+from scipy.optimize import nnls
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
+from fdgsec.attacks.set_reconstruction.list_equations import COUNTED, EXPLAINED, ListEquations, MemberPosterior
+
+LARGEST = 0.5
+"""The largest weight of an image: FINCH's clusters have at least two."""
+
+
+def solved_unequal(known: ListEquations) -> MemberPosterior:
+    """The weights of candidates, all members among them, each times the number of images.
+
+    Where as many candidates as there are members explain the release, with numbers to spare, they are the members: by
+    chance no list does. Otherwise the most likely weights under a Gaussian prior, which still rank."""
+    matrix, target = _equations(known)
+    found = _sparse(matrix, target, known.images) if known.telling() else None
+    weights = _likely(matrix, target, known.images) if found is None else found
+    return MemberPosterior(weights=known.images * weights, listed=known.images, absent=0.0)
+
+
+def _equations(known: ListEquations) -> tuple[Array, Array]:
+    """The release and the sum of weights as equations (D + 1, G) and (D + 1,), in units of their errors."""
+    count, noise = len(known.candidates), known.noise
+    matrix = np.concatenate([(known.candidates / noise).T, np.full((1, count), known.images / COUNTED)])
+    return matrix, np.append(known.release / noise, known.images / COUNTED)
+
+
+def _sparse(matrix: Array, target: Array, images: int) -> Array | None:
+    """The nonnegative weights (G,) if the `images` largest alone explain the target; None if they do not."""
+    rows, count = matrix.shape
+    if images >= min(rows, count):  # any such list would explain it
+        return None
+    try:
+        weights: Array = nnls(matrix, target)[0]
+    except RuntimeError:  # of scipy: no solution in 3 G steps
+        return None
+    listed = np.argsort(-weights, kind="stable")[:images]
+    refitted, length = nnls(matrix[:, listed], target)
+    if length > EXPLAINED * math.sqrt(rows):
+        return None
+    found = np.zeros(count)
+    found[listed] = refitted
+    return found
+
+
+def _likely(matrix: Array, target: Array, images: int) -> Array:
+    """The most likely weights (G,), taken as Gaussian with the mean and variance of 0 and 1 / images."""
+    count = matrix.shape[1]
+    share = min(images / count, 1.0)
+    pull = images / math.sqrt(max(share * (1 - share), 1 / count))
+    stacked = np.concatenate([matrix, pull * np.eye(count)])
+    wanted = np.concatenate([target, np.full(count, pull / count)])
+    return LARGEST * box_least_squares(LARGEST * stacked, wanted)
