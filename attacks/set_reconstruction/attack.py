@@ -13,6 +13,7 @@ candidate at a time instead."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -21,6 +22,7 @@ from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
+from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
 from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
@@ -49,7 +51,8 @@ class SetReconstruction:
     gallery only. `sums` are numbers of clients, of `summed` images each and of each domain in turn, whose sum alone is
     seen, as by the server under secure aggregation; their galleries are of the first kind. Clients
     of `grown` images release a second time, with each number of `added` ones more, which are looked for among all
-    images of the domain that the adversary does not hold. Where
+    images of the domain that the adversary does not hold; and, for each number in `dropped`, without so many of them,
+    once alone and once with as many new ones, where both are looked for. Where
     styles come from the model of a round (StableFDG), `model_rounds` are numbers of rounds that a client takes part in
     with the same images, all of whose releases are read together. Every release is read once
     more in each of `roundings` (fdgsec.attacks.statistics.release_precision: "float16", "2 decimals"), as if it had
@@ -67,12 +70,17 @@ class SetReconstruction:
     summed: int = 40
     grown: int = 130
     added: tuple[int, ...] = (10, 40)
+    dropped: tuple[int, ...] = ()
     model_rounds: tuple[int, ...] = (1, 5, 20)
     roundings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_at_least(2, {"sizes": self.sizes, "sums": self.sums, "summed": self.summed, "grown": self.grown})
-        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds, "added": self.added})
+        check_at_least(1, {"clients": self.clients, "model_rounds": self.model_rounds})
+        check_at_least(1, {"added": self.added, "dropped": self.dropped})
+        too_many = [dropped for dropped in self.dropped if dropped >= self.grown]
+        if too_many:
+            raise UsageError(f"dropped must be fewer than the {self.grown} images of grown; got {too_many[0]}.")
         wrong = [gallery for gallery in self.galleries if gallery < 0 or gallery == 1]
         if wrong:
             raise UsageError(f"galleries must be 0 (all images) or at least 2 candidates a member; got {wrong[0]}.")
@@ -114,13 +122,17 @@ class SetReconstruction:
         return questions_of_vectors(facts)
 
     def _grown(self, facts: TargetFacts) -> Sequence[Question]:
-        """Clients with more images the second time, where the styles of both are of one encoder."""
+        """Clients with other images the second time, where the styles of both are of one encoder."""
         if "StyleDistribution" in facts.artifact_kinds:
             return []
+        left = [(added, dropped) for dropped in self.dropped for added in (0, dropped)]
         return [
-            Question(kind="added_images", count=self.clients, records=self.grown, added=added, gallery=WHOLE)
-            for added in self.added
-        ]
+            Question(
+                kind="added_images", count=self.clients, records=self.grown, added=added, dropped=dropped,
+                gallery=WHOLE,
+            )
+            for added, dropped in [*((added, 0) for added in self.added), *left]
+        ]  # fmt: skip
 
     def _several(self, facts: TargetFacts) -> Sequence[Question]:
         """Clients in several rounds, where styles come from the model of each and so many models are kept."""
@@ -192,7 +204,7 @@ def _answers(
     answers: list[Membership | MemberList] = []
     for alike in _alike(cases, list(seen)):
         first = reader.equations(cases[alike[0]], seen[alike[0]])
-        solved = _solver(first, child(rng, "prior", alike[0])) if equal else solved_unequal
+        solved = _solver(first, cases[alike[0]], child(rng, "prior", alike[0])) if equal else solved_unequal
         for number in alike:
             known = first if number == alike[0] else reader.equations(cases[number], seen[number])
             found = solved(known)
@@ -227,7 +239,7 @@ def _alike(cases: Sequence[Case], numbers: Sequence[int]) -> Iterator[list[int]]
         candidates = () if case.candidates is None else tuple(case.candidates.ids)
         runs = range(len(case.views))
         sent = tuple(value.numpy().tobytes() for run in runs for value in case.release(run).tensors().values())
-        alike = found.setdefault((size_of(case), case.added, len(candidates)), {})
+        alike = found.setdefault((size_of(case), case.added, case.dropped, case.asks, len(candidates)), {})
         alike.setdefault((case.victim, sent, candidates), number)
     yield from (list(numbers.values()) for numbers in found.values())
 
@@ -237,8 +249,10 @@ def _rounded(case: Case, rounding: str) -> Case:
     return replace(case, views=tuple(upload(artifact, sender=case.victim) for artifact in sent))
 
 
-def _solver(known: ListEquations, rng: torch.Generator) -> Callable[[ListEquations], MemberPosterior]:
-    """Solves equations like `known` under the prior that is best for them."""
+def _solver(known: ListEquations, case: Case, rng: torch.Generator) -> Callable[[ListEquations], MemberPosterior]:
+    """Solves equations like `known`, those of `case`, under the prior that is best for them."""
+    if case.dropped:
+        return partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
     prior = _best_prior(known, rng)
     return lambda equations: equations.solved(prior)
 

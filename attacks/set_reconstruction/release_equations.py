@@ -92,22 +92,37 @@ class ReleaseReader:
 
     def equations(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the releases in `seen` for the candidates of `case`."""
+        if case.dropped:
+            return self._change(case, seen)
         if case.added:
-            release, error = self._difference(case, seen)
-            return self.table.equations(_candidates(case), release, noise=error, images=case.added)
+            last, first, error = self._two(case, seen)
+            release = (last - first) / case.added
+            return self.table.equations(_candidates(case), release, noise=error / case.added, images=case.added)
         read = [self._release(case, seen, number, run) for number, run in enumerate(self.runs)]
         release, error = (torch.cat(parts) for parts in zip(*read, strict=True))
         return self.table.equations(_candidates(case), release, noise=error, images=size_of(case))
 
-    def _difference(self, case: Case, seen: Case) -> tuple[Tensor, Tensor]:
-        """The mean of t over the images that the second release has more than the first, and its error, (D,) each."""
-        after, before = size_of(case), size_of(case) - case.added
+    def _change(self, case: Case, seen: Case) -> ListEquations:
+        """The equations of the sum of t over new images less that over dropped ones, over the number of both.
+
+        Coordinates have a center, which counts in each sum as often as there are images."""
+        last, first, error = self._two(case, seen)
+        changed, after, before = case.added + case.dropped, size_of(case), _before(case)
+        placed = [
+            self.table.equations(_candidates(case), total / images, noise=error / changed, images=changed)
+            for total, images in ((last, after), (first, before))
+        ]
+        return replace(placed[0], release=(after * placed[0].release - before * placed[1].release) / changed)
+
+    def _two(self, case: Case, seen: Case) -> tuple[Tensor, Tensor, Tensor]:
+        """The sums of t over the images behind the second release and the first, and their difference's error."""
+        after, before = size_of(case), _before(case)
         last, first = (
             self._release(replace(case, records=size), replace(seen, records=size), 0, run)
             for run, size in ((1, after), (0, before))
         )
         error = ((after * last[1]).square() + (before * first[1]).square()).sqrt()
-        return (after * last[0] - before * first[0]) / case.added, error / case.added
+        return after * last[0], before * first[0], error
 
     def _release(self, case: Case, seen: Case, number: int, run: int) -> tuple[Tensor, Tensor]:
         """The release (D,) of t in one run, without the shift of a defense, and the standard deviation of its error."""
@@ -122,9 +137,12 @@ class ReleaseReader:
 
     def independent(self, case: Case, rng: torch.Generator) -> Case:
         """The same question about releases of auxiliary images, which no candidate is behind."""
-        if case.added:  # draws with replacement begin alike
-            sizes, (knowledge, _) = (size_of(case) - case.added, size_of(case)), self.table.readings[0]
-            two = [independent_release(replace(case, records=size), knowledge, child(rng, "images")) for size in sizes]
+        if case.added or case.dropped:  # draws with replacement begin alike
+            knowledge, _ = self.table.readings[0]
+            two = [
+                independent_release(replace(case, records=size), knowledge, child(rng, "images"), skipped=skipped)
+                for size, skipped in ((_before(case), 0), (size_of(case), case.dropped))
+            ]
             return replace(case, views=tuple(one.views[0] for one in two))
         made = [independent_release(case, knowledge, child(rng, "images")) for knowledge, _ in self.table.readings]
         views = {run: one.views[0] for run, one in zip(self.runs, made, strict=True)}
@@ -171,6 +189,11 @@ def _under_model(case: Case, run: int, knowledge: Knowledge) -> Knowledge:
     if state is None:
         raise UsageError(f"set-reconstruction needs the model of each round; none was sent to {case.victim}.")
     return replace(knowledge, statistics=knowledge.statistics_under(state))
+
+
+def _before(case: Case) -> int:
+    """The number of images behind the first of two releases."""
+    return size_of(case) - case.added + case.dropped
 
 
 def _candidates(case: Case) -> DomainDataset:

@@ -38,10 +38,12 @@ def release_of(case: Case, knowledge: Knowledge) -> Tensor:
     return release[0]
 
 
-def independent_release(case: Case, knowledge: Knowledge, rng: torch.Generator) -> Case:
-    """The same question about a release that is independent of the candidates, of images drawn with replacement."""
+def independent_release(case: Case, knowledge: Knowledge, rng: torch.Generator, *, skipped: int = 0) -> Case:
+    """The same question about a release that is independent of the candidates, of images drawn with replacement.
+
+    The first `skipped` draws are left out."""
     images = images_of(knowledge, domain_of(case))
-    drawn = torch.randint(len(images), (size_of(case),), generator=rng)
+    drawn = torch.randint(len(images), (skipped + size_of(case),), generator=rng)[skipped:]
     if knowledge.defended is None:
         artifact = pooled_release(knowledge.statistics(images).rows(drawn), knowledge.released_statistic)
     else:

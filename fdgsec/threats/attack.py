@@ -36,7 +36,8 @@ class Question:
     resampled_clients: per domain `count` clients of `records` images each, with members and non-members as candidates
     (`gallery` of them, all members included; 0: as many of each, at most 150), of which `held` is the share shown.
     added_images: per domain `count` resampled clients of `records` images, seen once with these and once with `added`
-    more of their domain; candidates are `gallery` images, all new ones among them and old ones like any others.
+    more of their domain, and without `dropped` of the first ones; candidates are `gallery` images, all new and dropped
+    ones among them and the others like any. Where some are dropped, one case asks which, and another for the new ones.
     sums: `count` exchanges of `clients` resampled clients of `records` images each, of each domain in turn, of which
     the server sees the sum alone (secure aggregation); candidates are as many members and others of each domain as of
     the others, `gallery` in all.
@@ -71,6 +72,7 @@ class Question:
     clients: int = 0
     rounds: int = 0
     added: int = 0
+    dropped: int = 0
     held: float = 1.0
     scheme: str = ""
     malicious_clients: tuple[MaliciousClient, ...] = ()
@@ -85,7 +87,8 @@ class Case:
 
     `records` is the number of images behind the release, and `domain` their domain ("mixed" where there are several),
     each None where the adversary does not know it; the release is the sum of those of `clients` clients with equally
-    many images, and `added` of the images behind the last view are not behind the first. `slice` is the population of
+    many images. `added` of the images behind the last view are not behind the first, and `dropped` of those behind the
+    first not behind the last; `asks` says which of both are looked for. `slice` is the population of
     the case, as {"domain": "photo", "n_per_client": 40}: controls, judge and report sort cases by it, and no answer may
     depend on it. Candidates have pixels, but neither labels nor domains nor informative names, and their order is
     random; `groups` (candidates,) is the number of the candidate client that each belongs to, where clients are asked
@@ -99,6 +102,8 @@ class Case:
     domain: str | None = None
     clients: int = 1
     added: int = 0
+    dropped: int = 0
+    asks: Literal["added", "dropped"] = "added"
     candidates: DomainDataset | None = None
     groups: Tensor | None = None
 

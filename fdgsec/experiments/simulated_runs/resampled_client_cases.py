@@ -1,7 +1,7 @@
 """Runs on resampled clients, which are independent; members and non-members have the same distribution."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from fdgsec.data.sampling import skewed, uniform
 from fdgsec.experiments.simulated_runs.simulator import Cases, Simulator, blinded, shown_images
 from fdgsec.federation.method import CLUSTER_SIZES, State
 from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import View
 from fdgsec.threats.attack import Case, Question, Truth
 
 CANDIDATES = 150
@@ -81,37 +82,62 @@ def candidates_of(
 
 
 def added_images(simulator: Simulator, question: Question) -> Cases:
-    """Clients that release a pooled style twice, the second time with `added` more images; `count` per domain.
+    """Clients that release a pooled style twice, the second time with `added` more images and without `dropped` ones.
 
-    An old image is no member of the list that is looked for, and may be a candidate."""
+    `count` per domain. An image that stays is on no list that is looked for, and may be a candidate."""
     result: Cases = []
     for domain in simulator.sources:
-        where, pool = simulator.domain_name(domain), simulator.others(domain)
-        size, after = question.records, question.records + question.added
-        if len(pool) < after + LEAST_OUTSIDE:
+        pool, size = simulator.others(domain), question.records
+        if len(pool) < size + question.added + LEAST_OUTSIDE:
             continue
+        changes = [question.added, *([question.dropped] if question.dropped else [])]
         orders = [
-            torch.randperm(len(pool), generator=simulator.rng("added images", domain, size, question.added, number))
+            torch.randperm(len(pool), generator=simulator.rng("added images", domain, size, *changes, number))
             for number in range(question.count)
         ]
-        name = f"added images:{domain}:{size}:{question.added}"
-        views = [
-            simulator.view(simulator.exchange([pool.subset(order[:held]) for order in orders], name=name, turn=turn))
-            for turn, held in enumerate((size, after))
-        ]
+        held = (slice(0, size), slice(question.dropped, size + question.added))
+        name = ":".join(["added images", *map(str, [domain, size, *changes])])
+        views = tuple(
+            simulator.view(simulator.exchange([pool.subset(order[part]) for order in orders], name=name, turn=turn))
+            for turn, part in enumerate(held)
+        )
         for number, order in enumerate(orders):
-            rng = simulator.rng("added images gallery", domain, size, question.added, number)
-            rest = torch.cat([order[:size], order[after:]])
-            rest = rest[torch.randperm(len(rest), generator=rng)][: max(0, question.gallery - question.added)]
-            mixed = torch.randperm(question.added + len(rest), generator=rng)
-            case = Case(
-                question="added_images", views=tuple(views), victim=f"client:{number + 1}", records=after, domain=where,
-                added=question.added,
-                slice={"domain": where, "n_per_client": size, "added": question.added, "gallery": len(mixed)},
-                candidates=blinded(pool.subset(torch.cat([order[size:after], rest])[mixed])),
-            )  # fmt: skip
-            result.append((case, Truth(members=mixed < question.added)))
+            rng = simulator.rng("added images gallery", domain, size, *changes, number)
+            result += _changes(simulator.domain_name(domain), pool, order, views, question, number=number, rng=rng)
     return result
+
+
+def _changes(
+    where: str,
+    pool: DomainDataset,
+    order: Tensor,
+    views: tuple[View, ...],
+    question: Question,
+    *,
+    number: int,
+    rng: torch.Generator,
+) -> Cases:
+    """The cases of one client, which held the first images of `order`: which are new, and which were dropped."""
+    size, new = question.records, question.added
+    changed = new + question.dropped
+    rest = torch.cat([order[question.dropped : size], order[size + new :]])
+    rest = rest[torch.randperm(len(rest), generator=rng)][: max(0, question.gallery - changed)]
+    mixed = torch.randperm(changed + len(rest), generator=rng)
+    shown = torch.cat([order[size : size + new], order[: question.dropped], rest])[mixed]
+    case = Case(
+        question="added_images", views=views, victim=f"client:{number + 1}", records=size + new - question.dropped,
+        domain=where, added=new, dropped=question.dropped,
+        slice={"domain": where, "n_per_client": size, "added": new, "gallery": len(mixed)},
+        candidates=blinded(pool.subset(shown)),
+    )  # fmt: skip
+    if not question.dropped:
+        return [(case, Truth(members=mixed < new))]
+    both: Cases = []
+    for asks, members in (("added", mixed < new), ("dropped", (mixed >= new) & (mixed < changed))):
+        if bool(members.any()):
+            slices = {**case.slice, "dropped": question.dropped, "asked": asks}
+            both.append((replace(case, asks=asks, slice=slices), Truth(members=members)))
+    return both
 
 
 def halves(simulator: Simulator, question: Question) -> Cases:
