@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 
+from fdgsec.attacks.set_reconstruction.class_means import PrototypeReader, reader_of_prototypes
 from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
 from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
@@ -59,7 +60,7 @@ class SetReconstruction:
     been sent so."""
 
     name: ClassVar[str] = "set-reconstruction"
-    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes"})
+    reads: ClassVar[frozenset[str]] = frozenset({"StyleStatistics", "StyleDistribution", "Amplitudes", "Prototypes"})
     needs: ClassVar[frozenset[str]] = frozenset({"encoder", "auxiliary", "client sizes", "victim domains"})
     accounts_for: ClassVar[frozenset[str]] = ACCOUNTED | {"secure-aggregation", "k-anonymous"}  # means stay means
     sizes: tuple[int, ...] = (40, 130, 500)
@@ -94,8 +95,10 @@ class SetReconstruction:
     def plan(self, facts: TargetFacts) -> Sequence[Question]:
         """Ask for re-drawn clients with every gallery, and for sums of them where the method works with sums.
 
-        Of means with unknown weights, only single clients whose members are all in the gallery are asked about. Raises
-        UsageError where styles are no means over images."""
+        Of class means, and of means with unknown weights, only single clients whose members are all in the gallery are
+        asked about. Raises UsageError where styles are no means over images."""
+        if "Prototypes" in facts.artifact_kinds:
+            return [replace(question, kind="prototypes") for question in self._single() if question.held == 1.0]
         if facts.weighted:
             return [question for question in self._single() if question.held == 1.0]
         facts.check_pooled()
@@ -178,7 +181,7 @@ class SetReconstruction:
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
             answers += _answers(cases, shown, reader, rng, equal=weighted is None)
-            for rounding in self.roundings:
+            for rounding in () if isinstance(reader, PrototypeReader) else self.roundings:
                 coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
                 found = _answers(cases, coarse, reader, rng, equal=weighted is None)
                 answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
@@ -190,7 +193,7 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
-Reader = ReleaseReader | GivenReader
+Reader = ReleaseReader | GivenReader | PrototypeReader
 Seen = Callable[[Reader, int], Case]
 """Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
 
@@ -216,15 +219,18 @@ def _answers(
 
 def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
     """The numbers of the cases of each domain, or of given vectors, whose releases are read in the same way."""
-    found: dict[tuple[str | None, str, int], list[int]] = {}
+    found: dict[tuple[object, ...], list[int]] = {}
     for number, case in enumerate(cases):
-        kind = case.question if case.question in ("model_rounds", "added_images") else ""
+        kind = case.question if case.question in ("model_rounds", "added_images", "prototypes") else ""
         domain = None if case.question == "given" else domain_of(case)
-        found.setdefault((domain, kind, len(case.views)), []).append(number)
+        size = size_of(case) if kind == "prototypes" else 0
+        found.setdefault((domain, kind, len(case.views), size), []).append(number)
     yield from found.values()
 
 
 def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Reader:
+    if cases[0].question == "prototypes":
+        return reader_of_prototypes(cases, knowledge, rng)
     given = cases[0].question == "given"
     return given_reader(cases, knowledge) if given else reader_of(cases, knowledge, rng)
 

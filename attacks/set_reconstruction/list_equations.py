@@ -37,7 +37,8 @@ class ListEquations:
     """The equations of one release: `candidates` (G, D) and `release` (D,) of t, and the `noise` (D,) of the latter.
 
     All are about the mean of public images, and in units of each coordinate; `spread` (D,) is the standard deviation
-    of images in them, and `covariance` computes their covariance (D, D)."""
+    of images in them, and `covariance` computes their covariance (D, D). `complete` is whether all members are known to
+    be candidates."""
 
     candidates: Array
     release: Array
@@ -45,6 +46,7 @@ class ListEquations:
     spread: Array
     covariance: Callable[[], Array]
     images: int
+    complete: bool = False
 
     @cached_property
     def others(self) -> Array:
@@ -63,6 +65,8 @@ class ListEquations:
 
         That is none of them where the list that follows has the release as its mean, up to its error, and other lists
         have not. `prior` weighs the prior's pull of each w toward the share of members among candidates."""
+        if absent is None and self.complete:
+            absent = 0.0
         if absent is None:
             complete = self.solved(prior, absent=0.0) if self.telling() else None
             if complete is not None and self._explained(complete):

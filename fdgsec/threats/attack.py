@@ -20,9 +20,8 @@ from fdgsec.threats.answers import Answer, Harm
 
 QuestionKind = Literal[
     "released", "as_if_released", "add_one_record", "resampled_clients", "added_images", "sums",
-    "model_rounds", "halves",
-    "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step", "hostile", "breakdown",
-    "guarded_runs", "guarded_exchanges", "given",
+    "model_rounds", "prototypes", "halves", "sessions", "rounds", "mixtures", "cohorts", "trained", "single_step",
+    "hostile", "breakdown", "guarded_runs", "guarded_exchanges", "given",
 ]  # fmt: skip
 
 
@@ -43,6 +42,8 @@ class Question:
     the others, `gallery` in all.
     model_rounds: per domain `count` resampled clients, as resampled_clients, each seen in the run's first `rounds`
     rounds, one view for each, in which the run's model of that round comes first: what they share is computed by it.
+    prototypes: per domain `count` resampled clients, as resampled_clients, that train for one round from the run's
+    initial model, seen with the models; candidates come with their classes, which their pictures show.
     halves: `count` clients whose data are split into two disjoint halves, each released once.
     sessions: the same, but all of a client's data are released both times: a second exchange of the same members.
     rounds: per domain `count` clients of `records` images, each seen in `rounds` exchanges under its name.

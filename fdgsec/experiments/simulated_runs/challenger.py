@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fdgsec.experiments.simulated_runs.guarded_cases import guarded
 from fdgsec.experiments.simulated_runs.malicious_client_cases import breakdown, hostile
 from fdgsec.experiments.simulated_runs.model_round_cases import model_rounds
+from fdgsec.experiments.simulated_runs.prototype_cases import prototypes
 from fdgsec.experiments.simulated_runs.released_style_cases import add_one_record, as_if_released, released
 from fdgsec.experiments.simulated_runs.resampled_client_cases import (
     added_images,
@@ -29,6 +30,7 @@ KINDS: Mapping[QuestionKind, Callable[[Simulator, Question], Cases]] = {
     "added_images": added_images,
     "sums": sums,
     "model_rounds": model_rounds,
+    "prototypes": prototypes,
     "halves": halves,
     "sessions": halves,
     "rounds": rounds,

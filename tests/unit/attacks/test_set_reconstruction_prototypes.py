@@ -1,0 +1,188 @@
+"""Set reconstruction from class means of features: FPL's prototypes of clients that train for one round."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import lsq_linear
+
+from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
+from fdgsec.attacks.set_reconstruction.class_means import prototypes_of, reader_of_prototypes, way_to_update
+from fdgsec.data.domains import as_float
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.data.shapes import shapes
+from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.federation.artifacts import Prototypes
+from fdgsec.federation.method import Client, GlobalModel
+from fdgsec.methods.fpl import FPL
+from fdgsec.metrics.roc import auc
+from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.nn.training.training_plan import TrainingPlan
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.answers import MemberList, Membership
+from fdgsec.threats.attack import Answers, Question, TargetFacts, Truth
+from fdgsec.threats.judging.judge import Judge
+from tests.support.stablefdg_setting import start
+
+QUESTION = Question(kind="prototypes", count=2, records=28, gallery=56)
+STEP = TrainingPlan(batch_size=64, learning_rate=0.01, crop=None, flip=0.0)
+AUGMENTED = TrainingPlan(batch_size=8, learning_rate=0.01)
+
+
+@pytest.fixture(scope="module")
+def roles() -> Roles:
+    return split_roles(shapes(image_size=32, per_domain=140), rng=stream(0, "world", "roles"))
+
+
+def challenger_of(roles: Roles, plan: TrainingPlan = STEP) -> Challenger:
+    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
+    method = FPL(plan=plan)
+    return Challenger(
+        method=method, roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
+        encoder="mini", seed=0, model=start(method),
+    )  # fmt: skip
+
+
+def model_of(challenger: Challenger) -> GlobalModel:
+    assert challenger.model is not None
+    return challenger.model
+
+
+def knowledge_of(challenger: Challenger) -> Knowledge:
+    auxiliary = challenger.roles.auxiliary.subset(challenger.roles.auxiliary.domains < 3)
+    return Knowledge(
+        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
+        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None, simulate=challenger.simulated,
+        network=lambda state: model_of(challenger).with_state(state).module(), plan=challenger.method.client_plan,
+    )  # fmt: skip
+
+
+def members_of(truth: Truth) -> torch.Tensor:
+    assert truth.members is not None
+    return truth.members
+
+
+def mean_area(answers: Answers, truths: list[Truth]) -> float:
+    areas = []
+    for answer in answers:
+        if isinstance(answer, Membership):
+            members = members_of(truths[answer.case])
+            areas.append(auc(answer.scores[members], answer.scores[~members]))
+    return sum(areas) / len(areas)
+
+
+def test_prototypes_of_one_step_are_class_means_under_the_model_that_was_sent(roles: Roles):
+    """The definition, and the equations: features less their class's prototype sum to zero over the members."""
+    challenger = challenger_of(roles)
+    case, truth = challenger.cases(QUESTION)[0]
+    assert case.candidates is not None
+    inside = case.candidates.subset(members_of(truth))
+    with torch.no_grad():
+        features = model_of(challenger).module().train().features(as_float(inside.pixels()))
+    sent = prototypes_of(case.views[0], case.victim)
+    for label, prototype in zip(sent.classes.tolist(), sent.features, strict=True):
+        torch.testing.assert_close(prototype, features[inside.labels == label].mean(0), rtol=1e-4, atol=1e-5)
+
+    known = reader_of_prototypes([case], knowledge_of(challenger), stream(0, "attack")).equations(case, case)
+    total, spread = known.candidates[members_of(truth).numpy()].sum(0), np.abs(known.candidates).sum(0)
+    assert float(np.abs(total).max()) < 0.01 * float(np.median(spread))
+
+
+def test_lists_behind_prototypes_of_one_step_are_exact_through_the_target(roles: Roles):
+    """The control through the target: FPL's own training; and the null, of clients of the adversary's images."""
+    challenger = challenger_of(roles)
+    pairs = challenger.cases(QUESTION)
+    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
+    attack, knowledge = SetReconstruction(), knowledge_of(challenger)
+
+    rows = Judge(bootstrap_repeats=50).measure(
+        attack.run(cases, knowledge, stream(0, "attack")), cases, truths, stream(0, "world", "judge")
+    )
+    null = attack.negative_control(cases, knowledge, stream(0, "attack", "null"))
+
+    assert [row.value for row in rows if row.name == "exact_list"] == [1.0] * 3
+    assert abs(mean_area(null, truths) - 0.5) < 0.2
+    for answer in null:
+        if isinstance(answer, MemberList):
+            assert not torch.equal(answer.believed, members_of(truths[answer.case]))
+
+
+def test_another_solver_finds_the_same_list_from_one_class_at_a_time(roles: Roles):
+    """The second implementation: scipy's bounded least squares on raw features, class by class."""
+    challenger = challenger_of(roles)
+    case, truth = challenger.cases(QUESTION)[0]
+    assert case.candidates is not None
+    network, pixels = model_of(challenger).module().train(), as_float(case.candidates.pixels())
+    with torch.no_grad():
+        network.features(pixels[members_of(truth)])  # its batch statistics, as training saw them
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.BatchNorm2d):
+            assert layer.running_mean is not None
+            assert layer.running_var is not None
+            before = 0.9 * torch.ones(1)  # of the running variance, at first 1
+            layer.running_mean, layer.running_var = layer.running_mean / 0.1, (layer.running_var - before) / 0.1
+    with torch.no_grad():
+        features = network.eval().features(pixels).double()
+    sent, found = prototypes_of(case.views[0], case.victim), torch.zeros(len(features), dtype=torch.bool)
+    for label, prototype in zip(sent.classes.tolist(), sent.features.double(), strict=True):
+        mine = (case.candidates.labels == label).nonzero().flatten()
+        count = int((members_of(truth)[mine]).sum())
+        matrix = torch.cat([features[mine].T, torch.ones(1, len(mine), dtype=torch.float64)])
+        target = torch.cat([count * prototype, torch.tensor([float(count)], dtype=torch.float64)])
+        weights = lsq_linear(matrix.numpy(), target.numpy(), (0, 1), method="bvls").x
+        found[mine[weights > 0.5]] = True
+    assert torch.equal(found, members_of(truth))
+
+
+def test_augmentation_and_several_steps_blur_prototypes_and_members_still_rank(roles: Roles):
+    challenger = challenger_of(roles, AUGMENTED)
+    pairs = challenger.cases(QUESTION)
+    cases, truths = [case for case, _ in pairs], [truth for _, truth in pairs]
+    answers = SetReconstruction().run(cases, knowledge_of(challenger), stream(0, "attack"))
+    assert 0.53 < mean_area(answers, truths) < 1
+
+
+def test_candidates_of_a_class_that_was_not_sent_are_no_members(roles: Roles):
+    challenger = challenger_of(roles)
+    case, _ = challenger.cases(QUESTION)[0]
+    assert case.candidates is not None
+    sent = prototypes_of(case.views[0], case.victim)
+    fewer = Prototypes(features=sent.features[1:], classes=sent.classes[1:])
+    told = tuple(
+        replace(one, artifact=fewer) if one.sender == case.victim and isinstance(one.artifact, Prototypes) else one
+        for one in case.views[0].messages
+    )
+    seen = replace(case, views=(replace(case.views[0], messages=told),))
+    known = reader_of_prototypes([case], knowledge_of(challenger), stream(0, "attack")).equations(case, seen)
+    found = known.solved(0.1)
+    assert float(found.scores()[case.candidates.labels == sent.classes[0]].max()) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "way"),
+    [
+        (TrainingPlan(batch_size=64), 40, 0.0),  # one step: no step has been taken before
+        (TrainingPlan(batch_size=10), 40, 0.375),  # 0, 1, 2, 3 of 4
+        (TrainingPlan(batch_size=10, epochs=2), 40, 0.6875),  # 4 to 7 of 8
+        (TrainingPlan(batch_size=10, steps=6), 40, 0.75),  # the last pass has two: 4 and 5 of 6
+    ],
+)
+def test_features_are_those_of_the_last_pass(plan: TrainingPlan, size: int, way: float):
+    assert way_to_update(plan, size) == pytest.approx(way)
+
+
+def test_clients_that_train_are_asked_about_with_all_members_in_the_gallery(roles: Roles):
+    facts = TargetFacts(
+        artifact_kinds=frozenset({"ModelState", "Prototypes"}), clients=3, images_per_client=100, classes=7,
+        profile="quick",
+    )  # fmt: skip
+    questions = SetReconstruction(sizes=(40,)).plan(facts)
+    assert [(one.kind, one.records, one.held) for one in questions] == [("prototypes", 40, 1.0)] * 2
+    challenger = challenger_of(roles)
+    assert replace(challenger, model=None, memo={}).cases(QUESTION) == []
+    case, _ = challenger.cases(QUESTION)[0]
+    with pytest.raises(UsageError, match="without any"):
+        SetReconstruction().run([replace(case, candidates=None)], knowledge_of(challenger), stream(0, "attack"))
