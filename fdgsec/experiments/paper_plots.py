@@ -65,7 +65,7 @@ def tsne(run: Finished) -> Canvas:
         axes.set_xticks([])
         axes.set_yticks([])
         if len(torch.unique(values)) <= 12:
-            axes.legend(fontsize=7, markerscale=1.5)
+            axes.legend(fontsize=7, markerscale=1.5, loc="upper right")
     return canvas
 
 
@@ -138,7 +138,7 @@ def style_histogram(run: Finished) -> Canvas:
     for axes, name in zip(panels, ("mean", "std"), strict=True):
         axes.set_xlabel(f"channel {name} ({run.config.encoder})")
         axes.set_ylabel("density")
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper right")
     canvas.suptitle(f"styles of {client.name} ({_domains_of(client.data)})", fontsize=9)
     return canvas
 

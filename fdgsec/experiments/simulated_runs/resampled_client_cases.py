@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -133,7 +134,10 @@ def _changes(
     if not question.dropped:
         return [(case, Truth(members=mixed < new))]
     both: Cases = []
-    for asks, members in (("added", mixed < new), ("dropped", (mixed >= new) & (mixed < changed))):
+    lists: Mapping[Literal["added", "dropped"], Tensor] = {
+        "added": mixed < new, "dropped": (mixed >= new) & (mixed < changed),
+    }  # fmt: skip
+    for asks, members in lists.items():
         if bool(members.any()):
             slices = {**case.slice, "dropped": question.dropped, "asked": asks}
             both.append((replace(case, asks=asks, slice=slices), Truth(members=members)))
