@@ -39,10 +39,12 @@ class RoundModels:
 
 def round_models(view: View, victim: str) -> list[RoundModels]:
     """The rounds, in order, of which the updates of `victim` and of another client are in the view."""
+    last = view.sent(victim, ModelState)
+    names = set() if last is None else set(last.state)  # a client may send other models beside its update
     updates: dict[int, dict[str, ModelState]] = {}
     sent: dict[int, ModelState] = {}
     for message in view.messages:
-        if type(message.artifact) is not ModelState:
+        if type(message.artifact) is not ModelState or set(message.artifact.state) != names:
             continue
         if message.receiver == SERVER:
             updates.setdefault(message.round, {}).setdefault(message.sender, message.artifact)
