@@ -75,7 +75,7 @@ def test_every_claim_is_explained_with_its_paper_rule_and_command(name: str):
 def test_thresholds_are_those_of_the_verdicts():
     assert sections("stablefdg-privacy")["against it speak"] == "auc > chance + 0.05"
     assert sections("ccst-dataset")["against it speak"] == "auc > half way from chance to a perfect attack"
-    assert sections("fisc-noise")["against it speak"] == "auc less than 0.05 lower (no cluster_size)"
+    assert sections("fisc-noise")["against it speak"] == "auc less than 0.05 lower"
 
 
 @pytest.mark.parametrize("name", DEFENSES)
