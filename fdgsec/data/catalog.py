@@ -17,7 +17,7 @@ from fdgsec.data.dataset_specs import FolderSpec, ListSpec, PatchSpec
 from fdgsec.data.domains import DomainDataset
 from fdgsec.data.fetch import Archive, fetch_dataset
 from fdgsec.data.hub import COLUMNS
-from fdgsec.data.image_sources import MEMORY_BUDGET, ImageFile, Progress, decode, open_source
+from fdgsec.data.image_sources import MEMORY_BUDGET, ImageFile, Progress, Source, decode, open_source
 from fdgsec.data.layout_readers import find_base
 from fdgsec.data.lazy_pixels import LazyPixels
 from fdgsec.data.leaf_json import read_leaf
@@ -123,7 +123,7 @@ def load_dataset(
         if lazy or (lazy is None and len(files) > LAZY_ABOVE):
             store = LazyPixels(path, files, image_size=size)
         else:
-            store = decode(source, files, image_size=size, memory_budget=memory_budget, progress=progress)
+            store = _decoded(source, files, image_size=size, memory_budget=memory_budget, progress=progress)
     splits = sorted({file.split for file in files} - {""})
     attributes = {}
     if splits:
@@ -143,6 +143,23 @@ def load_dataset(
         attributes=attributes,
         split_names=tuple(splits),
     )
+
+
+_ARCHIVE: dict[tuple[object, ...], Tensor] = {}  # memo: what was read of the last archive -> its pixels, per process
+
+
+def _decoded(
+    source: Source, files: Sequence[ImageFile], *, image_size: int, memory_budget: int, progress: Progress | None
+) -> Tensor:
+    """The pixels of `files`; those of the last archive are kept, so that runs in one process decode it once."""
+    if source.path.is_dir():
+        return decode(source, files, image_size=image_size, memory_budget=memory_budget, progress=progress)
+    found = source.path.stat()
+    key = (source.path.resolve(), found.st_mtime_ns, found.st_size, image_size, memory_budget, tuple(files))
+    if key not in _ARCHIVE:
+        _ARCHIVE.clear()
+        _ARCHIVE[key] = decode(source, files, image_size=image_size, memory_budget=memory_budget, progress=progress)
+    return _ARCHIVE[key]
 
 
 def _draw(

@@ -1,5 +1,6 @@
 """Where a dataset is found, which of its images are taken, and how their pixels are kept."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -146,6 +147,30 @@ def test_a_corrupt_image_leaves_no_pixel_file_behind(tmp_path: Path, own_cache: 
         load_dataset("pacs", data_root=root, image_size=8, allow_partial=True, memory_budget=0)
 
     assert list((own_cache / "pixels").iterdir()) == []
+
+
+def test_an_archive_is_decoded_once_in_a_process_and_anew_when_it_has_changed(tmp_path: Path) -> None:
+    decoded: list[int] = []
+
+    def load(path: Path, size: int = 8) -> DomainDataset:
+        return load_dataset(
+            "pacs", data_root=path, image_size=size, allow_partial=True,
+            progress=lambda _what, done, _of: decoded.append(done),
+        )  # fmt: skip
+
+    files = under("PACS/")
+    archive = write_zip(tmp_path / "PACS-128.zip", files)
+    first, second = load(archive), load(archive)
+    assert decoded == [5]
+    assert torch.equal(first.pixels(), second.pixels())
+
+    load(archive, size=4)
+    assert decoded == [5, 5]
+    name = next(path for path in files if path.endswith(".png"))
+    write_zip(archive, files | {name: png(99)})
+    os.utime(archive, ns=(1, 1))
+    assert not torch.equal(load(archive).pixels(), first.pixels())
+    assert decoded == [5, 5, 5]
 
 
 def test_threads_change_the_time_and_not_the_pixels(tmp_path: Path) -> None:
