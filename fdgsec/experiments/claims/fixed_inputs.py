@@ -42,6 +42,8 @@ def _readers(config: RunConfig, data_root: Path | None) -> Iterator[tuple[str, C
     """Each input's name, and how its hash is read."""
     caps = {"px": config.image_size, "per domain": config.per_domain, "per class": config.per_class}
     drawn = [f"{value} {name}" for name, value in caps.items() if value is not None]
+    if config.per_domain is not None or config.per_class is not None:  # which images are left depends on the seed
+        drawn.append(f"seed {config.seed}")
     yield ", ".join((f"images of {config.dataset}", *drawn)), lambda: _images_sha256(config, data_root)
     yield f"encoder {config.encoder}", lambda: encoder_named(config.encoder).fingerprint
     if config.pretrained:

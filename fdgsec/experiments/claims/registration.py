@@ -25,8 +25,8 @@ SCHEMA = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What is fixed: `ledger_sha256` is the hash of the files in DECIDED_BY, `inputs` are those of images and weights
-    (of the first seed's runs), `settings` override the claims' own.
+    """What is fixed: `ledger_sha256` is the hash of the files in DECIDED_BY, `inputs` are those of images and weights,
+    `settings` override the claims' own.
 
     `code_sha256` is that of all of fdgsec when it was registered; it may change, and the result says whether it did."""
 

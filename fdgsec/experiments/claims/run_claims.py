@@ -9,7 +9,6 @@ same."""
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +100,8 @@ def _registered(path: Path, request: ClaimsRequest, *, data_root: Path | None) -
 
 
 def _inputs(request: ClaimsRequest, *, data_root: Path | None) -> Mapping[str, str]:
-    """The hashes of what the first seed's runs of all claims read."""
-    first = replace(request, seeds=request.seeds[:1])
-    return registered_inputs(planned_runs(ledger(), first).values(), data_root=data_root)
+    """The hashes of what the runs of all claims read."""
+    return registered_inputs(planned_runs(ledger(), request).values(), data_root=data_root)
 
 
 def registration_of(request: ClaimsRequest, *, data_root: Path | None) -> Registration:

@@ -41,7 +41,11 @@ def test_a_registration_gives_the_same_request_back(registered: Path):
 
     assert registration_of(registered_request(registered), data_root=None) == found
     assert found == registration_of(REQUEST, data_root=None)
-    assert {"images of shapes, 20 per domain", "encoder mini", "encoder pixels"} <= set(found.inputs)
+    assert {
+        "encoder mini",
+        "encoder pixels",
+        *(f"images of shapes, 20 per domain, seed {n}" for n in REQUEST.seeds),
+    } <= set(found.inputs)
 
 
 def test_a_ledger_that_has_changed_since_is_refused(registered: Path):
@@ -64,7 +68,7 @@ def test_a_request_that_was_not_registered_is_refused(registered: Path, tmp_path
         claims(other, data_root=None, out=tmp_path / "out", fresh=False, progress=NoProgress(), registration=registered)
 
 
-@pytest.mark.parametrize("name", ["images of shapes, 20 per domain", "encoder mini"])
+@pytest.mark.parametrize("name", [f"images of shapes, 20 per domain, seed {REQUEST.seeds[-1]}", "encoder mini"])
 def test_other_images_or_weights_than_the_registered_ones_are_refused(registered: Path, tmp_path: Path, name: str):
     document = json.loads(registered.read_text())
     document["inputs"][name] = "0" * 64
