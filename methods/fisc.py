@@ -33,7 +33,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.federation.artifacts import InterpolationStyle, StyleStatistics
 from fdgsec.federation.method import CLUSTER_SIZES, Client, Clock, GlobalModel, Inbox, ServerNeeds, State
 from fdgsec.federation.release_declarations import Release
-from fdgsec.federation.released_statistics import ChannelMeans, PooledStyles
+from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, PooledStyles
 from fdgsec.methods.fedavg import FedAvg
 from fdgsec.nn.networks.classifiers import Classifier, Normalization
 from fdgsec.nn.networks.group_norm_linear import drawn_linear
@@ -243,13 +243,13 @@ class FISC(FedAvg):
     def releases(self) -> Sequence[Release]:
         """Besides the model: a style over clusters of images up, the interpolation style down.
 
-        Without clusters, and with the std of the mixture of all images, the style is CCST's mean over images. With them
-        an image of cluster k has the weight 1 / (K n_k), in the means and in the mixture's squares."""
+        Without clusters the style is a mean over images: CCST's with the std of their mixture, else of their means and
+        stds. With them an image of cluster k has the weight 1 / (K n_k), in the means and in the mixture's squares."""
         if self.shares == "never":
             return super().releases
-        means = PooledStyles() if self.sigma == "mixture" else ChannelMeans()
+        plain = not self.local_clustering
+        means = PooledStyles() if self.sigma == "mixture" else MeanStyles(eps=self.eps) if plain else ChannelMeans()
         known = None if self._uses_loader else means  # random crops are not known
-        plain = not self.local_clustering and self.sigma == "mixture"
         style = Release(
             stage="share", slot="style", kind=StyleStatistics,
             statistic=known if plain else None, weighted=None if plain else known,

@@ -89,10 +89,54 @@ class PooledStyles:
         return found.linear()
 
 
+class _WithoutSquares:
+    """A t that holds no squares, so that no center changes it."""
+
+    def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged."""
+        return statistics
+
+    def from_about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
+        """Give `statistics` unchanged."""
+        return statistics
+
+
 @dataclass(frozen=True, kw_only=True)
-class ChannelMeans:
-    """The means of a style without its stds, t = mu, C numbers: of FISC's styles, whose stds are means over clusters of
-    the clusters' stds, which no t averages to."""
+class MeanStyles(_WithoutSquares):
+    """The mean of image styles, t = (mu, sigma), 2C numbers: of FISC's styles where every image is a cluster (eq. 2).
+
+    `eps` is under the root of sigma(x)."""
+
+    eps: float = EPS
+
+    def records(self, found: Moments) -> Tensor:
+        """Compute t(x), (n, 2C)."""
+        return torch.cat(found.style(unbiased=False, eps=self.eps), dim=1)
+
+    def release(self, artifact: Artifact, *, images: int | None = None) -> Tensor:
+        """Compute t of one style, (1, 2C)."""
+        del images  # the mean of t does not depend on their number
+        if not isinstance(artifact, StyleStatistics):
+            raise UsageError(f"a mean of styles is read from StyleStatistics; got {artifact.kind}.")
+        return torch.cat([artifact.mean, artifact.std]).double().unsqueeze(0)
+
+    def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
+        """Make one style."""
+        del images  # the style does not depend on their number
+        if not isinstance(like, StyleStatistics):
+            raise UsageError(f"a mean of styles makes StyleStatistics; got {like.kind}.")
+        mean, std = statistics[0].chunk(2)
+        return StyleStatistics(mean=mean.to(like.mean), std=std.clamp_min(0).to(like.std))
+
+    def truth(self, found: Moments) -> Tensor:
+        """Compute (mu, sigma^2 + mu^2), (n, 2C), in which all styles are compared."""
+        return found.linear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelMeans(_WithoutSquares):
+    """The means of a style without its stds, t = mu, C numbers: of FISC's styles over clusters, whose stds are means
+    of the clusters' stds, which no t averages to."""
 
     def records(self, found: Moments) -> Tensor:
         """Compute t(x), (n, C)."""
@@ -104,14 +148,6 @@ class ChannelMeans:
         if not isinstance(artifact, StyleStatistics):
             raise UsageError(f"channel means are read from StyleStatistics; got {artifact.kind}.")
         return artifact.mean.double().unsqueeze(0)
-
-    def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
-        """Give `statistics` unchanged: there are no squares in t."""
-        return statistics
-
-    def from_about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
-        """Give `statistics` unchanged."""
-        return statistics
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
         """Raise UsageError: the stds that t leaves out are missing."""
@@ -179,7 +215,7 @@ class StyleDistributions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanSpectra:
+class MeanSpectra(_WithoutSquares):
     """Amplitude spectra and means of them (CCST's appendix E, its footnote 1): t = |F(x)| at frequencies -b..b, b = 16.
 
     A mean without some frequencies is still a mean. All of them are 3 x H x (W // 2 + 1) numbers, 24,960 at 128 px: in
@@ -199,14 +235,6 @@ class MeanSpectra:
         if not isinstance(artifact, Amplitudes):
             raise UsageError(f"a mean spectrum is read from Amplitudes; got {artifact.kind}.")
         return low_frequencies(artifact.values, self.frequencies)
-
-    def about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
-        """Give `statistics` unchanged: there are no squares in t."""
-        return statistics
-
-    def from_about(self, statistics: Tensor, _center: Tensor, /) -> Tensor:
-        """Give `statistics` unchanged."""
-        return statistics
 
     def artifact(self, statistics: Tensor, *, like: Artifact, images: int) -> Artifact:
         """Raise UsageError: the frequencies that t leaves out are missing."""

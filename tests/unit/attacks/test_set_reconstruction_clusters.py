@@ -75,9 +75,10 @@ def test_statistics_are_declared_where_the_release_is_a_weighted_mean_of_known_i
     assert [type(statistic) for statistic in declared] == [ChannelMeans, PooledStyles, ChannelMeans]
     assert FISC(style_input="loader").weighted_statistic is None
     assert FISC(style_input="loader", local_clustering=False, sigma="mixture").shared_mean is None
-    plain = FISC(local_clustering=False, sigma="mixture")
-    assert plain.weighted_statistic is None
-    assert plain.shares_means
+    for sigma in ("mean", "mixture"):
+        plain = FISC(local_clustering=False, sigma=sigma)
+        assert plain.weighted_statistic is None
+        assert plain.shares_means
 
 
 @pytest.mark.parametrize("method", METHODS)

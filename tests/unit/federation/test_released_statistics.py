@@ -11,6 +11,7 @@ from fdgsec.federation.early_layer_encoder import ModelEncoder
 from fdgsec.federation.method import Blueprint, Client, GlobalModel
 from fdgsec.federation.released_statistics import PooledStyles, StyleDistributions
 from fdgsec.methods.ccst import CCST
+from fdgsec.methods.fisc import FISC, Sigma
 from fdgsec.methods.stablefdg import StableFDG
 from fdgsec.nn.styles.image_styles import encoder_named, forget_encoders, register_encoder, statistics
 from fdgsec.runtime.errors import UsageError
@@ -37,6 +38,23 @@ def test_a_pooled_style_is_the_mean_of_its_images(data: DomainDataset):
         artifact = next(m.artifact for m in observed.transcript.messages() if m.sender == client.name)
         expected = released_statistic.records(statistics("mini", client.data)).mean(0)
         torch.testing.assert_close(released_statistic.release(artifact)[0], expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("sigma", ["mean", "mixture"])
+def test_a_style_of_fisc_without_clusters_is_a_mean_over_its_images(data: DomainDataset, sigma: Sigma):
+    method = FISC(local_clustering=False, sigma=sigma)
+    clients = [Client(name="client:0", data=data.of_domain(0)), Client(name="client:1", data=data.of_domain(1))]
+    observed = observe(method, clients, seed=0, name="test")
+    (declared,) = [one.statistic for one in method.releases if one.slot == "style" and one.stage == "share"]
+    assert declared is not None
+
+    for client in clients:
+        artifact = next(m.artifact for m in observed.transcript.messages() if m.sender == client.name)
+        expected = declared.records(statistics("mini", client.data)).mean(0)
+        found = declared.release(artifact)
+        torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-4)
+        again = declared.artifact(found, like=artifact, images=len(client.data))
+        torch.testing.assert_close(declared.release(again), found)
 
 
 @pytest.mark.parametrize("unbiased", [True, False])
