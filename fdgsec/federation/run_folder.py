@@ -7,8 +7,6 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -19,24 +17,16 @@ from fdgsec.federation.wire import Transcript
 from fdgsec.nn.training.precision import capabilities, table_rows
 from fdgsec.runtime.cache_files import cache_root, draft_of
 from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.source_hash import source_sha256
 from fdgsec.runtime.version import __version__
 
 MARKS = ("report.json", "transcript.jsonl", "sweep.json", "audit.json")
 """Files that mark a folder as written by fdgsec, which may then replace it."""
 
 
-@lru_cache(maxsize=1)
 def code_sha256() -> str:
     """Hash fdgsec's own source files: a run is reused only by the code that made it."""
-    digest = hashlib.sha256()
-    folders = [resources.files("fdgsec")]
-    while folders:
-        for entry in sorted(folders.pop().iterdir(), key=lambda item: item.name):
-            if entry.is_dir() and entry.name != "__pycache__":
-                folders.append(entry)
-            elif entry.name.endswith((".py", ".toml")):
-                digest.update(entry.name.encode() + entry.read_bytes())
-    return digest.hexdigest()
+    return source_sha256("fdgsec")
 
 
 def environment() -> dict[str, object]:

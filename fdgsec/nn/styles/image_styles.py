@@ -3,6 +3,7 @@
 Style transfer is AdaIN between an encoder and its decoder (Huang & Belongie, ICCV 2017,
 https://arxiv.org/abs/1703.06868); CCST (its eq. 5) and FISC (its eq. 4) make their training images with it."""
 
+import hashlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from fdgsec.data.domains import DomainDataset, as_float
 from fdgsec.nn.styles.channel_statistics import EPS, Moments, adain
 from fdgsec.nn.styles.encoders import StyleEncoder, image_moments, load_encoder
 from fdgsec.runtime.cache_files import cache_root, write_atomic
+from fdgsec.runtime.source_hash import source_sha256
 
 Progress = Callable[[int, int], None]
 CHUNK = 128  # images copied from the (possibly memory-mapped) store at a time
@@ -121,10 +123,11 @@ def prepare_statistics(
 ) -> bool:
     """Prepare the statistics of all of `dataset`, from disk where `reuse` allows; tell whether they came from there.
 
-    Computed statistics are stored for the next run; the numbers are the same bytes either way."""
+    Computed statistics are stored for the next run of the same code; the numbers are the same bytes either way."""
     encoder = encoder_named(name)
-    seen = f"{encoder.fingerprint[:16]}-{size or 'as-is'}-{dataset.content_sha256[:32]}"
-    path = cache_root() / "features" / f"{seen}.safetensors"
+    computed_by = f"{source_sha256('fdgsec.nn')} {torch.__version__}"
+    key = f"{encoder.fingerprint} {size or 'as is'} {dataset.content_sha256} {computed_by}"
+    path = cache_root() / "features" / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.safetensors"
     if reuse and path.exists():
         stored = load(path.read_bytes())
         _table(dataset, encoder, size).fill(
