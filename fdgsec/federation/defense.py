@@ -219,7 +219,7 @@ class DefenseStack:
     """A client's defenses, in order. Their noise comes from `key`; `name` separates runs with one key.
 
     `look` makes the record statistic for a client's images and the model that it received. `usual` is the receivers'
-    check where no defense inspects messages. `intruders` are malicious clients, by name, which replace what they send
+    check where no defense inspects messages. `malicious_clients` replace, by name, what they send
     after their defenses."""
 
     defenses: Sequence[Defense] = ()

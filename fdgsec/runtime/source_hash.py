@@ -4,10 +4,26 @@ import hashlib
 from functools import cache
 from importlib import resources
 
+from fdgsec.runtime.errors import UsageError
+
 
 @cache
 def source_sha256(package: str) -> str:
-    """Hash the names and contents of all .py and .toml files of a package and those in it."""
+    """Hash the names and contents of all .py and .toml files of a package and those in it, once per process."""
+    return _hashed(package)
+
+
+def check_unchanged(package: str) -> None:
+    """Raise UsageError where files of a package are no longer those that `source_sha256` found.
+
+    Modules are imported when they are first needed, so that a process may run later code than it began with."""
+    if _hashed(package) != source_sha256(package):
+        raise UsageError(
+            f"files of {package} were changed while it ran; nobody can say which made the result. Run again."
+        )
+
+
+def _hashed(package: str) -> str:
     digest = hashlib.sha256()
     folders = [resources.files(package)]
     while folders:

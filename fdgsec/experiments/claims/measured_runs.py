@@ -17,6 +17,7 @@ from fdgsec.nn.styles.image_styles import prepare_statistics
 from fdgsec.runtime.cache_files import write_atomic
 from fdgsec.runtime.errors import MissingResourceError, UsageError
 from fdgsec.runtime.progress import NoProgress, Progressive
+from fdgsec.runtime.source_hash import check_unchanged
 from fdgsec.runtime.worker_processes import computed
 
 Report = Mapping[str, Any] | str
@@ -164,6 +165,7 @@ def _report(
         made = attack(config, data_root=data_root, out=folder, fresh=fresh, progress=progress)
     except MissingResourceError as error:
         return str(error)
+    check_unchanged("fdgsec")
     write_atomic(stamp, key)
     document: Mapping[str, Any] = json.loads(made.json())
     return document

@@ -16,6 +16,7 @@ from fdgsec.experiments.claims.registration import (
     write_registration,
 )
 from fdgsec.experiments.claims.run_claims import chosen_claims, claims, registered_request, registration_of
+from fdgsec.runtime import source_hash
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.progress import NoProgress
 
@@ -96,6 +97,18 @@ def test_a_report_counts_again_only_under_the_registration_it_was_made_for(tmp_p
 
     assert before != under
     assert made("registration, commit") == under
+
+
+def test_a_run_during_which_fdgsec_was_edited_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source_hash.source_sha256("fdgsec")
+    monkeypatch.setattr(source_hash, "_hashed", lambda package: f"other {package}")
+
+    with pytest.raises(UsageError, match="were changed while it ran"):
+        measure(
+            chosen_claims(["fedalign-summaries"]), replace(REQUEST, encoders=("mini",), seeds=(10,)), data_root=None,
+            out=tmp_path, fresh=False, workers=1, progress=NoProgress(),
+        )  # fmt: skip
+    assert not list(tmp_path.glob("runs/*.key"))
 
 
 def test_a_registration_is_not_overwritten(registered: Path):
