@@ -19,16 +19,15 @@ from typing import ClassVar
 import torch
 
 from fdgsec.attacks.set_reconstruction.class_means import PrototypeReader, reader_of_prototypes
+from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
 from fdgsec.attacks.set_reconstruction.control import planted_lists
 from fdgsec.attacks.set_reconstruction.given_candidates import GivenReader, given_reader, questions_of_vectors
-from fdgsec.attacks.set_reconstruction.list_equations import ListEquations, MemberPosterior
+from fdgsec.attacks.set_reconstruction.list_equations import MemberPosterior, best_prior
 from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader, reader_of
 from fdgsec.attacks.set_reconstruction.signed_changes import solved_change
-from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
 from fdgsec.attacks.statistics.defense_noise import ACCOUNTED
 from fdgsec.attacks.statistics.pooled_questions import domain_of, size_of
 from fdgsec.attacks.statistics.release_precision import ROUNDINGS, rounded
-from fdgsec.metrics.roc import auc
 from fdgsec.runtime.errors import UsageError
 from fdgsec.runtime.random_streams import child
 from fdgsec.threats.adversary import Knowledge
@@ -37,8 +36,6 @@ from fdgsec.threats.attack import Answers, Case, PositiveControl, Question, Targ
 from fdgsec.threats.option_checks import check_at_least
 from fdgsec.threats.positive_control_data import upload
 
-PRIORS = (1.0, 0.1, 0.01)
-"""Weights of the prior that are tried on a list of the adversary's own making."""
 WHOLE = 1_000_000
 """More candidates than any domain has."""
 
@@ -175,15 +172,13 @@ class SetReconstruction:
     def _answers(self, cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator, seen: "Seen") -> list[Answer]:
         """Answer from the releases that are `seen`, and from each rounding of them."""
         answers: list[Answer] = []
-        weighted = knowledge.weighted_statistic
-        knowledge = knowledge if weighted is None else replace(knowledge, released_statistic=weighted)
         for mine in _read_alike(cases):
             reader = _reader_of([cases[number] for number in mine], knowledge, child(rng, "noise"))
             shown = {number: seen(reader, number) for number in mine}
-            answers += _answers(cases, shown, reader, rng, equal=weighted is None)
+            answers += _answers(cases, shown, reader, rng)
             for rounding in () if isinstance(reader, PrototypeReader) else self.roundings:
                 coarse = {number: _rounded(case, rounding) for number, case in shown.items()}
-                found = _answers(cases, coarse, reader, rng, equal=weighted is None)
+                found = _answers(cases, coarse, reader, rng)
                 answers += [replace(answer, slice={"rounding": rounding}) for answer in found]
         return sorted(answers, key=lambda answer: answer.case)
 
@@ -193,24 +188,20 @@ class SetReconstruction:
         return planted_lists(knowledge, rng)
 
 
-Reader = ReleaseReader | GivenReader | PrototypeReader
+Reader = ReleaseReader | GivenReader | PrototypeReader | ClusterReader
 Seen = Callable[[Reader, int], Case]
 """Gives what is seen of a case, by its number: its own release, or another one that its reader makes."""
 
 
 def _answers(
-    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator, *, equal: bool
+    cases: Sequence[Case], seen: Mapping[int, Case], reader: Reader, rng: torch.Generator
 ) -> list[Membership | MemberList]:
-    """Answer the cases from the releases that are `seen`, which may be others, or less precise.
-
-    `equal` is whether all members have the same weight in a release."""
+    """Answer the cases from the releases that are `seen`, which may be others, or less precise."""
     answers: list[Membership | MemberList] = []
     for alike in _alike(cases, list(seen)):
-        first = reader.equations(cases[alike[0]], seen[alike[0]])
-        solved = _solver(first, cases[alike[0]], child(rng, "prior", alike[0])) if equal else solved_unequal
+        solved = _solver(reader, cases[alike[0]], seen[alike[0]], child(rng, "prior", alike[0]))
         for number in alike:
-            known = first if number == alike[0] else reader.equations(cases[number], seen[number])
-            found = solved(known)
+            found = solved(cases[number], seen[number])
             answers += [
                 Membership(case=number, scores=found.scores()), MemberList(case=number, believed=found.believed()),
             ]  # fmt: skip
@@ -231,6 +222,8 @@ def _read_alike(cases: Sequence[Case]) -> Iterator[list[int]]:
 def _reader_of(cases: Sequence[Case], knowledge: Knowledge, rng: torch.Generator) -> Reader:
     if cases[0].question == "prototypes":
         return reader_of_prototypes(cases, knowledge, rng)
+    if knowledge.weighted_statistic is not None:
+        return cluster_reader(cases, knowledge, rng)
     given = cases[0].question == "given"
     return given_reader(cases, knowledge) if given else reader_of(cases, knowledge, rng)
 
@@ -255,25 +248,13 @@ def _rounded(case: Case, rounding: str) -> Case:
     return replace(case, views=tuple(upload(artifact, sender=case.victim) for artifact in sent))
 
 
-def _solver(known: ListEquations, case: Case, rng: torch.Generator) -> Callable[[ListEquations], MemberPosterior]:
-    """Solves equations like `known`, those of `case`, under the prior that is best for them."""
+def _solver(reader: Reader, case: Case, seen: Case, rng: torch.Generator) -> Callable[[Case, Case], MemberPosterior]:
+    """Solves cases like this one, each given with what is seen of it, under the prior that is best for their kind."""
+    if isinstance(reader, ClusterReader):
+        return reader.solved
     if case.dropped:
-        return partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
-    prior = _best_prior(known, rng)
-    return lambda equations: equations.solved(prior)
-
-
-def _best_prior(known: ListEquations, rng: torch.Generator) -> float:
-    """The weight of the prior under which a list that the adversary draws itself is found best."""
-    listed = min(known.images, len(known.candidates) - 1)
-    members = torch.zeros(len(known.candidates), dtype=torch.bool)
-    members[torch.randperm(len(members), generator=rng)[:listed]] = True
-    error = torch.randn(len(known.noise), generator=rng, dtype=torch.float64).numpy() * known.noise
-    rehearsed = replace(known, release=known.candidates[members.numpy()].mean(0) + error, images=listed)
-    areas = {}
-    for prior in PRIORS:
-        scores = rehearsed.solved(prior, absent=0.0).scores()
-        areas[prior] = auc(scores[members], scores[~members])
-        if areas[prior] == 1.0:  # no other weight finds it better
-            return prior
-    return max(PRIORS, key=lambda prior: areas[prior])
+        change = partial(solved_change, added=case.added, dropped=case.dropped, asks=case.asks)
+        return lambda one, view: change(reader.equations(one, view))
+    first = reader.equations(case, seen)
+    prior = best_prior(first, rng)
+    return lambda one, view: (first if one is case else reader.equations(one, view)).solved(prior)

@@ -9,7 +9,7 @@ where c is the mean of public images. The others are unknown draws from the publ
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fdgsec.attacks.set_reconstruction.box_least_squares import Array, box_least_squares
 from fdgsec.attacks.statistics.domain_populations import Population
+from fdgsec.metrics.roc import auc
 
 ABSENT = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Shares of the members that may be no candidates, of which the likeliest is taken."""
@@ -28,6 +29,8 @@ EXPLAINED = 3.0
 """Root mean square of a list's residuals, in standard deviations of the error, at most which it explains a release."""
 TELLING = 10.0
 """Spread of means over images, in these units, from which a list that explains a release is no coincidence."""
+PRIORS = (1.0, 0.1, 0.01)
+"""Weights of the prior that are tried on a list of the adversary's own making."""
 LEAST_NOISE = 1e-9
 """Of a coordinate's spread over images: what the sums of two programs may differ by."""
 
@@ -159,3 +162,19 @@ def list_equations(
         noise=(noise / scale)[varies].clamp_min(LEAST_NOISE).numpy(),
         spread=np.sqrt(covariance.diagonal()), covariance=lambda: covariance, images=images,
     )  # fmt: skip
+
+
+def best_prior(known: ListEquations, rng: torch.Generator) -> float:
+    """The weight of the prior under which a list that the adversary draws itself is found best."""
+    listed = min(known.images, len(known.candidates) - 1)
+    members = torch.zeros(len(known.candidates), dtype=torch.bool)
+    members[torch.randperm(len(members), generator=rng)[:listed]] = True
+    error = torch.randn(len(known.noise), generator=rng, dtype=torch.float64).numpy() * known.noise
+    rehearsed = replace(known, release=known.candidates[members.numpy()].mean(0) + error, images=listed)
+    areas = {}
+    for prior in PRIORS:
+        scores = rehearsed.solved(prior, absent=0.0).scores()
+        areas[prior] = auc(scores[members], scores[~members])
+        if areas[prior] == 1.0:  # no other weight finds it better
+            return prior
+    return max(PRIORS, key=lambda prior: areas[prior])

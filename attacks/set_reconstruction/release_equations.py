@@ -102,6 +102,10 @@ class ReleaseReader:
         release, error = (torch.cat(parts) for parts in zip(*read, strict=True))
         return self.table.equations(_candidates(case), release, noise=error, images=size_of(case))
 
+    def release(self, case: Case, seen: Case) -> tuple[Tensor, Tensor]:
+        """The first release (D,) of t in `seen`, without the shift of a defense, and the deviation of its error."""
+        return self._release(case, seen, 0, self.runs[0])
+
     def _change(self, case: Case, seen: Case) -> ListEquations:
         """The equations of the sum of t over new images less that over dropped ones, over the number of both.
 

@@ -23,9 +23,33 @@ def solved_unequal(known: ListEquations) -> MemberPosterior:
 
     Where as many candidates as there are members explain the release, with numbers to spare, they are the members: by
     chance no list does. Otherwise the most likely weights under a Gaussian prior, which still rank."""
+    return listed_weights(known) or ranked_weights(known)
+
+
+def listed_weights(known: ListEquations) -> MemberPosterior | None:
+    """The weights if as many candidates as there are members explain the release; None where they do not."""
+    found = _sparse(*_equations(known), known.images) if known.telling() else None
+    return None if found is None else _posterior(known, found)
+
+
+def ranked_weights(known: ListEquations) -> MemberPosterior:
+    """The most likely weights under a Gaussian prior."""
     matrix, target = _equations(known)
-    found = _sparse(matrix, target, known.images) if known.telling() else None
-    weights = _likely(matrix, target, known.images) if found is None else found
+    pull = known.images**2 / _variance(known)
+    weights = LARGEST * box_least_squares(
+        LARGEST * matrix, target, ridge=LARGEST**2 * pull, toward=1 / (LARGEST * len(known.candidates))
+    )
+    return _posterior(known, weights)
+
+
+def _variance(known: ListEquations) -> float:
+    """The variance of a weight times the number of images: it is 1 for members and 0 for others."""
+    count = len(known.candidates)
+    share = min(known.images / count, 1.0)
+    return max(share * (1 - share), 1 / count)
+
+
+def _posterior(known: ListEquations, weights: Array) -> MemberPosterior:
     return MemberPosterior(weights=known.images * weights, listed=known.images, absent=0.0)
 
 
@@ -52,13 +76,3 @@ def _sparse(matrix: Array, target: Array, images: int) -> Array | None:
     found = np.zeros(count)
     found[listed] = refitted
     return found
-
-
-def _likely(matrix: Array, target: Array, images: int) -> Array:
-    """The most likely weights (G,), taken as Gaussian with the mean and variance of 0 and 1 / images."""
-    count = matrix.shape[1]
-    share = min(images / count, 1.0)
-    pull = images / math.sqrt(max(share * (1 - share), 1 / count))
-    stacked = np.concatenate([matrix, pull * np.eye(count)])
-    wanted = np.concatenate([target, np.full(count, pull / count)])
-    return LARGEST * box_least_squares(LARGEST * stacked, wanted)

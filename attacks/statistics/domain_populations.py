@@ -13,7 +13,7 @@ from torch import Tensor
 from fdgsec.attacks.statistics.tracing import Whitening, fit_whitening
 from fdgsec.data.domains import DomainDataset, join
 from fdgsec.federation.artifacts import Amplitudes, Artifact, StyleDistribution, StyleStatistics
-from fdgsec.federation.released_statistics import MeanSpectra, ReleasedStatistic, StyleDistributions
+from fdgsec.federation.released_statistics import MeanSpectra, MeanStyles, ReleasedStatistic, StyleDistributions
 from fdgsec.nn.styles.channel_statistics import Moments
 from fdgsec.runtime.errors import UsageError
 from fdgsec.threats.adversary import Knowledge
@@ -145,5 +145,9 @@ def pooled_release(found: Moments, released_statistic: ReleasedStatistic) -> Art
             found.mean.mean(0).float().reshape(1, -1, 1, 1)
         )  # one pixel's spectrum is the pixel: nothing is left out
         return Amplitudes(values=values, owner=torch.zeros(1, dtype=torch.int64))
-    mean, std = found.pooled().style(unbiased=False)
-    return StyleStatistics(mean=mean[0].float(), std=std[0].float())
+    if isinstance(released_statistic, MeanStyles):
+        style = released_statistic.records(found).mean(0)
+        mean, std = style.float().chunk(2)
+        return StyleStatistics(mean=mean, std=std)
+    pooled_mean, pooled_std = found.pooled().style(unbiased=False)
+    return StyleStatistics(mean=pooled_mean[0].float(), std=pooled_std[0].float())

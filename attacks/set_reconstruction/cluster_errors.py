@@ -1,0 +1,125 @@
+"""Means over clusters taken as means over images, up to an error that the adversary simulates.
+
+FISC's style is a mean over clusters of the clusters' means and stds (section 2.2). Behind noise the weights of its
+images cannot be told from one another, and its stds average over no t. Both are close to those of a mean over images.
+How far off such a style is, the adversary learns from clients of its own images: it runs the public method, and takes
+the difference as Gaussian. Whitened by the covariance of that error and of the noise, the equations are those of equal
+weights."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from scipy.linalg import solve_triangular
+from sklearn.covariance import ledoit_wolf
+from torch import Tensor
+
+from fdgsec.attacks.set_reconstruction.box_least_squares import Array
+from fdgsec.attacks.set_reconstruction.list_equations import ListEquations
+from fdgsec.attacks.set_reconstruction.release_equations import ReleaseReader
+from fdgsec.attacks.statistics.domain_populations import images_of
+from fdgsec.attacks.statistics.pooled_questions import size_of
+from fdgsec.data.domains import DomainDataset
+from fdgsec.federation.artifacts import Artifact
+from fdgsec.federation.released_statistics import ChannelMeans, MeanStyles, ReleasedStatistic
+from fdgsec.runtime.errors import UsageError
+from fdgsec.runtime.random_streams import child
+from fdgsec.threats.adversary import Knowledge
+from fdgsec.threats.attack import Case
+
+CLIENTS = 200
+"""Clients of the adversary's own images, of whose styles the error is learned."""
+LARGEST_SHARE = 2 / 3
+"""Of the adversary's images of a domain that one such client holds; all of them would be one client."""
+
+
+def nearest_mean(weighted: ReleasedStatistic) -> ReleasedStatistic:
+    """The statistic of whose mean over images a mean of `weighted` over clusters is closest."""
+    return MeanStyles() if isinstance(weighted, ChannelMeans) else weighted
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NearlyEqual:
+    """Reads releases of one domain as means over images, up to an error that is simulated for each number of images.
+
+    `reader` reads the nearest mean, and `knowledge` is that of the target."""
+
+    reader: ReleaseReader
+    knowledge: Knowledge
+    domain: str
+    rng: torch.Generator
+    found: dict[int, tuple[Tensor, Array]] = field(default_factory=dict)
+
+    def equations(self, case: Case, seen: Case) -> ListEquations:
+        """The equations of the release in `seen` for the candidates of `case`, whitened so that the error is 1."""
+        assert case.candidates is not None
+        bias, covariance = self.error(size_of(case))
+        release, noise = self.reader.release(case, seen)
+        return whitened_equations(
+            self._records(case.candidates), release - bias, covariance + np.diag(noise.square().numpy()),
+            images=size_of(case),
+        )  # fmt: skip
+
+    def error(self, images: int) -> tuple[Tensor, Array]:
+        """The mean (D,) and covariance (D, D) of a release less the mean of t over its images, for so many of them."""
+        if images not in self.found:
+            clients = self.clients(images, CLIENTS, child(self.rng, "clients", images))
+            sent = released_by(clients, self.knowledge, child(self.rng, "styles", images), defended=False)
+            off = torch.stack(
+                [self._read(one) - self._records(held).mean(0) for one, held in zip(sent, clients, strict=True)]
+            )
+            self.found[images] = off.mean(0), shrunk_covariance(off.numpy())
+        return self.found[images]
+
+    def clients(self, images: int, count: int, rng: torch.Generator) -> list[DomainDataset]:
+        """Clients of the adversary's own images, of at most LARGEST_SHARE of them each."""
+        own = images_of(self.knowledge, self.domain)
+        held = min(images, max(2, int(LARGEST_SHARE * len(own))))
+        return [own.subset(torch.randperm(len(own), generator=rng)[:held]) for _ in range(count)]
+
+    def _records(self, images: DomainDataset) -> Tensor:
+        knowledge, about = self.reader.table.readings[0]
+        records = knowledge.released_statistic.records(knowledge.statistics(images))
+        return knowledge.released_statistic.about(records, about)
+
+    def _read(self, artifact: Artifact) -> Tensor:
+        knowledge, about = self.reader.table.readings[0]
+        return knowledge.released_statistic.about(knowledge.released_statistic.release(artifact)[0], about)
+
+
+def whitened_equations(candidates: Tensor, release: Tensor, covariance: Array, *, images: int) -> ListEquations:
+    """The equations of a release (D,) of t, given for `candidates` (G, D), whose error has this `covariance` (D, D)."""
+    center, scale = candidates.mean(0), np.sqrt(covariance.diagonal())
+    factor = np.linalg.cholesky(covariance / np.outer(scale, scale))
+    both = np.column_stack([(candidates - center).T.numpy(), (release - center).numpy()]) / scale[:, None]
+    white = solve_triangular(factor, both, lower=True)
+    spread = white[:, :-1].std(1)
+    return ListEquations(
+        candidates=white[:, :-1].T, release=white[:, -1], noise=np.ones(len(white)), spread=spread,
+        covariance=lambda: np.cov(white[:, :-1]), images=images, complete=True,
+    )  # fmt: skip
+
+
+def shrunk_covariance(errors: Array) -> Array:
+    """The covariance (D, D) of errors (n, D), shrunk toward its diagonal by Ledoit and Wolf's share (JMVA 2004)."""
+    scale = np.maximum(errors.std(0), np.finfo(errors.dtype).tiny)
+    correlations: Array = ledoit_wolf((errors - errors.mean(0)) / scale, assume_centered=True)[0]
+    return correlations * np.outer(scale, scale)
+
+
+def released_by(
+    clients: Sequence[DomainDataset], knowledge: Knowledge, rng: torch.Generator, *, defended: bool = True
+) -> list[Artifact]:
+    """What each of `clients`, of the adversary's own images, would release; before any defense if not `defended`.
+
+    Raises UsageError where the adversary cannot run the target's method, or one releases nothing."""
+    if knowledge.shared is not None and not defended:
+        return [knowledge.shared(held, child(rng, number)) for number, held in enumerate(clients)]
+    if knowledge.simulate is None:
+        raise UsageError("the errors of means over clusters are simulated; the adversary cannot run the target.")
+    view = knowledge.simulate(clients, rng)
+    found = [view.artifact(f"client:{number}") for number in range(1, len(clients) + 1)]
+    if any(one is None for one in found):
+        raise UsageError("a simulated client released nothing.")
+    return [one for one in found if one is not None]

@@ -1,0 +1,155 @@
+"""Means over clusters behind noise: read as means over images, stds and all, up to an error that is simulated."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fdgsec.attacks.set_reconstruction.attack import SetReconstruction
+from fdgsec.attacks.set_reconstruction.cluster_errors import shrunk_covariance, whitened_equations
+from fdgsec.attacks.set_reconstruction.clustered_means import ClusterReader, cluster_reader
+from fdgsec.attacks.set_reconstruction.unequal_weights import solved_unequal
+from fdgsec.data.roles import Roles, split_roles
+from fdgsec.data.shapes import shapes
+from fdgsec.defenses.style_noise import StyleNoise
+from fdgsec.experiments.simulated_runs.challenger import Challenger
+from fdgsec.federation.defense import DefenseStack
+from fdgsec.federation.method import Client, Clock
+from fdgsec.federation.released_statistics import MeanStyles
+from fdgsec.methods.fisc import FISC
+from fdgsec.metrics.roc import auc
+from fdgsec.nn.styles.image_styles import statistics
+from fdgsec.runtime.random_streams import stream
+from fdgsec.threats.adversary import ADVERSARIES, Knowledge
+from fdgsec.threats.answers import Membership
+from fdgsec.threats.attack import Case, Question, Truth
+
+QUESTION = Question(kind="resampled_clients", count=6, records=20, gallery=40)
+NOISE = StyleNoise(p=0.1, scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def roles() -> Roles:
+    return split_roles(shapes(image_size=32, per_domain=240), rng=stream(0, "world", "roles"))
+
+
+def set_up(roles: Roles, *defenses: StyleNoise) -> tuple[Challenger, Knowledge]:
+    clients = [Client(name=f"client:{n}", data=roles.federation.of_domain(n)) for n in range(3)]
+    challenger = Challenger(
+        method=FISC(), roles=roles, sources=(0, 1, 2), clients=clients, adversary=ADVERSARIES["server"],
+        encoder="mini", seed=0, defense_stack=DefenseStack(defenses=defenses),
+    )  # fmt: skip
+    auxiliary = roles.auxiliary.subset(roles.auxiliary.domains < 3)
+    knowledge = Knowledge(
+        statistics=lambda dataset: statistics("mini", dataset), encoder="mini", class_names=auxiliary.class_names,
+        domain_names=auxiliary.domain_names, auxiliary=auxiliary, unseen=None, own=None,
+        weighted_statistic=challenger.method.weighted_statistic, simulate=challenger.simulated,
+        defended=challenger.defended if defenses else None, shared=challenger.shared if defenses else None,
+    )  # fmt: skip
+    return challenger, knowledge
+
+
+def read(challenger: Challenger, knowledge: Knowledge) -> tuple[ClusterReader, list[tuple[Case, Truth]]]:
+    pairs = challenger.cases(QUESTION)
+    mine = [pair for pair in pairs if pair[0].domain == pairs[0][0].domain]
+    return cluster_reader([case for case, _ in mine], knowledge, stream(0, "attack", "reader")), mine
+
+
+def area(scores: torch.Tensor, truth: Truth) -> float:
+    assert truth.members is not None
+    return auc(scores[truth.members], scores[~truth.members])
+
+
+def test_behind_noise_the_stds_rank_members_that_means_alone_do_not(roles: Roles):
+    challenger, knowledge = set_up(roles, NOISE)
+    reader, pairs = read(challenger, knowledge)
+
+    found = [area(reader.solved(case, case).scores(), truth) for case, truth in pairs]
+    means = [area(solved_unequal(reader.weights.equations(case, case)).scores(), truth) for case, truth in pairs]
+
+    assert all(reader.better.values())
+    assert np.mean(found) > np.mean(means) + 0.03
+
+
+def test_without_noise_lists_are_solved_for_and_nothing_is_rehearsed(roles: Roles):
+    challenger, knowledge = set_up(roles)
+    reader, pairs = read(challenger, knowledge)
+
+    for case, truth in pairs:
+        assert truth.members is not None
+        assert torch.equal(reader.solved(case, case).believed(), truth.members)
+    assert not reader.better
+
+
+def test_releases_of_other_images_rank_nobody(roles: Roles):
+    challenger, knowledge = set_up(roles, NOISE)
+    pairs = challenger.cases(QUESTION)
+    answers = SetReconstruction().negative_control([case for case, _ in pairs], knowledge, stream(0, "attack", "null"))
+
+    areas = [area(answer.scores, pairs[answer.case][1]) for answer in answers if isinstance(answer, Membership)]
+
+    assert len(areas) == len(pairs)
+    assert abs(np.mean(areas) - 0.5) < 4 * np.std(areas) / len(areas) ** 0.5
+
+
+@pytest.mark.parametrize("defended", [False, True])
+def test_the_error_is_that_of_the_methods_own_styles(roles: Roles, defended: bool):
+    """The oracle: FISC's share on the same clients, less the plain mean of its images' means and stds."""
+    challenger, knowledge = set_up(roles, *([NOISE] if defended else []))
+    reader, pairs = read(challenger, knowledge)
+    assert reader.near is not None
+    method, statistic = FISC(), MeanStyles()
+
+    bias, covariance = reader.near.error(20)
+
+    clock = Clock(round=0, rounds=0, participants=("client:1",))
+    expected = []
+    for held in reader.near.clients(20, 200, stream(1, "attack", "other clients")):
+        sent, _ = method.share(
+            Client(name="client:1", data=held), model=None, state={}, clock=clock, rng=stream(0, "world", "t")
+        )
+        plain = statistic.records(statistics("mini", held)).mean(0)
+        expected.append(statistic.release(sent["style"])[0] - plain)
+    other = torch.stack(expected)
+    deviation = other.std(0)
+    assert float(((bias - other.mean(0)).abs() / (deviation / 200**0.5)).median()) < 2  # two draws of 200 clients
+    ratio = np.sqrt(covariance.diagonal()) / deviation.numpy()
+    assert 0.8 < float(np.median(ratio)) < 1.25
+    assert pairs
+
+
+def test_whitened_residuals_are_mahalanobis_distances():
+    """The definition: |W (r - T'w)|^2 is (r - T'w)' C^-1 (r - T'w) for every list w."""
+    rng = np.random.default_rng(0)
+    candidates, root = rng.normal(size=(12, 5)), rng.normal(size=(5, 5))
+    covariance, release = root @ root.T + 0.1 * np.eye(5), rng.normal(size=5)
+
+    known = whitened_equations(torch.from_numpy(candidates), torch.from_numpy(release), covariance, images=4)
+
+    assert (known.noise == 1).all()
+    for _ in range(5):
+        listed = rng.permutation(12)[:4]
+        off = release - candidates[listed].mean(0)
+        white = known.release - known.candidates[listed].mean(0)
+        assert white @ white == pytest.approx(off @ np.linalg.solve(covariance, off))
+
+
+def test_a_shrunk_covariance_keeps_the_variances():
+    errors = np.random.default_rng(1).normal(size=(50, 8)) * np.arange(1, 9)
+
+    found = shrunk_covariance(errors)
+
+    np.testing.assert_allclose(found.diagonal(), errors.var(0), rtol=0.05)
+    assert np.linalg.eigvalsh(found).min() > 0
+
+
+def test_an_adversary_that_cannot_run_the_method_reads_the_means_alone(roles: Roles):
+    challenger, knowledge = set_up(roles, NOISE)
+    reader, pairs = read(challenger, replace(knowledge, simulate=None))
+    case, _ = pairs[0]
+
+    assert reader.near is None
+    assert torch.equal(
+        reader.solved(case, case).scores(), solved_unequal(reader.weights.equations(case, case)).scores()
+    )
